@@ -16,7 +16,14 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
 from fedgraph_flwr.fleet.operating import check_connection
-from fedgraph_flwr.fleet.processes import end_group, environment, free_port, healthy, tool, without_box
+from fedgraph_flwr.fleet.processes import (
+    end_group,
+    environment,
+    free_port,
+    healthy,
+    tool,
+    without_box,
+)
 from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
 from fedgraph_flwr.store.folder import CHECKPOINT, make_folder
@@ -73,11 +80,15 @@ def bring_approval(path: Path, cfg: RunConfig) -> None:
     except (Refused, UnicodeDecodeError) as error:
         raise FedGraphError(f"--approval {path}: {first_line(error)}") from error
     if signed != config_digest(to_json(cfg)):
-        raise FedGraphError(f"--approval {path} is for another configuration: start the one that the owners signed")
+        raise FedGraphError(
+            f"--approval {path} is for another configuration: start the one that the owners signed"
+        )
     os.environ[APPROVAL] = str(path.absolute())
 
 
-def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None) -> dict[str, Any]:
+def run_flower(
+    cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait | None = None
+) -> dict[str, Any]:
     """Run a prepared configuration through ``flwr run`` and return the summary.
 
     Raises:
@@ -96,7 +107,9 @@ def run_flower(cfg: RunConfig, on_round: OnRound | None = None, on_wait: OnWait 
         return _result(out)
     from fedgraph_flwr import partition
 
-    resources = f"client-resources-num-cpus={cfg.client_cpus} client-resources-num-gpus={cfg.client_gpus}"
+    resources = (
+        f"client-resources-num-cpus={cfg.client_cpus} client-resources-num-gpus={cfg.client_gpus}"
+    )
     federation = f"num-supernodes={partition.num_clients(cfg)} {resources}"
     say("starting a SuperLink")
     for attempt in range(1, STARTS + 1):
@@ -124,14 +137,29 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_DEDUP_LOGS": "0",
-            "RAY_ADDRESS": "local",  # else Ray joins the cluster that was started last on this machine
+            # else Ray joins the cluster that was started last on this machine
+            "RAY_ADDRESS": "local",
         }
         connection = f'[superlink.own]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
         Path(home, "config.toml").write_text(f'[superlink]\ndefault = "own"\n\n{connection}')
-        command = [tool("flower-superlink"), "--insecure", "--simulation", "--isolation", "subprocess"]
-        command += ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+        command = [
+            tool("flower-superlink"),
+            "--insecure",
+            "--simulation",
+            "--isolation",
+            "subprocess",
+        ]
+        command += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--disable-runtime-dependency-installation",
+        ]
         with log_file.open("w") as log:
-            process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=own, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             if not healthy(f"http://127.0.0.1:{port}", lambda: process.poll() is not None, 300.0):
                 raise RunFailed(f"the local SuperLink did not start: see its log {log_file}")
@@ -160,13 +188,16 @@ class _Copies:
     """
 
     def __init__(self, server: ServerRuns, out: Path):
-        self.server, self.out, self.begun = server, out, False
+        self.server = server
+        self.out = out
+        self.begun = False
 
     def take(self, run_id: str, names: Sequence[str] = ()) -> str:
         """Copy files, and return why that failed, or "".
 
         Args:
-            run_id: Flower's number of the run, which tells this run from an earlier one of that name.
+            run_id: Flower's number of the run, which tells this run from an earlier one of that
+                name.
             names: the files; default: all.
         """
         shared = (self.out / STATUS).is_file() and not self.begun
@@ -202,10 +233,23 @@ def _flwr_run(
     values = {"overrides": "", "config": to_json(cfg), "approval": approval}
     config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     app = os.environ.get(APP) or str(app_folder(out))
-    command = [tool("flwr"), "run", app, connection, "--run-config", str(config), "--stream", *options]
+    command = [
+        tool("flwr"),
+        "run",
+        app,
+        connection,
+        "--run-config",
+        str(config),
+        "--stream",
+        *options,
+    ]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-    rounds, shown, run_id = out / ROUNDS, 0, ""
+    process = subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    )
+    rounds = out / ROUNDS
+    shown = 0
+    run_id = ""
     say(f"submitting the app to '{connection}'")
     tail: list[str] = []
     with (out / "flower.log").open("w") as log:
@@ -216,11 +260,17 @@ def _flwr_run(
                 tail = [*tail[-20:], line.rstrip()]
                 if started := re.search(r"started run (\d+)", line):
                     run_id = started[1]
-                    whom = "Flower's processes" if cfg.engine in SIMULATIONS else f"{cfg.num_clients} SuperNodes"
+                    whom = (
+                        "Flower's processes"
+                        if cfg.engine in SIMULATIONS
+                        else f"{cfg.num_clients} SuperNodes"
+                    )
                     say(f"run {run_id} is waiting for {whom}, then for round 1")
                 if step := re.search(rf"INFO\b.*?: +{SETUP}(.*)", line):
                     say(sanitize(step[1].rstrip(), 1000))
-                if cfg.engine not in SIMULATIONS and (warning := re.search(r"WARNING\b.*?: +(.*)", line)):
+                if cfg.engine not in SIMULATIONS and (
+                    warning := re.search(r"WARNING\b.*?: +(.*)", line)
+                ):
                     text = sanitize(warning[1].rstrip(), 1000)
                     print(f"warning: {text}", file=sys.stderr)  # a node may need attention
                 if copies and re.search(r"INFO\b.*?: +round \d+:", line):
@@ -233,7 +283,9 @@ def _flwr_run(
             process.terminate()
             if run_id:  # else the run would continue
                 stop = [tool("flwr"), "stop", run_id, connection]
-                subprocess.run(stop, env=environment, stdout=log, stderr=log, timeout=60, check=False)
+                subprocess.run(
+                    stop, env=environment, stdout=log, stderr=log, timeout=60, check=False
+                )
                 if copies:
                     copies.take(run_id)
             raise
@@ -243,13 +295,19 @@ def _flwr_run(
     if process.returncode != 0 and not (out / FAILURE).is_file():
         why = sanitize(_why(tail), 2000)
         what = f"flwr run on '{connection}' ended with code {process.returncode}: {why}{_resume_text(out)}"
-        write_bytes(out / FAILURE, json.dumps({"error": what, "exit_code": RunFailed.exit_code}).encode())
+        write_bytes(
+            out / FAILURE, json.dumps({"error": what, "exit_code": RunFailed.exit_code}).encode()
+        )
         raise RunFailed(what)
 
 
 def _resume_text(out: Path) -> str:
     """Return how to resume a run that its server did not end; empty without a checkpoint."""
-    return f"; to continue, run: fedgraph-flwr run resume={out}" if (out / CHECKPOINT).is_file() else ""
+    return (
+        f"; to continue, run: fedgraph-flwr run resume={out}"
+        if (out / CHECKPOINT).is_file()
+        else ""
+    )
 
 
 def _why(tail: list[str]) -> str:
@@ -261,13 +319,17 @@ def _why(tail: list[str]) -> str:
 def _ray_was_late(out: Path) -> bool:
     """Return whether a simulation ended because Ray did not start in time."""
     ended = any((out / name).is_file() for name in (SUMMARY, FAILURE))
-    return not ended and "timed out during startup" in (out / "flower.log").read_text(errors="replace")
+    return not ended and "timed out during startup" in (out / "flower.log").read_text(
+        errors="replace"
+    )
 
 
 def _first_error(log: Path) -> str:
     """Return the first line of a log that names an exception, the cause of those after it, in parentheses, or nothing."""
     lines = re.findall(
-        r"^(?:[A-Za-z_][\w.]*(?:Error|Exception)|Exception)\b.*", log.read_text(errors="replace"), re.MULTILINE
+        r"^(?:[A-Za-z_][\w.]*(?:Error|Exception)|Exception)\b.*",
+        log.read_text(errors="replace"),
+        re.MULTILINE,
     )
     return f" ({sanitize(lines[0], 300)})" if lines else ""
 
@@ -280,7 +342,11 @@ def _result(out: Path) -> dict[str, Any]:
     if (out / FAILURE).is_file():
         failure = json.loads((out / FAILURE).read_text())
         code = failure["exit_code"]
-        error = FedGraphError(failure["error"]) if code == FedGraphError.exit_code else RunFailed(failure["error"])
+        error = (
+            FedGraphError(failure["error"])
+            if code == FedGraphError.exit_code
+            else RunFailed(failure["error"])
+        )
         if code in EXIT_CODES:
             error.exit_code = code
         raise error
@@ -288,6 +354,8 @@ def _result(out: Path) -> dict[str, Any]:
         log = out / "flower.log"
         resume = _resume_text(out)
         what = f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}{resume}"
-        raise RunFailed(f"{what}, and of a fleet the server's run folders: fedgraph-flwr runs --server NAME")
+        raise RunFailed(
+            f"{what}, and of a fleet the server's run folders: fedgraph-flwr runs --server NAME"
+        )
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary

@@ -55,7 +55,12 @@ class BaseGrid(Grid):
         return Run.create_empty(self.run_id)
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Create a message to a node."""
         return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
@@ -64,7 +69,9 @@ class BaseGrid(Grid):
         """Return 1..M."""
         return range(1, self.num_nodes + 1)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Send messages, then wait for all replies."""
         waiting = set(self.push_messages(messages))
         replies: list[Message] = []
@@ -83,8 +90,18 @@ class BaseGrid(Grid):
 
 def virtual_context(run_id: int, node: int, num_nodes: int, run_config: dict[str, Any]) -> Context:
     """Return the context of a node whose client stays in this process for the whole run."""
-    node_config: dict[str, Any] = {"partition-id": node - 1, "num-partitions": num_nodes, "live": True}
-    return Context(run_id=run_id, node_id=node, node_config=node_config, state=RecordDict(), run_config=run_config)
+    node_config: dict[str, Any] = {
+        "partition-id": node - 1,
+        "num-partitions": num_nodes,
+        "live": True,
+    }
+    return Context(
+        run_id=run_id,
+        node_id=node,
+        node_config=node_config,
+        state=RecordDict(),
+        run_config=run_config,
+    )
 
 
 def get_reply(app: ClientApp, message: Message, context: Context) -> Message:
@@ -117,7 +134,11 @@ def forget(run_id: int) -> None:
 
 def load_descriptions(grid: BaseGrid, cfg: RunConfig, kind: type[GraphClient]) -> None:
     """Set the clients' descriptions of a grid from the partition's description, without building clients of this class."""
-    plain = kind.describe is GraphClient.describe and not cfg.adversary.clients and cfg.task.name == "nodes"
+    plain = (
+        kind.describe is GraphClient.describe
+        and not cfg.adversary.clients
+        and cfg.task.name == "nodes"
+    )
     if not plain or (known := partition.outline(cfg)) is None:
         return
     sizes = {key: known.descriptions[key] for key in ("num_features", "num_classes")}
@@ -130,7 +151,9 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig, kind: type[GraphClient]) -
 def run_identity(run_id: int) -> Iterator[None]:
     """Set a run identity during the block, since Flower creates no `Message` outside a run."""
     before = (TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id)
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run_id, 1, 0
+    TaskIdentity.run_id = run_id
+    TaskIdentity.task_id = 1
+    TaskIdentity.node_id = 0
     try:
         yield
     finally:

@@ -38,7 +38,9 @@ class InlineGrid(BaseGrid):
         super().__init__(num_nodes, stack)
         self.app = app
         nodes = range(1, num_nodes + 1)
-        self.contexts = {node: virtual_context(self.run_id, node, num_nodes, run_config) for node in nodes}
+        self.contexts = {
+            node: virtual_context(self.run_id, node, num_nodes, run_config) for node in nodes
+        }
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
@@ -55,7 +57,11 @@ class InlineGrid(BaseGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies, which are all available."""
-        return [self._replies.pop(identifier) for identifier in list(message_ids) if identifier in self._replies]
+        return [
+            self._replies.pop(identifier)
+            for identifier in list(message_ids)
+            if identifier in self._replies
+        ]
 
     def _call(self, message: Message) -> Message:
         from fedgraph_flwr.node.clients import release_mapped
@@ -84,7 +90,9 @@ def open_grid(
     """
     from fedgraph_flwr.node.app import app
 
-    grid = InlineGrid(app, partition.num_clients(cfg), {"config": to_json(cfg), "overrides": ""}, stack)
+    grid = InlineGrid(
+        app, partition.num_clients(cfg), {"config": to_json(cfg), "overrides": ""}, stack
+    )
     load_descriptions(grid, cfg, client)
     try:
         with run_identity(grid.run_id), same_process_state(), freed_memory_kept():

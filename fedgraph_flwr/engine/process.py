@@ -18,7 +18,8 @@ _USUAL = (32 << 20, 64 << 20)  # values that glibc adapts to with large arrays
 @contextmanager
 def same_process_state() -> Iterator[None]:
     """Restore random streams, thread count and garbage-collection thresholds after the block."""
-    streams, threads = (torch.get_rng_state(), np.random.get_state(), random.getstate()), torch.get_num_threads()
+    streams = (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    threads = torch.get_num_threads()
     habits = gc.get_threshold()
     try:
         yield
@@ -52,8 +53,8 @@ def freed_memory_kept() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Keep up to 2 GiB of freed tensor memory for reuse instead of returning it to the system.
 
-    With tens of megabytes of parameters, requesting pages again takes up to a third of a round. This applies to glibc only,
-    and not if the environment configures its ``malloc``.
+    With tens of megabytes of parameters, requesting pages again takes up to a third of a round.
+    This applies to glibc only, and not if the environment configures its ``malloc``.
     """
     _set(*_KEPT)
 
@@ -61,12 +62,15 @@ def keep_freed_memory() -> None:
 def _set(mmap_threshold: int, trim_threshold: int) -> bool:
     if not (mallopt := _mallopt()):
         return False
-    taken = mallopt(_MMAP_THRESHOLD, mmap_threshold) or mallopt(_MMAP_THRESHOLD, _USUAL[0])  # maximum of older versions
+    # maximum of older versions
+    taken = mallopt(_MMAP_THRESHOLD, mmap_threshold) or mallopt(_MMAP_THRESHOLD, _USUAL[0])
     return bool(taken and mallopt(_TRIM_THRESHOLD, trim_threshold))
 
 
 def _mallopt() -> Callable[[int, int], int] | None:
-    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get(
+        "GLIBC_TUNABLES", ""
+    ):
         return None
     try:
         found: Callable[[int, int], int] = ctypes.CDLL(None).mallopt

@@ -1,9 +1,10 @@
 """Ray engine: the same ServerApp, Strategy and ClientApp, connected by a `Grid` over actors that keep their clients.
 
-Client i stays in actor i mod A for the whole run. It is built at its first message, then kept with its inputs and state. An
-exchange is one call per actor with all its messages. Shared records, such as the model, are sent once per machine through
-Ray's object store. An actor whose process dies is restarted from the last copy of its clients' private state. It repeats the
-exchanges since then, which give the same bits, and the round continues.
+Client i stays in actor i mod A for the whole run. It is built at its first message, then kept with
+its inputs and state. An exchange is one call per actor with all its messages. Shared records, such
+as the model, are sent once per machine through Ray's object store. An actor whose process dies is
+restarted from the last copy of its clients' private state. It repeats the exchanges since then,
+which give the same bits, and the round continues.
 """
 
 import itertools
@@ -45,14 +46,28 @@ from fedgraph_flwr.engine.grid import (
     run_identity,
     virtual_context,
 )
-from fedgraph_flwr.engine.process import freed_memory_kept, keep_freed_memory, reduce_gc, same_process_state
+from fedgraph_flwr.engine.process import (
+    freed_memory_kept,
+    keep_freed_memory,
+    reduce_gc,
+    same_process_state,
+)
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.processes import kill_after
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.partial_sums import PartialSum, Plan
 from fedgraph_flwr.store.events import OnWait
 from fedgraph_flwr.store.folder import CHECKPOINT, make_folder
-from fedgraph_flwr.wire.messages import CONFIG, FAILED, METRICS, REFUSED, TRAIN, Bare, bared, dressed
+from fedgraph_flwr.wire.messages import (
+    CONFIG,
+    FAILED,
+    METRICS,
+    REFUSED,
+    TRAIN,
+    Bare,
+    bared,
+    dressed,
+)
 
 Letter = tuple[int, str, str, dict[str, Any]]
 """Message to an actor: node, type, group, and records; a shared record is an index into the shared list."""
@@ -132,25 +147,33 @@ class ClientActor:
         from fedgraph_flwr.node.app import app
 
         if files is not None:
-            self.folder = tempfile.TemporaryDirectory(prefix="fedgraph-clients-", ignore_cleanup_errors=True)
+            self.folder = tempfile.TemporaryDirectory(
+                prefix="fedgraph-clients-", ignore_cleanup_errors=True
+            )
             for name, content in files.items():
                 Path(self.folder.name, name).write_bytes(content)
             config = json.loads(run.run_config["config"]) | {"graph": self.folder.name}
             run = replace(run, run_config=run.run_config | {"config": json.dumps(config)})
-        self.app, self.run = app, run
+        self.app = app
+        self.run = run
         self.contexts: dict[int, Context] = {}
         self.live: dict[int, None] = {}  # built clients, least recently used first
         self.sizes: dict[int, int] = {}  # bytes of private state
         os.environ.update(run.environment)
         reduce_gc()
         keep_freed_memory()
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 0
+        TaskIdentity.run_id = run.run_id
+        TaskIdentity.task_id = 1
+        TaskIdentity.node_id = 0
         for node, state in (states or {}).items():
-            tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}  # Ray's are read-only
+            # Ray's are read-only
+            tensors = {name: torch.from_numpy(array.copy()) for name, array in state.items()}
             node_clients.store_state(self._context(node), tensors)
             self.sizes[node] = _size(tensors)
 
-    def reply(self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None) -> Result:
+    def reply(
+        self, shared: list[Any], letters: list[Letter], keep: bool, plan: Plan | None = None
+    ) -> Result:
         """Reply to all letters of an exchange, in order.
 
         Args:
@@ -161,9 +184,13 @@ class ClientActor:
         """
         replies: list[Message] = []
         total = PartialSum()
-        at_once = min(self.run.live_clients or len(letters), len(letters)) if self.run.stack > 1 else 1
+        at_once = (
+            min(self.run.live_clients or len(letters), len(letters)) if self.run.stack > 1 else 1
+        )
         for start in range(0, len(letters), at_once):
-            calls = [partial(self._reply, shared, letter) for letter in letters[start : start + at_once]]
+            calls = [
+                partial(self._reply, shared, letter) for letter in letters[start : start + at_once]
+            ]
             some = get_replies(calls, self.run.stack)
             replies += [_added(reply, plan, total) for reply in some] if plan else some
             self._make_room()
@@ -173,7 +200,9 @@ class ClientActor:
 
     def _reply(self, shared: list[Any], letter: Letter) -> Message:
         node, kind, group, records = letter
-        content = RecordDict({key: shared[r] if isinstance(r, int) else r for key, r in records.items()})
+        content = RecordDict(
+            {key: shared[r] if isinstance(r, int) else r for key, r in records.items()}
+        )
         message = Message(content, dst_node_id=node, message_type=kind, group_id=group)
         self.live.pop(node, None)
         self.live[node] = None
@@ -182,7 +211,8 @@ class ClientActor:
     def end(self) -> None:
         """End the run and drop its clients."""
         forget(self.run.run_id)
-        self.contexts, self.live = {}, {}
+        self.contexts = {}
+        self.live = {}
         if self.folder:
             self.folder.cleanup()
 
@@ -209,18 +239,30 @@ class ClientActor:
         from fedgraph_flwr.node import clients as node_clients
 
         for node in requested:
-            self.sizes[node] = _size(node_clients.stored_state(self.contexts[node])) if node in self.contexts else 0
+            self.sizes[node] = (
+                _size(node_clients.stored_state(self.contexts[node]))
+                if node in self.contexts
+                else 0
+            )
         if not keep and sum(self.sizes.values()) > SMALL:
             return None
-        states = {node: node_clients.stored_state(self.contexts[node]) for node, size in self.sizes.items() if size}
-        return {node: {k: t.detach().cpu().numpy() for k, t in state.items()} for node, state in states.items()}
+        states = {
+            node: node_clients.stored_state(self.contexts[node])
+            for node, size in self.sizes.items()
+            if size
+        }
+        return {
+            node: {k: t.detach().cpu().numpy() for k, t in state.items()}
+            for node, state in states.items()
+        }
 
 
 def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
     """Add the arrays of a reply to a sum and remove them; return an error reply if they are invalid."""
     if reply.has_error():
         return reply
-    content, node = reply.content, reply.metadata.src_node_id
+    content = reply.content
+    node = reply.metadata.src_node_id
     sent = {group: content[group] for group in plan.groups if group in content}
     arrays = RecordDict({METRICS: MetricRecord(), **sent})
     try:
@@ -228,7 +270,9 @@ def _added(reply: Message, plan: Plan, total: PartialSum) -> Message:
         total.add(node, groups, plan.shares[node])
     except FedGraphError as error:
         records = content.array_records.values()
-        total.bytes[REFUSED] += sum(len(array.data) for record in records for array in record.values())
+        total.bytes[REFUSED] += sum(
+            len(array.data) for record in records for array in record.values()
+        )
         return Message(Error(FAILED, str(error)), reply_to=reply)
     for group in groups:
         del content[group]
@@ -258,7 +302,8 @@ class _Share:
     first: int
     actor: Any
     files: Any = None  # client files in the object store, if the actor's machine may not have them
-    kept: Any = None  # the last copy of the private state, in the object store: it outlives the actor
+    # the last copy of the private state, in the object store: it outlives the actor
+    kept: Any = None
     since: list[_Call] = field(default_factory=list)  # calls completed after it
     flying: dict[Any, _Call] = field(default_factory=dict)  # calls in progress, oldest first
     deaths: int = 0
@@ -279,13 +324,19 @@ class RayGrid(BaseGrid):
 
     def __init__(self, pool: "Pool", num_nodes: int, cfg: RunConfig, stack: int = 0):
         super().__init__(num_nodes, stack)
-        self.pool, self.cfg = pool, cfg
-        away = replace(cfg, graph=str(Path(cfg.graph).expanduser().absolute())) if cfg.graph else cfg
-        ships = bool(cfg.ray.address) and not cfg.strategy.pooled  # other machines have other data folders, or none
+        self.pool = pool
+        self.cfg = cfg
+        away = (
+            replace(cfg, graph=str(Path(cfg.graph).expanduser().absolute())) if cfg.graph else cfg
+        )
+        # other machines have other data folders, or none
+        ships = bool(cfg.ray.address) and not cfg.strategy.pooled
         places = () if ships else ("FEDGRAPH_DATA", "XDG_CACHE_HOME")
         environment = {key: os.environ[key] for key in places if key in os.environ}
         run_config = {"config": to_json(away), "overrides": ""}
-        self.description = _Run(self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients, self.stack)
+        self.description = _Run(
+            self.run_id, num_nodes, run_config, environment, cfg.ray.live_clients, self.stack
+        )
         actors = pool.take(cfg, num_nodes)
         self.shares = [_Share(first, actor) for first, actor in enumerate(actors)]
         try:
@@ -295,7 +346,10 @@ class RayGrid(BaseGrid):
                     own = paths[share.first :: len(actors)]
                     share.files = ray.put({path.name: path.read_bytes() for path in own})
             pool.wait(
-                [share.actor.begin.remote(self.description, None, share.files) for share in self.shares],
+                [
+                    share.actor.begin.remote(self.description, None, share.files)
+                    for share in self.shares
+                ],
                 cfg,
                 len(actors),
             )
@@ -309,7 +363,8 @@ class RayGrid(BaseGrid):
 
     def add_up(self, plan: Plan | None) -> None:
         """Let actors sum the following replies by a plan, or stop with None; the sum is `added`."""
-        self.plan, self.added = plan, PartialSum()
+        self.plan = plan
+        self.added = PartialSum()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send each actor the messages of its clients in one call."""
@@ -321,14 +376,18 @@ class RayGrid(BaseGrid):
         place = {key: index for index, key in enumerate(common)}
         shared = ray.put([records[key] for key in common])
         for share in self.shares:
-            own = [m for m in sent if (m.metadata.dst_node_id - 1) % len(self.shares) == share.first]
+            own = [
+                m for m in sent if (m.metadata.dst_node_id - 1) % len(self.shares) == share.first
+            ]
             if own:
                 letters = [_letter(message, place) for message in own]
                 # A restarted actor must not repeat reads or writes of files.
                 once = any("run" in m.content.config_records.get(CONFIG, {}) for m in own)
                 keep = once or len(share.since) + len(share.flying) + 1 >= KEEP_EVERY
                 nodes = [m.metadata.dst_node_id for m in own]
-                plan = self.plan and Plan(self.plan.groups, {node: self.plan.shares[node] for node in nodes})
+                plan = self.plan and Plan(
+                    self.plan.groups, {node: self.plan.shares[node] for node in nodes}
+                )
                 self._send(share, _Call(own, shared, letters, keep, plan))
         return identifiers
 
@@ -337,7 +396,9 @@ class RayGrid(BaseGrid):
         wanted = list(message_ids)
         if not any(identifier in self._replies for identifier in wanted):
             self._receive()
-        return [self._replies.pop(identifier) for identifier in wanted if identifier in self._replies]
+        return [
+            self._replies.pop(identifier) for identifier in wanted if identifier in self._replies
+        ]
 
     def close(self) -> None:
         """Return the actors to the pool, except those still busy."""
@@ -369,10 +430,12 @@ class RayGrid(BaseGrid):
             call = share.flying.pop(replies)
             share.deaths = 0
             share.since.append(call)
-            if self.plan and call.plan and call.plan.groups is self.plan.groups:  # else of an abandoned exchange
+            # else of an abandoned exchange
+            if self.plan and call.plan and call.plan.groups is self.plan.groups:
                 self.added.merge(total)
             if kept:
-                share.kept, share.since = call.states, []
+                share.kept = call.states
+                share.since = []
             for message, content in zip(call.messages, contents, strict=True):
                 full = content if isinstance(content, Error) else dressed(content)
                 self._replies[message.metadata.message_id] = Message(full, reply_to=message)
@@ -387,11 +450,14 @@ class RayGrid(BaseGrid):
             ) from error
         self.pool.check_machines(self.cfg, len(self.shares))
         log(WARNING, "%s died, restarting it: %s", self._label(share), _line(error))
-        calls, share.flying = list(share.flying.values()), {}
+        calls = list(share.flying.values())
+        share.flying = {}
         ray.kill(share.actor)
         share.actor = self.pool.new(self.cfg)
         self.pool.wait(
-            [share.actor.begin.remote(self.description, share.kept, share.files)], self.cfg, len(self.shares)
+            [share.actor.begin.remote(self.description, share.kept, share.files)],
+            self.cfg,
+            len(self.shares),
         )
         for call in share.since:
             share.actor.reply.options(num_returns=2).remote(call.shared, call.letters, False)
@@ -399,8 +465,13 @@ class RayGrid(BaseGrid):
             self._send(share, call)
 
     def _label(self, share: _Share) -> str:
-        actors, first = len(self.shares), share.first
-        more = f"s {first}, {first + actors}, ... of {self.num_nodes}" if actors < self.num_nodes else f" {first}"
+        actors = len(self.shares)
+        first = share.first
+        more = (
+            f"s {first}, {first + actors}, ... of {self.num_nodes}"
+            if actors < self.num_nodes
+            else f" {first}"
+        )
         return f"the Ray actor of client{more}"
 
 
@@ -419,8 +490,8 @@ def _line(error: BaseException) -> str:
 class Pool:
     """Actors of one Ray instance, which serve several runs in sequence.
 
-    Ray is started, or connected to, in a thread. Meanwhile the caller can prepare the client files, and a stalled connection
-    does not block the run.
+    Ray is started, or connected to, in a thread. Meanwhile the caller can prepare the client files,
+    and a stalled connection does not block the run.
 
     Args:
         address: address of a cluster; empty for a local instance that ends with `end`.
@@ -428,11 +499,14 @@ class Pool:
 
     def __init__(self, address: str):
         self.address = address
-        self.folder = tempfile.TemporaryDirectory(prefix="fedgraph-ray-", ignore_cleanup_errors=True)
+        self.folder = tempfile.TemporaryDirectory(
+            prefix="fedgraph-ray-", ignore_cleanup_errors=True
+        )
         self.idle: dict[tuple[float, float], list[Any]] = {}
         self.machines: set[str] = set()  # ids of those that were up when the current run started
         self._error: BaseException | None = None
-        self._up, self._over = threading.Event(), threading.Event()
+        self._up = threading.Event()
+        self._over = threading.Event()
         threading.Thread(target=self._start, daemon=True).start()
 
     def take(self, cfg: RunConfig, at_most: int) -> list[Any]:
@@ -443,12 +517,19 @@ class Pool:
         """
         self._wait_up()
         alive = [node for node in ray.nodes() if node["Alive"]]
-        self.machines, nodes = {node["NodeID"] for node in alive}, [node["Resources"] for node in alive]
+        self.machines = {node["NodeID"] for node in alive}
+        nodes = [node["Resources"] for node in alive]
         room = sum(_room(resources, cfg) for resources in nodes)
         if not room:
             found = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
-            raise RunFailed(f"no machine has enough resources for {_needs(cfg)}: lower them; Ray has {found}")
-        if not cfg.client_gpus and cfg.device != "cpu" and (gpus := sum(node.get("GPU", 0) for node in nodes)):
+            raise RunFailed(
+                f"no machine has enough resources for {_needs(cfg)}: lower them; Ray has {found}"
+            )
+        if (
+            not cfg.client_gpus
+            and cfg.device != "cpu"
+            and (gpus := sum(node.get("GPU", 0) for node in nodes))
+        ):
             fix = "set client_gpus, 0.25 for four per GPU, or device=cpu"
             log(WARNING, "clients get none of Ray's %g GPUs: %s", gpus, fix)
         number = min(room, at_most, cfg.ray.actors or room)
@@ -461,7 +542,11 @@ class Pool:
 
     def new(self, cfg: RunConfig) -> Any:
         """Return a new actor in a separate process."""
-        return ray.remote(ClientActor).options(num_cpus=cfg.client_cpus, num_gpus=cfg.client_gpus).remote()
+        return (
+            ray.remote(ClientActor)
+            .options(num_cpus=cfg.client_cpus, num_gpus=cfg.client_gpus)
+            .remote()
+        )
 
     def put(self, actor: Any, cfg: RunConfig) -> None:
         """Keep an actor for another run."""
@@ -477,9 +562,11 @@ class Pool:
             actors: number of actors of the run.
 
         Raises:
-            RunFailed: an actor failed, or did not start within `PATIENCE` seconds, or its machine was lost.
+            RunFailed: an actor failed, or did not start within `PATIENCE` seconds, or its machine
+                was lost.
         """
-        deadline, ready = time.monotonic() + PATIENCE, list[Any]()
+        deadline = time.monotonic() + PATIENCE
+        ready = list[Any]()
         while len(ready) < len(begun):
             if time.monotonic() > deadline:
                 raise RunFailed(
@@ -508,7 +595,11 @@ class Pool:
         lost = [node for node in nodes if node["NodeID"] in self.machines and not node["Alive"]]
         room = sum(_room(node["Resources"], cfg) for node in nodes if node["Alive"])
         if lost and room < actors:
-            names = ", ".join(sorted(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in lost))
+            names = ", ".join(
+                sorted(
+                    f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in lost
+                )
+            )
             raise RunFailed(
                 f"the Ray cluster lost {names}, and its other machines have room for {room} of {actors} processes for clients"
                 f" ({_needs(cfg)}): {_resume_text(cfg)}"
@@ -547,7 +638,8 @@ class Pool:
 
     def _start_own(self, quiet: dict[str, Any]) -> None:
         os.environ.setdefault("RAY_worker_register_timeout_seconds", f"{PATIENCE:.0f}")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 makes a round ten times slower next to other work
+        # Ray's 15 makes a round ten times slower next to other work
+        os.environ.setdefault("RAY_worker_niceness", "0")
         store = min(STORE, int(0.3 * psutil.virtual_memory().total))
         for attempt in range(1, STARTS + 1):
             try:
@@ -569,9 +661,12 @@ class Pool:
         if not self._up.wait(PATIENCE):
             raise RunFailed(f"{tried} did not respond within {PATIENCE:g} s: check `ray status`")
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray's library replaced Python's handler
+            # Ray's library replaced Python's handler
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         if self._error:
-            raise RunFailed(f"{tried} could not be reached ({_line(self._error)}): check `ray status`") from self._error
+            raise RunFailed(
+                f"{tried} could not be reached ({_line(self._error)}): check `ray status`"
+            ) from self._error
 
 
 def _needs(cfg: RunConfig) -> str:
@@ -581,7 +676,9 @@ def _needs(cfg: RunConfig) -> str:
 def _resume_text(cfg: RunConfig) -> str:
     if (Path(cfg.out) / CHECKPOINT).is_file():
         return f"to continue on what is left, run: fedgraph-flwr run resume={cfg.out}"
-    return f"no checkpoint was saved (checkpoint_every={cfg.checkpoint_every}), so start the run again"
+    return (
+        f"no checkpoint was saved (checkpoint_every={cfg.checkpoint_every}), so start the run again"
+    )
 
 
 def _room(resources: dict[str, float], cfg: RunConfig) -> int:
@@ -615,7 +712,8 @@ def ray_session(cfg: RayConfig | None = None) -> Iterator[Pool]:
     try:
         yield _pool
     finally:
-        pool, _pool = _pool, None
+        pool = _pool
+        _pool = None
         pool.end()
 
 
@@ -643,7 +741,8 @@ def open_grid(
         load_descriptions(grid, cfg, client)
         try:
             with run_identity(grid.run_id), same_process_state(), freed_memory_kept():
-                torch.set_num_threads(cfg.threads)  # as for clients, which set the server's count, too, in one process
+                # as for clients, which set the server's count, too, in one process
+                torch.set_num_threads(cfg.threads)
                 yield grid
         finally:
             grid.close()

@@ -1,12 +1,14 @@
 """Stacked execution: clients of one process compute the same operation in one call on stacked tensors.
 
-Each client's reply runs as a coroutine, with the code of an unstacked client. At a method marked as a `seam` it waits until
-every other reply has reached a seam or has finished. Groups of clients with the same operation on compatible models are then
-computed in one call, and each client continues with its own result. Methods need no code for this. Stacked tensors are
-evaluated under `torch.func.vmap` or by the model's explicit gradients: equal up to rounding, not bit for bit.
+Each client's reply runs as a coroutine, with the code of an unstacked client. At a method marked as
+a `seam` it waits until every other reply has reached a seam or has finished. Groups of clients with
+the same operation on compatible models are then computed in one call, and each client continues
+with its own result. Methods need no code for this. Stacked tensors are evaluated under
+`torch.func.vmap` or by the model's explicit gradients: equal up to rounding, not bit for bit.
 
-A client class opts in with `stacks`, the attributes that its objective reads in addition to the model, the inputs and the
-batch. A subclass that overrides `loss`, `logits` or `task_loss` must declare `stacks` again.
+A client class opts in with `stacks`, the attributes that its objective reads in addition to the
+model, the inputs and the batch. A subclass that overrides `loss`, `logits` or `task_loss` must
+declare `stacks` again.
 """
 
 from collections import defaultdict
@@ -40,7 +42,19 @@ Tensors = dict[str, Tensor]
 SLACK = 1.25
 """Maximum ratio of the largest to the smallest graph in one stack; smaller graphs are padded."""
 
-_SAME = ("cfg", "params", "device", "dtype", "model", "server_round", "exchange", "stage", "task", "combined", "active")
+_SAME = (
+    "cfg",
+    "params",
+    "device",
+    "dtype",
+    "model",
+    "server_round",
+    "exchange",
+    "stage",
+    "task",
+    "combined",
+    "active",
+)
 
 
 def stackable(client: GraphClient) -> bool:
@@ -56,15 +70,21 @@ def alike(client: GraphClient) -> Hashable:
 def _traits(client: GraphClient) -> tuple[bool, Hashable]:
     """Return whether a client can be stacked, and its class with names, shapes and `requires_grad` of its tensors; cached."""
     if client not in _known:
-        shapes = tuple((name, tensor.shape, tensor.requires_grad) for name, tensor in client.model.tensors.items())
-        _known[client] = not unstacked(client.cfg, type(client), client.model), (type(client), shapes)
+        shapes = tuple(
+            (name, tensor.shape, tensor.requires_grad)
+            for name, tensor in client.model.tensors.items()
+        )
+        _known[client] = (
+            not unstacked(client.cfg, type(client), client.model),
+            (type(client), shapes),
+        )
     return _known[client]
 
 
 _known: WeakKeyDictionary[GraphClient, tuple[bool, Hashable]] = WeakKeyDictionary()
 
 
-# --- replies in progress --------------------------------------------------------------------------------------------------
+# --- replies in progress --------------------------------------------------------------------------
 
 
 class Member(greenlet):
@@ -74,8 +94,13 @@ class Member(greenlet):
 class Call:
     """A client's call of a seam, and its result."""
 
-    def __init__(self, joint: "Joint", method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]):
-        self.joint, self.method, self.client, self.args = joint, method, client, args
+    def __init__(
+        self, joint: "Joint", method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]
+    ):
+        self.joint = joint
+        self.method = method
+        self.client = client
+        self.args = args
         self.generators = generators(client.device)
         self.states = [generator.get_state() for generator in self.generators]
         self.grad = torch.is_grad_enabled()
@@ -116,7 +141,8 @@ class Joint(NamedTuple):
 
 def stack_call(method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]) -> Any:
     """Compute a call of a seam: stacked with those of other clients if possible, otherwise by the client's own method."""
-    member, joint = getcurrent(), JOINTS.get(method.__name__)
+    member = getcurrent()
+    joint = JOINTS.get(method.__name__)
     if not isinstance(member, Member) or joint is None or not joint.serves(client):
         return method(client, *args)
     call = Call(joint, method, client, args)
@@ -186,7 +212,7 @@ def _buckets(calls: list[Call], most: int) -> Iterator[list[Call]]:
     yield bucket
 
 
-# --- stacked operations ---------------------------------------------------------------------------------------------------
+# --- stacked operations ---------------------------------------------------------------------------
 
 
 def _step(calls: Sequence[Call]) -> None:
@@ -230,13 +256,22 @@ def _score(calls: Sequence[Call]) -> None:
 def _descends(client: GraphClient) -> bool:
     """Return whether local training is plain gradient descent on all training nodes, step after step."""
     whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
-    plain = whole and inherits(client, ("descend", "gradient", "batches", "parameters")) and steps_plainly(client)
+    plain = (
+        whole
+        and inherits(client, ("descend", "gradient", "batches", "parameters"))
+        and steps_plainly(client)
+    )
     return plain and client.local_steps > 0 and stackable(client)
 
 
 def _descent_key(call: Call) -> Hashable:
     """Return the key of the objective, the number of local steps, and the optimiser's class and progress."""
-    return _objective_key(call), call.client.local_steps, type(call.args[0]).__name__, call.args[0].progress
+    return (
+        _objective_key(call),
+        call.client.local_steps,
+        type(call.args[0]).__name__,
+        call.args[0].progress,
+    )
 
 
 def _descend(calls: Sequence[Call]) -> None:
@@ -244,7 +279,8 @@ def _descend(calls: Sequence[Call]) -> None:
 
     Tensors are stacked once before the first step and split after the last.
     """
-    leader, optimizers = calls[0].client, [call.args[0] for call in calls]
+    leader = calls[0].client
+    optimizers = [call.args[0] for call in calls]
     names = [name for name, _ in leader.model.named_parameters()]
     moved = [name for name in names if leader.model.tensors[name].requires_grad]
     stack = Stack([call.client for call in calls])
@@ -263,7 +299,8 @@ def _descend(calls: Sequence[Call]) -> None:
         torch._foreach_copy_(parameters, [part for row in rows for part in row])
     if leader.cfg.train.keeps_optimizer:
         stacked.hand_out(optimizers)
-    left = moved if type(leader) is not GraphClient else []  # only methods' own clients read gradients afterwards
+    # only methods' own clients read gradients afterwards
+    left = moved if type(leader) is not GraphClient else []
     _give_grads(calls, {name: grads[name] for name in left})
     for call, state, loss in zip(calls, streams.states, losses.unbind(0), strict=True):
         call.states[-1] = state
@@ -281,8 +318,15 @@ def _give_grads(calls: Sequence[Call], grads: Mapping[str, Tensor | None]) -> No
 def _objective_key(call: Call) -> Hashable:
     """Return the properties of the model, its mode, its inputs and the trees that the objective reads."""
     client = call.client
-    trees = [(path, leaf.shape) for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})]
-    modes = client.model.training, client.batch.nodes is None, tuple(type(part) for part in client.active)
+    trees = [
+        (path, leaf.shape)
+        for path, leaf in _leaves({name: getattr(client, name) for name in _read(client)})
+    ]
+    modes = (
+        client.model.training,
+        client.batch.nodes is None,
+        tuple(type(part) for part in client.active),
+    )
     return alike(client), kinds(client.batch.inputs), *modes, tuple(trees)
 
 
@@ -305,7 +349,9 @@ def _losses_and_grads(calls: Sequence[Call]) -> None:
 JOINTS = {
     "gradient": Joint(_gradient, _objective_key),
     "grads": Joint(_losses_and_grads, lambda call: (_objective_key(call), tuple(call.args[0]))),
-    "update": Joint(_step, lambda call: type(call.args[0]).__name__, lambda client: True, lambda call: 0),
+    "update": Joint(
+        _step, lambda call: type(call.args[0]).__name__, lambda client: True, lambda call: 0
+    ),
     "descend": Joint(_descend, _descent_key, _descends),
     "infer": Joint(_predict, lambda call: (alike(call.client), kinds(call.client.inputs))),
     "score": Joint(_score, lambda call: call.args[0].shape[1], _scored_alone, lambda call: 0),
@@ -313,14 +359,18 @@ JOINTS = {
 """Stacked computation of each seam, by the seam's name."""
 
 
-def _grads(calls: Sequence[Call], names: list[str]) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
+def _grads(
+    calls: Sequence[Call], names: list[str]
+) -> Iterator[tuple[Tensor, dict[str, Tensor | None]]]:
     """Yield each client's loss and gradients: those of the sum of all losses with respect to the client's own tensors."""
     stack = Stack([call.client for call in calls])
     streams = Streams([call.states[-1] for call in calls], stack.sizes, calls[0].client.device)
     with drawing(streams):
         losses, grads = stack.grads(stack.parameters(), names)
     parts = _each([grads[name] for name in names], len(calls))
-    for call, state, loss, *own in zip(calls, streams.states, losses.unbind(0), *parts, strict=True):
+    for call, state, loss, *own in zip(
+        calls, streams.states, losses.unbind(0), *parts, strict=True
+    ):
         call.states[-1] = state
         yield loss, dict(zip(names, own, strict=True))
 
@@ -347,37 +397,47 @@ def _filled(tree: Any, leaves: dict[str, Tensor], path: str = "") -> Any:
     """Return a tree of the same structure with other tensors."""
     if isinstance(tree, Tensor):
         return leaves[path]
-    return None if tree is None else {key: _filled(value, leaves, f"{path}/{key}") for key, value in tree.items()}
+    return (
+        None
+        if tree is None
+        else {key: _filled(value, leaves, f"{path}/{key}") for key, value in tree.items()}
+    )
 
 
 class StackCache:
     """Stacked tensors of the last exchange, by the clients they belong to, reused while their parts are unchanged.
 
-    A tensor's content may change only together with its `_version`. Parts that are not tensors must not change.
+    A tensor's content may change only together with its `_version`. Parts that are not tensors must
+    not change.
     """
 
     def __init__(self) -> None:
         self.previous: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
         self.current: dict[Hashable, tuple[list[Any], list[Any], Any]] = {}
 
-    def of(self, clients: Sequence[GraphClient], parts: list[Any], make: Callable[[], Result]) -> Result:
+    def of(
+        self, clients: Sequence[GraphClient], parts: list[Any], make: Callable[[], Result]
+    ) -> Result:
         """Return the result of ``make`` for these clients, cached while the parts are unchanged."""
         slot = make.__qualname__, *map(id, clients)
         marks = [(id(part), getattr(part, "_version", 0)) for part in parts]
         held = self.current.get(slot) or self.previous.pop(slot, None)
         if held is None or held[0] != marks:
-            held = marks, parts, make()  # keep the parts alive, so that no later object reuses one of their ids
+            # keep the parts alive, so that no later object reuses one of their ids
+            held = marks, parts, make()
         self.current[slot] = held
         return held[2]
 
     def turn(self) -> None:
         """Drop what the finished exchange did not use."""
         if self.current:
-            self.previous, self.current = self.current, {}
+            self.previous = self.current
+            self.current = {}
 
     def forget(self) -> None:
         """Drop everything at the end of a run."""
-        self.previous, self.current = {}, {}
+        self.previous = {}
+        self.current = {}
 
 
 _cached = StackCache()
@@ -395,7 +455,9 @@ class Stack:
     def __init__(self, clients: Sequence[GraphClient], with_batch: bool = True):
         self.clients = clients
         self.batches = [client.batch for client in clients] if with_batch else []
-        self.members = [batch.inputs for batch in self.batches] or [client.inputs for client in clients]
+        self.members = [batch.inputs for batch in self.batches] or [
+            client.inputs for client in clients
+        ]
         self.sizes = [rows_of(own) for own in self.members]
         self.rows = max(self.sizes)
         self.parts = [part for own in self.members for part in constants(own)]
@@ -403,18 +465,31 @@ class Stack:
         if with_batch:
             parts = [part for batch in self.batches for part in (batch.nodes, batch.y)]
             self.given = self.given | _cached.of(clients, parts, self._stacked_batches)
-        self.trees = {name: getattr(clients[0], name) for name in _read(clients[0])} if with_batch else {}
-        each = [dict(_leaves({name: getattr(client, name) for name in self.trees})) for client in clients]
+        self.trees = (
+            {name: getattr(clients[0], name) for name in _read(clients[0])} if with_batch else {}
+        )
+        each = [
+            dict(_leaves({name: getattr(client, name) for name in self.trees}))
+            for client in clients
+        ]
         self.leaves = {path: torch.stack([own[path] for own in each]) for path in each[0]}
 
-    def _stacked_inputs(self) -> tuple[Callable[[dict[str, Tensor]], Any], dict[str, Tensor], dict[str, Tensor]]:
+    def _stacked_inputs(
+        self,
+    ) -> tuple[Callable[[dict[str, Tensor]], Any], dict[str, Tensor], dict[str, Tensor]]:
         """Return the result of `stack_inputs` and a mask of the rows that are nodes.
 
         Inputs are first settled if only the model reads them.
         """
         leader = self.clients[0]
-        members = [leader.model.settled(own) for own in self.members] if writes_out(leader) else self.members
-        real = [torch.ones(size, dtype=torch.bool, device=self.clients[0].device) for size in self.sizes]
+        members = (
+            [leader.model.settled(own) for own in self.members]
+            if writes_out(leader)
+            else self.members
+        )
+        real = [
+            torch.ones(size, dtype=torch.bool, device=self.clients[0].device) for size in self.sizes
+        ]
         return *stack_inputs(members, self.sizes, self.rows), {"real": padded(real, self.rows)}
 
     def _stacked_batches(self) -> dict[str, Tensor]:
@@ -422,14 +497,21 @@ class Stack:
         most = max(batch.y.numel() for batch in self.batches)
         given = {"y": padded([batch.y for batch in self.batches], most, IGNORED)}
         if self.batches[0].nodes is not None:
-            given["nodes"] = padded([batch.nodes for batch in self.batches if batch.nodes is not None], most)
+            given["nodes"] = padded(
+                [batch.nodes for batch in self.batches if batch.nodes is not None], most
+            )
         return given
 
     def _targets(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return, for each label in all batches: client, row among all rows, label, and weight in that client's loss."""
         y = torch.cat([batch.y for batch in self.batches])
-        owner = torch.repeat_interleave(torch.tensor([batch.y.numel() for batch in self.batches], device=y.device))
-        nodes = [torch.arange(len(b.y), device=y.device) if b.nodes is None else b.nodes for b in self.batches]
+        owner = torch.repeat_interleave(
+            torch.tensor([batch.y.numel() for batch in self.batches], device=y.device)
+        )
+        nodes = [
+            torch.arange(len(b.y), device=y.device) if b.nodes is None else b.nodes
+            for b in self.batches
+        ]
         weights = self.leaves.get("/class_weights")
         weight = torch.ones(len(y), device=y.device) if weights is None else weights[owner, y]
         weight = weight.to(self.clients[0].dtype)
@@ -438,14 +520,20 @@ class Stack:
 
     def _costs(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each client's task loss [M] and its gradient with respect to the client's logits [M, N, C]."""
-        parts = [part for client in self.clients for part in (client.batch.nodes, client.batch.y, client.class_weights)]
+        parts = [
+            part
+            for client in self.clients
+            for part in (client.batch.nodes, client.batch.y, client.class_weights)
+        ]
         owner, at, y, shares = _cached.of(self.clients, self.parts + parts, self._targets)
         flat = logits.flatten(0, 1)
         terms, grad = shared_grad(flat[at], y, shares)
         losses = terms.new_zeros(len(self.clients)).index_add_(0, owner, terms)
         return losses, torch.zeros_like(flat).index_add_(0, at, grad).view_as(logits)
 
-    def grads(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, Mapping[str, Tensor | None]]:
+    def grads(
+        self, values: dict[str, Tensor], names: list[str]
+    ) -> tuple[Tensor, Mapping[str, Tensor | None]]:
         """Return losses [M] and their gradients [M, ...] with respect to the named tensors; None for an unused tensor.
 
         Args:
@@ -454,7 +542,9 @@ class Stack:
         """
         return self._without_autograd(values) or self._by_autograd(values, names)
 
-    def _without_autograd(self, values: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]] | None:
+    def _without_autograd(
+        self, values: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]] | None:
         """Return losses and gradients from the model's explicit formulas; None if the objective has other terms."""
         leader = self.clients[0]
         if not writes_out(leader):
@@ -462,13 +552,17 @@ class Stack:
         with torch.no_grad():
             return leader.model.grads(self.inputs(self.dense), values, self._costs)
 
-    def _by_autograd(self, values: dict[str, Tensor], names: list[str]) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def _by_autograd(
+        self, values: dict[str, Tensor], names: list[str]
+    ) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Return losses and gradients by automatic differentiation."""
         for name in names:
             values[name].requires_grad_()
         with torch.enable_grad():
             losses = self.run(values, lambda one: with_terms(one, one.loss()))
-        found = torch.autograd.grad(losses.sum(), [values[name] for name in names], allow_unused=True)
+        found = torch.autograd.grad(
+            losses.sum(), [values[name] for name in names], allow_unused=True
+        )
         return losses.detach(), dict(zip(names, found, strict=True))
 
     def parameters(self) -> dict[str, Tensor]:
@@ -492,7 +586,9 @@ class Stack:
             one.inputs = self.inputs(dense)
             one.real = given["real"]
             if "y" in given:
-                one.batch = leader.batch._replace(inputs=one.inputs, nodes=given.get("nodes"), y=given["y"])
+                one.batch = leader.batch._replace(
+                    inputs=one.inputs, nodes=given.get("nodes"), y=given["y"]
+                )
             vars(one).update(_filled(self.trees, leaves))
             return torch.func.functional_call(swap, values, ())
 
@@ -509,7 +605,8 @@ class _Swap(nn.Module):
 
     def __init__(self, model: nn.Module, function: Callable[[], Tensor]):
         super().__init__()
-        self.model, self.function = model, function
+        self.model = model
+        self.function = function
 
     def forward(self) -> Tensor:
         return self.function()
