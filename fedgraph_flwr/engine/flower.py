@@ -130,7 +130,7 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
     """
     with tempfile.TemporaryDirectory(prefix="fedgraph-flwr-") as home:
         port = free_port()
-        own = {
+        variables = {
             **environment(),
             "FLWR_HOME": home,
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -158,12 +158,12 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
         ]
         with log_file.open("w") as log:
             process = subprocess.Popen(
-                command, env=own, stdout=log, stderr=log, start_new_session=True
+                command, env=variables, stdout=log, stderr=log, start_new_session=True
             )
         try:
             if not healthy(f"http://127.0.0.1:{port}", lambda: process.poll() is not None, 300.0):
                 raise RunFailed(f"the local SuperLink did not start: see its log {log_file}")
-            yield own
+            yield variables
         finally:
             end_group(process)
 

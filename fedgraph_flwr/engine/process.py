@@ -73,7 +73,7 @@ def _mallopt() -> Callable[[int, int], int] | None:
     ):
         return None
     try:
-        found: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
+        mallopt: Callable[[int, int], int] = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):  # no C library, or one without mallopt
         return None
-    return found
+    return mallopt

@@ -376,19 +376,19 @@ class RayGrid(BaseGrid):
         place = {key: index for index, key in enumerate(common)}
         shared = ray.put([records[key] for key in common])
         for share in self.shares:
-            own = [
+            requests = [
                 m for m in sent if (m.metadata.dst_node_id - 1) % len(self.shares) == share.first
             ]
-            if own:
-                letters = [_letter(message, place) for message in own]
+            if requests:
+                letters = [_letter(message, place) for message in requests]
                 # A restarted actor must not repeat reads or writes of files.
-                once = any("run" in m.content.config_records.get(CONFIG, {}) for m in own)
+                once = any("run" in m.content.config_records.get(CONFIG, {}) for m in requests)
                 keep = once or len(share.since) + len(share.flying) + 1 >= KEEP_EVERY
-                nodes = [m.metadata.dst_node_id for m in own]
+                nodes = [m.metadata.dst_node_id for m in requests]
                 plan = self.plan and Plan(
                     self.plan.groups, {node: self.plan.shares[node] for node in nodes}
                 )
-                self._send(share, _Call(own, shared, letters, keep, plan))
+                self._send(share, _Call(requests, shared, letters, keep, plan))
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -689,13 +689,13 @@ def _room(resources: dict[str, float], cfg: RunConfig) -> int:
 
 def _family() -> list[psutil.Process]:
     """Return Ray's processes that this one started, with their descendants."""
-    found = []
+    processes = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(ray.__path__[0] in word for word in child.cmdline()):
-                found.append(child)
-                found += child.children(recursive=True)
-    return found
+                processes.append(child)
+                processes += child.children(recursive=True)
+    return processes
 
 
 _pool: Pool | None = None

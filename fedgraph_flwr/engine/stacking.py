@@ -172,11 +172,11 @@ def run_stacked(replies: Iterable[Callable[[], Result]], most: int) -> list[Resu
 
 
 def _resume(index: int, member: Member, results: dict[int, Any], waiting: dict[int, Call]) -> None:
-    found = member.switch()
+    result = member.switch()
     if member.dead:
-        results[index] = found
+        results[index] = result
     else:
-        waiting[index] = found
+        waiting[index] = result
 
 
 def _compute(calls: list[Call], most: int) -> None:
@@ -227,8 +227,8 @@ def _predict(calls: Sequence[Call]) -> None:
     stack = Stack([call.client for call in calls], with_batch=False)
     with torch.no_grad():
         logits = stack.run(stack.parameters(), lambda one: one.logits(one.inputs))
-    for call, own, size in zip(calls, logits, stack.sizes, strict=True):
-        call.result = own[:size]
+    for call, rows, size in zip(calls, logits, stack.sizes, strict=True):
+        call.result = rows[:size]
 
 
 def _scored_alone(client: GraphClient) -> bool:
@@ -249,8 +249,8 @@ def _score(calls: Sequence[Call]) -> None:
 
     wanted = metrics.wanted(clients[0].cfg.evaluation, calls[0].args[0].shape[1])
     scores = _cached.of(clients, scored, segments).score([call.args[0] for call in calls], wanted)
-    for call, own in zip(calls, scores, strict=True):
-        call.result = own
+    for call, result in zip(calls, scores, strict=True):
+        call.result = result
 
 
 def _descends(client: GraphClient) -> bool:
@@ -310,8 +310,8 @@ def _descend(calls: Sequence[Call]) -> None:
 
 def _give_grads(calls: Sequence[Call], grads: Mapping[str, Tensor | None]) -> None:
     """Write each client's row of stacked gradients to its parameters."""
-    for name, own in zip(grads, _each(list(grads.values()), len(calls)), strict=True):
-        for call, grad in zip(calls, own, strict=True):
+    for name, parts in zip(grads, _each(list(grads.values()), len(calls)), strict=True):
+        for call, grad in zip(calls, parts, strict=True):
             call.client.model.tensors[name].grad = grad
 
 
@@ -342,8 +342,8 @@ def _gradient(calls: Sequence[Call]) -> None:
 
 def _losses_and_grads(calls: Sequence[Call]) -> None:
     """Compute the loss and gradients of each client."""
-    for call, found in zip(calls, _grads(calls, list(calls[0].args[0])), strict=True):
-        call.result = found
+    for call, result in zip(calls, _grads(calls, list(calls[0].args[0])), strict=True):
+        call.result = result
 
 
 JOINTS = {
@@ -368,11 +368,11 @@ def _grads(
     with drawing(streams):
         losses, grads = stack.grads(stack.parameters(), names)
     parts = _each([grads[name] for name in names], len(calls))
-    for call, state, loss, *own in zip(
+    for call, state, loss, *gradients in zip(
         calls, streams.states, losses.unbind(0), *parts, strict=True
     ):
         call.states[-1] = state
-        yield loss, dict(zip(names, own, strict=True))
+        yield loss, dict(zip(names, gradients, strict=True))
 
 
 def _each(stacked: Iterable[Tensor | None], count: int) -> list[Sequence[Tensor | None]]:
@@ -483,7 +483,7 @@ class Stack:
         """
         leader = self.clients[0]
         members = (
-            [leader.model.settled(own) for own in self.members]
+            [leader.model.settled(inputs) for inputs in self.members]
             if writes_out(leader)
             else self.members
         )
@@ -560,15 +560,17 @@ class Stack:
             values[name].requires_grad_()
         with torch.enable_grad():
             losses = self.run(values, lambda one: with_terms(one, one.loss()))
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             losses.sum(), [values[name] for name in names], allow_unused=True
         )
-        return losses.detach(), dict(zip(names, found, strict=True))
+        return losses.detach(), dict(zip(names, gradients, strict=True))
 
     def parameters(self) -> dict[str, Tensor]:
         """Return the stacked tensors of the models by name, [M, ...] each."""
-        each = [client.model.tensors for client in self.clients]
-        return {name: torch.stack([own[name] for own in each]).detach() for name in each[0]}
+        models = [client.model.tensors for client in self.clients]
+        return {
+            name: torch.stack([tensors[name] for tensors in models]).detach() for name in models[0]
+        }
 
     def run(self, values: dict[str, Tensor], function: Callable[[GraphClient], Tensor]) -> Tensor:
         """Return the results of a function of a client for all clients, stacked.

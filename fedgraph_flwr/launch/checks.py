@@ -117,14 +117,14 @@ def rebuilds(cfg: RunConfig) -> bool:
     side: type[GraphStrategy] = _side(cfg, "server", GraphStrategy)
     rules = cfg.strategy
     chosen = Parts(cfg.strategy)
-    own = (
+    needs_more = (
         rules.private
         or rules.personal
         or rules.shared != [""]
         or chosen.personal
         or chosen.predicts_with
     )
-    return side.rebuilds(cfg) and not own
+    return side.rebuilds(cfg) and not needs_more
 
 
 def _side(cfg: RunConfig, key: str, base: type) -> Any:
@@ -205,9 +205,13 @@ def _unit_notes(cfg: RunConfig) -> list[str]:
 
 def _without_new_nodes(cfg: RunConfig) -> list[str]:
     """Return a note if the model of a party's tables learns a vector of each training node."""
-    own = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset)
+    of_a_party = cfg.graph or cfg.on_fleet or datasets.own_path(cfg.dataset)
     learnt = cfg.model.params.get("type_embedding")
-    if not own or not models.network(cfg.model).capabilities.heterogeneous or learnt == "decoupled":
+    if (
+        not of_a_party
+        or not models.network(cfg.model).capabilities.heterogeneous
+        or learnt == "decoupled"
+    ):
         return []
     return [
         f"model.type_embedding={learnt or 'entity'} learns a vector of each training node, so `fedgraph-flwr predict` cannot"

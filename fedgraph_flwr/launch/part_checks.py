@@ -179,8 +179,8 @@ def _need_hooks(
 def _calls_base(client: type[GraphClient], hook: str) -> bool:
     """Whether a client's method of this name is the base's, or calls it."""
     above = client.__mro__[: client.__mro__.index(GraphClient)]
-    own = [inspect.unwrap(vars(kind)[hook]) for kind in above if hook in vars(kind)]
-    return all("super" in function.__code__.co_names for function in own)
+    functions = [inspect.unwrap(vars(kind)[hook]) for kind in above if hook in vars(kind)]
+    return all("super" in function.__code__.co_names for function in functions)
 
 
 def _need_mean(rules: StrategyConfig, part: str, server: type, uplink: Uplink) -> None:

@@ -201,7 +201,7 @@ class Member:
         reseed(derive_seed(client.cfg.seed, *stream), client.device)
         client.server_round = request.round
 
-    # --- the reply, and after it --------------------------------------------------------------------
+    # --- the reply, and after it ------------------------------------------------------------------
 
     def reply(self, request: Request) -> ReplyContent:
         """Return the client's reply, checked against its uplink and masked in secure sums."""

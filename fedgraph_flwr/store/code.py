@@ -27,15 +27,17 @@ def digest(cfg: RunConfig) -> str:
     """
     sides = (locate(cfg.strategy.server), locate(cfg.strategy.client))
     classes = [
-        each
+        kind
         for part in (*sides, models.network(cfg.model), tasks.kind_of(cfg))
-        for each in part.__mro__
+        for kind in part.__mro__
     ]
-    own = {each.__module__ for each in classes} & _files().keys()
-    named = {name for module in own for name in _imported(module) if name.split(".")[1] in ROOMS}
+    modules = {kind.__module__ for kind in classes} & _files().keys()
+    named = {
+        name for module in modules for name in _imported(module) if name.split(".")[1] in ROOMS
+    }
     placed = {name for name in _files() if name.split(".")[1] == "partition"}
     engine = GRIDS.get(cfg.engine, FLOWER).partition(":")[0]
-    trees = sorted(_tree(name) for name in own | named | placed | {engine})
+    trees = sorted(_tree(name) for name in modules | named | placed | {engine})
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:16]
 
 
@@ -60,7 +62,7 @@ def _imported(module: str) -> frozenset[str]:
     names = {
         f"{line.module}{end}"
         for line in lines
-        for end in ("", *(f".{each.name}" for each in line.names))
+        for end in ("", *(f".{alias.name}" for alias in line.names))
     }
     return frozenset(names & _files().keys())
 

@@ -117,11 +117,11 @@ def _entries(folder: Path, spent: Mapping[str, Any], earlier: RunConfig) -> list
         FedGraphError: they are none.
     """
     try:
-        found = [*spent.get("earlier", []), booking(earlier, spent["releases"])]
-        for entry in found:
+        entries = [*spent.get("earlier", []), booking(earlier, spent["releases"])]
+        for entry in entries:
             check_booking(entry)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FedGraphError(
             f"{folder / SUMMARY} has invalid releases under 'privacy': restore it, or repeat the run"
         ) from error
-    return found
+    return entries

@@ -220,24 +220,26 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         kind: Any = (int, float) if f.type is float else get_origin(f.type) or f.type
         if not isinstance(values.get(key), kind) or isinstance(values[key], bool):
             raise FedGraphError(f"{wrong} {key} {values.get(key)!r}")
-    found = Checkpoint(
+    checkpoint = Checkpoint(
         **{f.name: values[key] for key, f in _HEADER.items()}, tree=unflatten(tensors)
     )
     if (
-        not re.fullmatch(r"[0-9a-f]{16}", found.run)  # it becomes part of a path
-        or not 0 <= found.best_round <= found.round
-        or found.pending.get("round") != found.round
-        or not all(isinstance(branch, dict) for branch in found.tree.values())
-        or not all(client.isdecimal() and type(node) is int for client, node in found.nodes.items())
+        not re.fullmatch(r"[0-9a-f]{16}", checkpoint.run)  # it becomes part of a path
+        or not 0 <= checkpoint.best_round <= checkpoint.round
+        or checkpoint.pending.get("round") != checkpoint.round
+        or not all(isinstance(branch, dict) for branch in checkpoint.tree.values())
+        or not all(
+            client.isdecimal() and type(node) is int for client, node in checkpoint.nodes.items()
+        )
     ):
         raise FedGraphError(f"{wrong} parts that do not fit together")
-    found.rounds = [
-        record for record in read_rounds(folder / ROUNDS) if record["round"] < found.round
+    checkpoint.rounds = [
+        record for record in read_rounds(folder / ROUNDS) if record["round"] < checkpoint.round
     ]
-    if [record["round"] for record in found.rounds] != list(range(1, found.round)):
-        what = f"{folder / ROUNDS} has no records of some rounds before {found.round}, the round of {path.name}"
+    if [record["round"] for record in checkpoint.rounds] != list(range(1, checkpoint.round)):
+        what = f"{folder / ROUNDS} has no records of some rounds before {checkpoint.round}, the round of {path.name}"
         raise FedGraphError(f"{what}: restore the file, or start a new run")
-    return found
+    return checkpoint
 
 
 def fingerprint(cfg: RunConfig, data: list[str] | None) -> dict[str, Any]:
@@ -256,14 +258,14 @@ def flat_keys(cfg: RunConfig) -> dict[str, Any]:
     return flat(json.loads(to_json(cfg)))
 
 
-def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -> None:
+def check_resumable(cfg: RunConfig, checkpoint: Checkpoint, data: list[str] | None) -> None:
     """Check that a configuration gives the same results as that of the resumed run.
 
     Raises:
         FedGraphError: it does not; the message has the keys and both values.
     """
     now = fingerprint(cfg, data)
-    before = found.fingerprint
+    before = checkpoint.fingerprint
     usual = flat_keys(RunConfig())  # for keys that did not exist then
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:
@@ -282,9 +284,9 @@ def check_resumable(cfg: RunConfig, found: Checkpoint, data: list[str] | None) -
         raise FedGraphError(
             f"resume={cfg.resume}: the data has changed since that run: {data_name}; start a new run"
         )
-    if found.round > cfg.rounds:
+    if checkpoint.round > cfg.rounds:
         raise FedGraphError(
-            f"rounds={cfg.rounds} is less than round {found.round} of resume={cfg.resume}: set more"
+            f"rounds={cfg.rounds} is less than round {checkpoint.round} of resume={cfg.resume}: set more"
         )
 
 
@@ -359,15 +361,17 @@ def newcomers(folder: Path, parties: Sequence[str], clients: Sequence[int]) -> l
     ]
 
 
-def check_descriptions(descriptions: Mapping[str, Any], found: Checkpoint, folder: str) -> None:
+def check_descriptions(
+    descriptions: Mapping[str, Any], checkpoint: Checkpoint, folder: str
+) -> None:
     """Check that the clients' descriptions are those of the resumed run.
 
     Raises:
         FedGraphError: a client has another graph, or the number of clients changed.
     """
-    for client in sorted(descriptions.keys() | found.descriptions.keys(), key=str):
+    for client in sorted(descriptions.keys() | checkpoint.descriptions.keys(), key=str):
         now = descriptions.get(client, {})
-        before = found.descriptions.get(client)
+        before = checkpoint.descriptions.get(client)
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
             if key == "min_nodes":  # a party may change its policy

@@ -267,33 +267,34 @@ class Recorder:
 
     def _reported(self, scored: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
         """Return the sizes that each client reported in its description and with its scores."""
-        found = {
+        sizes = {
             client: {key: value for key, value in description.items() if key.startswith("num_")}
             for client, description in sorted(self.described.items())
         }
         for record in scored:
             for split in metrics.SPLITS:
                 counts = record["clients"].get(f"{split}-count", [])
-                clients = record.get(SCORED_BY, list(found) if len(counts) == len(found) else [])
+                clients = record.get(SCORED_BY, list(sizes) if len(counts) == len(sizes) else [])
                 for client, count in zip(clients, counts, strict=False):
-                    if client in found:
-                        found[client][f"num_{split}"] = int(count)
-        return found
+                    if client in sizes:
+                        sizes[client][f"num_{split}"] = int(count)
+        return sizes
 
     def resume(self) -> tuple[int, Arrays, Tree] | None:
         """Resume the run of ``cfg.resume``: return the checkpoint's round, the shared parameters and the server's state."""
         if self.restored is None:
             return None
-        found = self.restored
+        checkpoint = self.restored
         self.restored = None
-        self.best.restore(found.best_round, found.best_score, found.rounds)
-        self.best_arrays = as_arrays(found.tree.get("best", {}))
+        self.best.restore(checkpoint.best_round, checkpoint.best_score, checkpoint.rounds)
+        self.best_arrays = as_arrays(checkpoint.tree.get("best", {}))
         self.best_models = {
-            int(client): own for client, own in as_arrays(found.tree.get("best_models", {})).items()
+            int(client): values
+            for client, values in as_arrays(checkpoint.tree.get("best_models", {})).items()
         }
-        self._pending = found.pending
-        self.extra |= {"start": found.start} if found.start else {}
-        self.rounds = found.rounds
+        self._pending = checkpoint.pending
+        self.extra |= {"start": checkpoint.start} if checkpoint.start else {}
+        self.rounds = checkpoint.rounds
         for record in self.rounds:
             if "clients" in record:
                 self._take_own(record)
@@ -303,8 +304,8 @@ class Recorder:
             )
             for path in (self.folder / SUMMARY, self.folder / FAILURE, *leftovers(self.folder)):
                 path.unlink(missing_ok=True)
-        self.final_arrays = as_arrays(found.tree.get("arrays", {}))
-        return found.round, self.final_arrays, found.tree.get("server", {})
+        self.final_arrays = as_arrays(checkpoint.tree.get("arrays", {}))
+        return checkpoint.round, self.final_arrays, checkpoint.tree.get("server", {})
 
     def earlier_model(self, key: str) -> EarlierModel:
         """Return the model of the run in ``cfg.init`` or ``cfg.evaluate``, by the key's name, for this run's clients.
@@ -400,11 +401,11 @@ class Recorder:
         if not scored:
             return {}
         last = scored[-1]["metrics"]
-        own = {key: column.tolist() for key, column in self.own.scores.items()}
-        size = len(next(iter(own.values()), ()))
+        scores = {key: column.tolist() for key, column in self.own.scores.items()}
+        size = len(next(iter(scores.values()), ()))
         nodes = [self._nodes.get(client, np.nan) for client in range(size)] if self._nodes else None
         return {
-            "own_best_val": metrics.averages(own, nodes),
+            "own_best_val": metrics.averages(scores, nodes),
             "last": last,
             "last5": {k: float(np.mean([r["metrics"][k] for r in scored[-5:]])) for k in last},
             "best_val": self._best_of(scored)["metrics"],
@@ -464,8 +465,8 @@ class Recorder:
     def _write_end(self, folder: Path, models: Mapping[int, Arrays] | None) -> None:
         """Write the summary and the parameters of the last and the best round."""
         kept: dict[str, Any] = {"model_final": self.final_arrays, "model_best": self.best_arrays}
-        own = {"models_final": models, "models_best": self.best_models}
-        for name, tree in (kept | {name: tree for name, tree in own.items() if tree}).items():
+        personal = {"models_final": models, "models_best": self.best_models}
+        for name, tree in (kept | {name: tree for name, tree in personal.items() if tree}).items():
             write_tensors(
                 folder / f"{name}.safetensors", flatten(tree), {"strategy": self.cfg.strategy.name}
             )

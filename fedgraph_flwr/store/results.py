@@ -42,14 +42,14 @@ _KINDS |= {"bytes_by_phase": dict, "scored_by": list, "min_items": int}
 """Type of the values that readers of summaries and records rely on."""
 
 
-def _odd(found: Any, needed: Sequence[str] = ()) -> str:
+def _odd(content: Any, needed: Sequence[str] = ()) -> str:
     """Return what is wrong with a summary or a record of an untrusted file; empty if it can be read as one."""
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return "expected keys with values"
     wrong = [
-        key for key, kind in _KINDS.items() if key in found and not isinstance(found[key], kind)
+        key for key, kind in _KINDS.items() if key in content and not isinstance(content[key], kind)
     ]
-    missing = [key for key in needed if key not in found]
+    missing = [key for key in needed if key not in content]
     return (
         f"'{wrong[0]}' has a wrong type"
         if wrong
@@ -66,14 +66,14 @@ def read_summary(folder: Path, needed: Sequence[str] = ()) -> dict[str, Any]:
         FedGraphError: it is missing or damaged, or has none of a needed key.
     """
     try:
-        found = json.loads((folder / SUMMARY).read_bytes())
-        reason = _odd(found, needed)
+        summary = json.loads((folder / SUMMARY).read_bytes())
+        reason = _odd(summary, needed)
     except (OSError, *MALFORMED) as error:
         reason = first_line(error)
     if reason:
         what = f"{folder / SUMMARY} is not a valid summary of a run ({reason})"
         raise FedGraphError(f"{what}: restore it, or repeat the run")
-    return dict(found)
+    return dict(summary)
 
 
 def read_rounds(path: Path, skip: int = 0) -> list[dict[str, Any]]:

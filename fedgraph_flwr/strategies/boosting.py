@@ -134,7 +134,9 @@ class Boosting(GraphStrategy):
         if group == FOREST:
             return forest_fields(*self.facts(phase))
         if group == COUNTS:
-            return {"count": ArrayField((sum(len(own) + 1 for own in self._counted),), "float64")}
+            return {
+                "count": ArrayField((sum(len(values) + 1 for values in self._counted),), "float64")
+            }
         return {
             "sums": ArrayField((len(self._growth.tree), int(self._growth.held.sum()), 3), "float64")
         }

@@ -152,12 +152,12 @@ def _refusal(info: ClientInfo, why: str) -> str:
     return f"node {info.node_id} is refused: it claims to be client {info.client}, {why}"
 
 
-def difference(known: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def difference(known: Mapping[str, Any], described: Mapping[str, Any]) -> str:
     """Return how a client's description differs from before; floating-point rounding of another machine does not count."""
     # a party may change its policy
-    for key in sorted((known.keys() | found.keys()) - {"min_nodes"}):
+    for key in sorted((known.keys() | described.keys()) - {"min_nodes"}):
         before = known.get(key)
-        now = found.get(key)
+        now = described.get(key)
         if before != now and not _rounding(before, now):
             return f"{key}={before}, not {sanitize(now, 60)}"
     return ""

@@ -125,13 +125,13 @@ def failure_lines(failures: Mapping[int, str], known: Set[int]) -> list[str]:
         kind = "client" if who in known else "node"
         groups.setdefault((kind, reason.removeprefix(f"client {who} ")), []).append(who)
     lines = []
-    for (kind, reason), found in groups.items():
-        named = ", ".join(map(str, found[:NAMED])) + (
-            f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    for (kind, reason), clients in groups.items():
+        named = ", ".join(map(str, clients[:NAMED])) + (
+            f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
         )
-        plural = len(found) > 1
+        plural = len(clients) > 1
         lines.append(
-            f"{kind}{'s' * plural} {named} failed: {reason if plural else failures[found[0]]}"
+            f"{kind}{'s' * plural} {named} failed: {reason if plural else failures[clients[0]]}"
         )
     return lines
 

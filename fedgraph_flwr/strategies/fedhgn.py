@@ -108,8 +108,8 @@ class FedHGN(GraphStrategy, method=coefficients):
         """Check with a shared schema that a client's rows are distinct types of the schema."""
         for name, rows in reply.groups.get(ROWS, {}).items():
             types = facts.get(f"{COEFFICIENTS}.{name}", MAX_TYPES)
-            own = len(reply.groups[COEFFICIENTS][name])
-            if len(rows) != own or (np.diff(rows) <= 0).any() or (rows >= types).any():
+            count = len(reply.groups[COEFFICIENTS][name])
+            if len(rows) != count or (np.diff(rows) <= 0).any() or (rows >= types).any():
                 raise FedGraphError(
                     f"client {reply.client} replied to phase '{phase}' with type numbers {ROWS}/{name} {list(rows)[:5]},"
                     f" expected distinct ascending numbers below {types}, one per row of its coefficients"

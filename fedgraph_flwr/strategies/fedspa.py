@@ -150,12 +150,15 @@ class FedSPA(GraphStrategy, method=fedspa):
         replies, channels = self.channel_biases(reduced.replies)
         clients = [reply.client for reply in replies]
         descriptions = [self.clients[client].description for client in clients]
-        nodes = np.array([float(own["num_nodes"]) for own in descriptions])
+        nodes = np.array([float(description["num_nodes"]) for description in descriptions])
         plain = np.array(self.weights(clients))
         prior = plain
         if self.params.prior:
             prior = bias_weights(
-                *prior_biases(np.array([own["high_frequency_area"] for own in descriptions]), nodes)
+                *prior_biases(
+                    np.array([description["high_frequency_area"] for description in descriptions]),
+                    nodes,
+                )
             )
         rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
         weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}

@@ -58,10 +58,10 @@ class FedStructA(FedGrad):
         if client is None:
             return None
         count = self.clients[client].description["num_train"]
-        own = len(self.nodes[client])
+        nodes = len(self.nodes[client])
         most = 1 + 1e-5  # a difference of probabilities
         residuals = ArrayField((count, self.agreed("num_classes")), self.cfg.dtype, -most, most)
-        return {"places": ArrayField((count,), "int32", 0, own - 1), "residuals": residuals}
+        return {"places": ArrayField((count,), "int32", 0, nodes - 1), "residuals": residuals}
 
     @staticmethod
     def verify(phase: str, reply: Reply, facts: Any) -> None:
@@ -199,8 +199,8 @@ class FedStructA(FedGrad):
         leaves = {f"structure/{name}": p for name, p in self.parameters().items()}
         if self.params.features == "hop2vec":
             leaves[S] = self.s  # type: ignore[assignment]
-        found = torch.autograd.grad(self.trained, list(leaves.values()), residuals)
-        return super().gradients(arrays, reduced) | dict(zip(leaves, found, strict=True))
+        values = torch.autograd.grad(self.trained, list(leaves.values()), residuals)
+        return super().gradients(arrays, reduced) | dict(zip(leaves, values, strict=True))
 
     def save(self) -> Tree:
         """Return θ_s, S and the optimiser's moments."""

@@ -195,16 +195,16 @@ class Privacy:
     def _bits(self, groups: Mapping[str, Terms], sent: Terms | None) -> dict[str, float]:
         """Return Σ_i b_i with noise by group, from the bits that clients sent, or from their updates if the server clips."""
         scale = count_noise(self.cfg, len(groups), self.size)
-        found = {}
+        counts = {}
         for group, terms in groups.items():
             if sent:
                 bits = [float(one[group][0]) for one in sent.values]
             else:
                 updates = (flat(values) - flat(terms.origin) for values in terms.values)
                 bits = [bit(float(np.linalg.norm(update)), self.norm(group)) for update in updates]
-            terms_of = (np.array([own]) for own in bits)
-            found[group] = float(noisy_sum(terms_of, 0.5, scale, 1)[0]) if scale else sum(bits)
-        return found
+            terms_of = (np.array([bit_sent]) for bit_sent in bits)
+            counts[group] = float(noisy_sum(terms_of, 0.5, scale, 1)[0]) if scale else sum(bits)
+        return counts
 
     def _released(self, group: str, terms: Terms, multiplier: float) -> Arrays:
         """Return one group, with noise of ``multiplier`` C_g."""
@@ -228,9 +228,10 @@ class Privacy:
         bound = math.sqrt(len(released))
         self.releases += 1
         # [K, 2]
-        each = np.clip(np.nan_to_num(np.array(list(released.values()), np.float64)), 0, 1).T
+        values = np.clip(np.nan_to_num(np.array(list(released.values()), np.float64)), 0, 1).T
         total = (
-            noisy_sum(each, bound, self.cfg.noise_multiplier * bound, len(released)) / self.clients
+            noisy_sum(values, bound, self.cfg.noise_multiplier * bound, len(released))
+            / self.clients
         )
         return dict(zip(released, total.tolist(), strict=True))
 

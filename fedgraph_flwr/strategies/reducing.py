@@ -129,8 +129,8 @@ def averaged(
     if not isinstance(weights, Mapping):
         return weighted_mean(values, weights)
     mean: Arrays = {}
-    for name, own in weights.items():
-        mean |= weighted_mean([{name: arrays[name]} for arrays in values], own)
+    for name, weights_of_name in weights.items():
+        mean |= weighted_mean([{name: arrays[name]} for arrays in values], weights_of_name)
     return mean
 
 

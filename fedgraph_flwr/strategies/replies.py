@@ -106,8 +106,8 @@ class ReplyReader:
         Raises:
             NotImplementedError: the method declares no such phase.
         """
-        if own := self.method.summation.own_schema(phase):
-            return own
+        if protocol := self.method.summation.own_schema(phase):
+            return protocol
         declared = self.method.uplink_of.get(phase)
         if phase == EVALUATE:
             return ReplySchema(numbers=self._score_fields(client))
@@ -124,13 +124,13 @@ class ReplyReader:
             numbers = {**self._training(client), **numbers}
             if not self.method.stage().up:
                 return ReplySchema(numbers=numbers)
-        found = {
+        groups = {
             g: self._fields(phase, g, reducer, client)
             for g, reducer in declared.items()
             if g != METRICS
         }
         return ReplySchema(
-            {group: fields for group, fields in found.items() if fields is not None}, numbers
+            {group: fields for group, fields in groups.items() if fields is not None}, numbers
         )
 
     def _fields(self, phase: str, group: str, reducer: Reducer, client: int | None) -> Any:

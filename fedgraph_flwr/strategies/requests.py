@@ -52,7 +52,7 @@ def messages(
         method.round.involve(clients)
     earlier = method.round.begin_exchange(phase)
     record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
-    common, own = _split(groups)
+    common, by_client = _split(groups)
     weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
     extra = pack({CLASS_WEIGHTS: method.class_weights} if weighted else {})
     extra.update(pack(method.summation.shared_groups(phase)))
@@ -61,7 +61,7 @@ def messages(
         content = RecordDict()
         if model is not None:
             content[MODEL] = to_record(method.models[client]) if client in method.models else model
-        content.update(common if own is None else pack(own.get(client, {})))
+        content.update(common if by_client is None else pack(by_client.get(client, {})))
         content.update(extra)
         content[CONFIG] = record
         kind = _TYPES.get(phase, MessageType.QUERY)
@@ -125,9 +125,9 @@ def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[
 
 def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:
     """Return the groups of each client in ``more``, extended by its additional ones."""
-    common, own = _split(groups)
+    common, by_client = _split(groups)
     return {
-        client: {**(common if own is None else own.get(client, {})), **extra}
+        client: {**(common if by_client is None else by_client.get(client, {})), **extra}
         for client, extra in more.items()
     }
 

@@ -26,12 +26,14 @@ def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict
         "loss": NumberField(0, length=parts, nan=True),
     }
     task = kind_of(cfg)
-    own = cfg.evaluation.own
+    own_metrics = cfg.evaluation.own
     share = NumberField(0, 1, length=parts, nan=True)
     named = {**fields, **dict.fromkeys(task.wanted(cfg.evaluation, classes), share)}
     free = [name for name in cfg.evaluation.points if not bounded_metric(name)]
     unbounded = [
-        name for metric in (*own, *UNBOUNDED, *free) for name in (metric, chance.name_of(metric))
+        name
+        for metric in (*own_metrics, *UNBOUNDED, *free)
+        for name in (metric, chance.name_of(metric))
     ]
     named |= {name: NumberField(length=parts, nan=True) for name in unbounded if name in named}
     return {
