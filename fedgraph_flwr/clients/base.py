@@ -11,7 +11,7 @@ or adds phases with `@phase`. `memory` holds the state between messages.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
 from fedgraph_flwr.clients.phases import ReplyContent, phase
 from fedgraph_flwr.clients.saved_models import SavedModels
-from fedgraph_flwr.clients.scoring import infer, score, scores, sent_scores
+from fedgraph_flwr.clients.scoring import infer, score, sent_scores
 from fedgraph_flwr.clients.seam import seam
 from fedgraph_flwr.clients.stages import later_inputs
 from fedgraph_flwr.config import TASKS, RunConfig
@@ -38,6 +38,7 @@ from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.downlink import received
 from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import declared
@@ -85,6 +86,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         model: the GNN. Parameters whose names start with one of ``cfg.strategy.shared`` are shared; others stay private.
         uplink_of: the uplink of this run, with the framework's own phases.
         downlink_of: what messages of this run may carry, with the framework's own groups.
+        other_clients: what `needs_others` returns for this run.
         inputs: the model's inputs, prepared once from the graph.
         scorer: fewest nodes of a class that is scored → the items that models are scored on.
         batch: the batch of the current step; between rounds, all training nodes.
@@ -134,8 +136,9 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
         self.downlink_of = received(type(self), cfg, self.uplink_of)
+        self.other_clients = type(self).needs_others(cfg)
         # A method that reads rows of other clients' nodes (`needs_others`) keeps to its own: far ends are another party's.
-        sees = kind_of(cfg).capabilities.far_ends and not type(self).needs_others(cfg) and getattr(graph, "far", None)
+        sees = kind_of(cfg).capabilities.far_ends and not self.other_clients and getattr(graph, "far", None)
         graph = kind_of(cfg).split_of(graph)
         whole = with_far_ends(graph) if sees else graph
         self.task = kind_of(cfg)(cfg, whole)
@@ -250,7 +253,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         """Yield the batch of each of `local_steps`: all training nodes, or what the task draws of its items."""
         whole = Batch(self.inputs, self.train_nodes, self.batch.y)
         ahead = isinstance(self.sampled, batches.NeighbourBatches)
-        yield from batches.in_order(lambda index: self.task.step(whole, index, self), self.local_steps, ahead)
+        yield from batches.in_order(partial(self.task.step, whole, client=self), self.local_steps, ahead)
 
     def train(self) -> float:
         """Train locally with the chosen parts, and return the last loss."""
@@ -344,9 +347,9 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         if parameters:
             self.set_parameters(parameters)
         scored = config.get("evaluate") and self.cfg.privacy.scores != "none"
-        found = scores(self) if scored else {}
-        self.saved_models.take(self, found, config)
-        reply: dict[str, Any] = sent_scores(self, found) if found else {}
+        scores = self._scores() if scored else {}
+        self.saved_models.take(self, scores, config)
+        reply: dict[str, Any] = sent_scores(self, scores) if scores else {}
         if self.num_train:
             check_step(self, self.num_train)
             loss = self.train()
@@ -360,9 +363,20 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         """Score the shared parameters together with the client's private ones."""
         if parameters:
             self.set_parameters(parameters)
-        found = scores(self)
-        self.saved_models.take(self, found, config)
-        return float(np.nan_to_num(found["test-loss"][0])), int(sum(found["test-count"])), sent_scores(self, found)
+        scores = self._scores()
+        self.saved_models.take(self, scores, config)
+        return float(np.nan_to_num(scores["test-loss"][0])), int(sum(scores["test-count"])), sent_scores(self, scores)
+
+    def _scores(self) -> dict[str, list[float]]:
+        """Return scores on the validation and test nodes; for a personal method, those of the shared parameters too."""
+        logits = self.predict()
+        scores = score(self, logits)
+        if self.cfg.evaluation.confusion:
+            scores[CONFUSION] = self.task.confusion(logits, self.score_floor)
+        if self.cfg.strategy.personal:
+            shared = score(self, self.predict_shared())
+            scores |= {f"global-{key}": value for key, value in shared.items()}
+        return scores
 
     # --- after the run ------------------------------------------------------------------------------------------------
 

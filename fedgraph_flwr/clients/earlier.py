@@ -75,7 +75,7 @@ def take(client: GraphClient, path: Path | None) -> None:
     reads = (*client.predicts_with, *client.combined.predicts_with)
     evaluates = bool(client.cfg.evaluate)
     if path is None:
-        if evaluates and (own or reads) and not type(client).needs_others(client.cfg):
+        if evaluates and (own or reads) and not client.other_clients:
             raise FedGraphError(
                 f"client {client.graph.client} has no private state of the run evaluate={client.cfg.evaluate}, without which its"
                 " model is not complete: restore the state folder, or use init= to train it"
@@ -94,5 +94,5 @@ def take(client: GraphClient, path: Path | None) -> None:
             )
     client.model.load_state_dict(model, strict=False)
     memory = {key: part for key, part in tree.get("method", {}).items() if key != GRAPH}
-    if evaluates and memory and not type(client).needs_others(client.cfg):
+    if evaluates and memory and not client.other_clients:
         client.load({**client.save(), **memory})

@@ -238,7 +238,7 @@ def _keep_model(client: GraphClient, groups: dict[str, Arrays], config: dict[str
     client.set_parameters(_parameters(client, groups))
     if groups:
         client.receive(groups)
-    if type(client).needs_others(client.cfg):
+    if client.other_clients:
         client.predict()
     client.saved_models.take(client, {}, config)
 

@@ -34,7 +34,7 @@ def state_for_prediction(client: Client) -> Tree:
     """Return what a client's prediction reads: what ``predicts_with`` names, and the graph that it belongs to."""
     kept = (*client.predicts_with, *client.combined.predicts_with)
     found = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
-    if type(client).needs_others(client.cfg):
+    if client.other_clients:
         found[GRAPH] = client.saved_models.digest_of(client.graph)
     return found
 

@@ -27,24 +27,13 @@ def score(client: Client, logits: Tensor) -> dict[str, list[float]]:
     return client.scorer(client.score_floor).score(logits, names, evaluation.own)
 
 
-def scores(client: Client) -> dict[str, list[float]]:
-    """Return scores on the validation and test nodes; for a personal method, those of the shared parameters too."""
-    logits = client.predict()
-    found = score(client, logits)
-    if client.cfg.evaluation.confusion:
-        found[metrics.CONFUSION] = client.task.confusion(logits, client.score_floor)
-    if client.cfg.strategy.personal:
-        found |= {f"global-{key}": value for key, value in score(client, client.predict_shared()).items()}
-    return found
-
-
-def sent_scores(client: Client, found: Mapping[str, list[float]]) -> dict[str, list[float]]:
+def sent_scores(client: Client, scores: Mapping[str, list[float]]) -> dict[str, list[float]]:
     """Return the scores that leave the client.
 
     With ``privacy.scores=noised`` these are its terms of the means that the server releases: values in [0, 1], 0 where undefined.
     """
     if client.cfg.privacy.scores != "noised":
-        return dict(found)
+        return dict(scores)
     return {
-        name: np.clip(np.nan_to_num(found[name]), 0, 1).tolist() for name in metrics.released(client.cfg.evaluation)
+        name: np.clip(np.nan_to_num(scores[name]), 0, 1).tolist() for name in metrics.released(client.cfg.evaluation)
     }

@@ -20,6 +20,7 @@ class Client(Protocol):
     capabilities: ClassVar[Any]
 
     cfg: RunConfig
+    other_clients: str
     graph: ClientGraph
     file: Path | None
     device: torch.device

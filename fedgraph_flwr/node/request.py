@@ -48,6 +48,11 @@ class Request:
         phase: what the client is asked to do.
         round: the round of the message.
         exchange: number of earlier exchanges of the phase in the round.
+        resume: the last round of the run that is resumed; None: it begins.
+        run: the server's name of the run, under which checkpoints are stored.
+        keeps_models: whether the client stores the models that it will predict with.
+        writes_checkpoint: whether the client stores its state after the reply.
+        sends_scores: whether scores travel with the reply.
         scalars: all scalars of the message.
         content: the message's records.
     """
@@ -55,6 +60,11 @@ class Request:
     phase: str
     round: int
     exchange: int
+    resume: int | None
+    run: str | None
+    keeps_models: bool
+    writes_checkpoint: bool
+    sends_scores: bool
     scalars: dict[str, Any]
     content: RecordDict
 
@@ -92,33 +102,18 @@ class Request:
                 f"the server resumes after round {scalars['resume']} in a message of phase"
                 f" '{sanitize(phase, 60)}', expected phase '{DESCRIBE}' and no negative round"
             )
-        missing = Received(scalars, f"number of phase '{phase}'")
-        return cls(phase, scalars["round"], scalars["exchange"], missing, message.content)
-
-    @property
-    def resume(self) -> int | None:
-        """The last round of the run that is resumed; None: it begins."""
-        return self.scalars.get("resume")
-
-    @property
-    def run(self) -> str | None:
-        """The server's name of the run, under which checkpoints are stored."""
-        return self.scalars.get("run")
-
-    @property
-    def keeps_models(self) -> bool:
-        """Whether the client stores the models that it will predict with."""
-        return bool(self.scalars.get("keep"))
-
-    @property
-    def writes_checkpoint(self) -> bool:
-        """Whether the client stores its state after the reply."""
-        return bool(self.scalars.get("checkpoint"))
-
-    @property
-    def sends_scores(self) -> bool:
-        """Whether scores travel with the reply."""
-        return bool(self.scalars.get("evaluate"))
+        return cls(
+            phase=phase,
+            round=scalars["round"],
+            exchange=scalars["exchange"],
+            resume=scalars.get("resume"),
+            run=scalars.get("run"),
+            keeps_models=scalars.get("keep", False),
+            writes_checkpoint=scalars.get("checkpoint", False),
+            sends_scores=scalars.get("evaluate", False),
+            scalars=Received(scalars, f"number of phase '{phase}'"),
+            content=message.content,
+        )
 
     def check(self, client: GraphClient) -> None:
         """Refuse what the method's downlink does not declare.

@@ -11,9 +11,9 @@ travel with the training replies of round r + 1. Other modules hold the parts:
 
     server       hooks of a method, and state       loop           the loop of a run
     round        one round, as a value              replies        the reading of replies
-    requests     the messages of an exchange        reducing       reduced replies
-    exchange     sending and waiting                summation      means and sums, and their protections
-                                                    descriptions   the clients' descriptions, as one
+    exchange     messages, sending and waiting      reducing       reduced replies
+    summation    means and sums, and their protections
+    descriptions the clients' descriptions, as one
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,10 +33,10 @@ from fedgraph_flwr.methods.uplink import LateMean, declared, sums
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.exchange import enough_replies, filing, messages, with_own
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.reducing import Reduced, check_public
 from fedgraph_flwr.strategies.replies import ReplyReader
-from fedgraph_flwr.strategies.requests import enough_replies, filing, messages, with_own
 from fedgraph_flwr.strategies.round import Groups, GroupsFor, Stage
 from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.server_parts import server_parts

@@ -1,18 +1,41 @@
-"""One exchange: send messages, collect replies, validate them by their schema, and sort them by client."""
+"""One exchange of a phase, in the order in which it happens.
+
+messages         one message per client: groups of arrays, phase and round
+collect          sends them, waits, reads the replies, and records the cost
+enough_replies   refuses an exchange with too few valid replies
+"""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from functools import partial
 from logging import WARNING
+from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.logs import log
-from fedgraph_flwr.wire.messages import REFUSED, Reply, record_bytes
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.strategies.round import Groups, GroupsFor, Outcome
+from fedgraph_flwr.strategies.server import Server
+from fedgraph_flwr.wire.messages import (
+    CONFIG,
+    DESCRIBE,
+    EVALUATE,
+    MODEL,
+    PROTOCOL,
+    REFUSED,
+    SPEAKS,
+    TRAIN,
+    Reply,
+    pack,
+    record_bytes,
+    to_record,
+)
+
+_TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
 
 SIMULATED = 128
 """Most unanswered messages in Flower's simulation, whose engine scans all of them for each node at each poll."""
@@ -31,26 +54,116 @@ Read = Callable[[Message, int | None], Reply]
 """Returns the reply in a message of a client (None: index not known yet); raises `FedGraphError` if it is invalid."""
 
 
-@dataclass
-class Outcome:
-    """Result of one exchange.
+def messages(
+    method: Server,
+    phase: str,
+    clients: list[int],
+    groups: GroupsFor,
+    scalars: Mapping[str, Any],
+    model: ArrayRecord | None = None,
+) -> list[Message]:
+    """Return one message of a phase per client, counted as an exchange of this round.
 
-    Attributes:
-        replies: the valid replies, in client order.
-        failures: for each other client (or node, if its client index is not known yet), why it has
-            none.
-        silent: failed clients whose node did not respond at all, and may be gone.
-        down: bytes sent.
-        groups: bytes received, by group of the uplink.
-        seconds: time from the first message to the last reply.
+    Arrays that all clients receive are encoded once.
+
+    Args:
+        method: the strategy.
+        phase: name of the phase.
+        clients: the receivers.
+        groups: groups of arrays, for all clients or by client.
+        scalars: further scalars.
+        model: shared parameters to send along; a client with its own shared parameters receives
+            those instead.
     """
+    if phase != DESCRIBE:
+        method.round.involve(clients)
+    earlier = method.round.begin_exchange(phase)
+    record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
+    common, by_client = _split(groups)
+    weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
+    extra = pack({CLASS_WEIGHTS: method.class_weights} if weighted else {})
+    extra.update(pack(method.summation.shared_groups(phase)))
+    built = []
+    for client in clients:
+        content = RecordDict()
+        if model is not None:
+            content[MODEL] = to_record(method.models[client]) if client in method.models else model
+        content.update(common if by_client is None else pack(by_client.get(client, {})))
+        content.update(extra)
+        content[CONFIG] = record
+        kind = _TYPES.get(phase, MessageType.QUERY)
+        built.append(
+            Message(content, dst_node_id=method.clients[client].node_id, message_type=kind)
+        )
+    return built
 
-    replies: list[Reply] = field(default_factory=list)
-    failures: dict[int, str] = field(default_factory=dict)
-    silent: set[int] = field(default_factory=set)
-    down: int = 0
-    groups: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
+
+def config_record(method: Server, phase: str, scalars: Mapping[str, Any]) -> ConfigRecord:
+    """Return the scalars of a message."""
+    version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
+    return ConfigRecord({"phase": phase, "round": method.server_round, **version, **scalars})
+
+
+def filing(method: Server) -> dict[str, Any]:
+    """Return scalars that make a client store its state after replying, if a checkpoint is due; else none."""
+    return (
+        {"checkpoint": True, "run": method.recorder.run_name} if method.round.checkpoint_due else {}
+    )
+
+
+def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:
+    """Return the groups of each client in ``more``, extended by its additional ones."""
+    common, by_client = _split(groups)
+    return {
+        client: {**(common if by_client is None else by_client.get(client, {})), **extra}
+        for client, extra in more.items()
+    }
+
+
+def _split(groups: GroupsFor) -> tuple[RecordDict, Mapping[int, Groups] | None]:
+    """Return the encoded groups for all clients, and the groups by client; None if all clients receive the same."""
+    if groups and all(isinstance(key, int) for key in groups):
+        return RecordDict(), groups  # type: ignore[return-value]
+    return pack(groups), None  # type: ignore[arg-type]
+
+
+def collect(
+    method: Server, phase: str, sent: Iterable[Message], timeout: float | None = None
+) -> Outcome:
+    """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
+    nodes = {info.node_id: index for index, info in method.clients.items()}
+    longest = method.cfg.strategy.timeout if timeout is None else timeout
+    read = partial(method.read, phase)
+    method.summation.sending(phase)
+    outcome = exchange(
+        method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}"
+    )
+    method.summation.received(phase, outcome)
+    method.recorder.exchanged(
+        phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures
+    )
+    method.round.note(outcome)
+    return outcome
+
+
+def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[Reply]:
+    """Send messages, wait, and return the valid replies, in client order.
+
+    Raises:
+        RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under
+            ``on_failure=fail``.
+    """
+    outcome = collect(method, phase, sent)
+    rules = method.cfg.strategy
+    valid = len(outcome.replies)
+    if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
+        who, reason = next(iter(outcome.failures.items()))
+        raise RunFailed(
+            f"round {method.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients sent a valid reply, "
+            f"expected at least {rules.min_clients} (strategy.min_clients, on_failure={rules.on_failure}); "
+            f"client {who}: {reason}"
+        )
+    return outcome.replies
 
 
 def exchange(
@@ -118,6 +231,30 @@ def exchange(
     return outcome
 
 
+def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
+    """Record one reply, or the reason why it is refused."""
+    who = node if client is None else client
+    if message.has_error():
+        outcome.failures[who] = sanitize(
+            message.error.reason or f"error {message.error.code}", 1000
+        )
+        if message.error.code in _GONE:
+            outcome.silent.add(who)
+        return
+    try:
+        outcome.replies.append(read(message, client))
+        outcome.groups.update(
+            {group: record_bytes(record) for group, record in message.content.items()}
+        )
+    except FedGraphError as error:
+        outcome.failures[who] = sanitize(error, 1000)
+        outcome.groups[REFUSED] += sum(
+            len(array.data)
+            for record in message.content.array_records.values()
+            for array in record.values()
+        )
+
+
 def failure_lines(failures: Mapping[int, str], known: Set[int]) -> list[str]:
     """Return one line per reason, with the clients that failed for it (nodes, if not ``known``), at most `NAMED` of them."""
     groups: dict[tuple[str, str], list[int]] = {}
@@ -141,27 +278,3 @@ def _bytes_of(messages: list[Message]) -> int:
     sizes: dict[int, int] = {}
     records = [record for message in messages for record in message.content.values()]
     return sum(sizes.get(id(r)) or sizes.setdefault(id(r), record_bytes(r)) for r in records)
-
-
-def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
-    """Record one reply, or the reason why it is refused."""
-    who = node if client is None else client
-    if message.has_error():
-        outcome.failures[who] = sanitize(
-            message.error.reason or f"error {message.error.code}", 1000
-        )
-        if message.error.code in _GONE:
-            outcome.silent.add(who)
-        return
-    try:
-        outcome.replies.append(read(message, client))
-        outcome.groups.update(
-            {group: record_bytes(record) for group, record in message.content.items()}
-        )
-    except FedGraphError as error:
-        outcome.failures[who] = sanitize(error, 1000)
-        outcome.groups[REFUSED] += sum(
-            len(array.data)
-            for record in message.content.array_records.values()
-            for array in record.values()
-        )

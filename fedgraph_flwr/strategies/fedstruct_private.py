@@ -22,10 +22,10 @@ from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
+from fedgraph_flwr.strategies.exchange import filing
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.fedstruct import FedStruct
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.strategies.requests import filing
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField, like
 from fedgraph_flwr.wire.trees import Tree

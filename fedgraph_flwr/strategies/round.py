@@ -1,17 +1,39 @@
-"""A round of a run, as a value: who takes part, what is due, and what has been sent and lost so far."""
+"""A round of a run, as a value: who takes part, what is due, what is sent and lost; and the outcome of one exchange."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedgraph_flwr.strategies.exchange import Outcome
+from fedgraph_flwr.wire.messages import Reply
 
 Groups = Mapping[str, Any]
 """Groups that travel: name → named arrays, or a record of them."""
 
 GroupsFor = Groups | Mapping[int, Groups]
 """The same groups for all clients, or groups by client index."""
+
+
+@dataclass
+class Outcome:
+    """Result of one exchange.
+
+    Attributes:
+        replies: the valid replies, in client order.
+        failures: for each other client (or node, if its client index is not known yet), why it has
+            none.
+        silent: failed clients whose node did not respond at all, and may be gone.
+        down: bytes sent.
+        groups: bytes received, by group of the uplink.
+        seconds: time from the first message to the last reply.
+    """
+
+    replies: list[Reply] = field(default_factory=list)
+    failures: dict[int, str] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
+    down: int = 0
+    groups: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

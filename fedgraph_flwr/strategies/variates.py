@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.strategies.requests import Groups
+from fedgraph_flwr.strategies.round import Groups
 from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import Arrays

@@ -20,8 +20,7 @@ from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.store.recorder import Recorder
-from fedgraph_flwr.strategies.exchange import failure_lines
-from fedgraph_flwr.strategies.requests import collect, messages
+from fedgraph_flwr.strategies.exchange import collect, failure_lines, messages
 from fedgraph_flwr.strategies.summation import masked
 from fedgraph_flwr.wire.messages import METRICS, PROTOCOL, from_record
 from tests.conftest import client_graph
@@ -625,7 +624,7 @@ def test_a_simulation_is_given_messages_in_portions(monkeypatch):
 @pytest.mark.parametrize("side", ["server", "node"])
 def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypatch, side):
     old = PROTOCOL - 1
-    module = "strategies.requests" if side == "server" else "clients.replies"
+    module = "strategies.exchange" if side == "server" else "clients.replies"
     monkeypatch.setattr(f"fedgraph_flwr.{module}.PROTOCOL", old)
     if side == "server":
         expected = f"the server uses version {old} .* this node version {PROTOCOL}: install the same version"

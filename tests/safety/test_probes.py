@@ -19,8 +19,9 @@ from flwr.app import Message
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.strategies.exchange import Outcome, take
+from fedgraph_flwr.strategies.exchange import take
 from fedgraph_flwr.strategies.replies import ReplyReader
+from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.wire.messages import Reply
 from tests.methods.small_runs import METHODS, Go, declares, sampled
 from tests.safety.mutations import mutations

@@ -8,7 +8,7 @@ from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member, threshold
 from fedgraph_flwr.secure.shamir import combine
-from fedgraph_flwr.strategies.requests import messages as send
+from fedgraph_flwr.strategies.exchange import messages as send
 from fedgraph_flwr.strategies.summation import Summation
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record

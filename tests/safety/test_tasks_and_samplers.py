@@ -6,7 +6,6 @@ import torch
 
 from fedgraph_baselines.clients.fgssl import FGSSLClient
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.scoring import scores
 from fedgraph_flwr.config import compose, from_run_config
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.targets import multilabel
@@ -162,7 +161,7 @@ def test_scores_of_triples_count_no_rare_relation():
         for floor in (0, 5):
             client = made(GraphClient, *overrides, graph=with_relations(rare), min_nodes=floor)
             test = client.task.items["test"][1]
-            counts[rare, floor] = scores(client)["test-count"][0], len(test), int((test == 1).sum())
+            counts[rare, floor] = client.evaluate([], {})[2]["test-count"][0], len(test), int((test == 1).sum())
     assert counts[2, 0][0] == counts[2, 0][1]
     assert 0 < counts[2, 0][2] < 5
     assert counts[2, 5][0] == counts[2, 5][1] - counts[2, 5][2]

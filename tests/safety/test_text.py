@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.clients import scoring
+from fedgraph_flwr.clients import base
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import FedGraphError, sanitize
 
@@ -74,7 +74,7 @@ def test_a_page_holds_what_a_summary_says_as_text(run, tmp_path):
 @pytest.mark.parametrize("lengths", [1, 2])
 def test_scores_cannot_choose_the_round(run, monkeypatch, accuracy, lengths):
     """A client that claims an impossible score in round 1 is left out, and the round is chosen by the others' scores."""
-    score = scoring.score
+    score = base.score
 
     def boast(self, logits):
         scores = score(self, logits)
@@ -82,7 +82,7 @@ def test_scores_cannot_choose_the_round(run, monkeypatch, accuracy, lengths):
             scores["val-accuracy"] = [accuracy] * lengths
         return scores
 
-    monkeypatch.setattr(scoring, "score", boast)
+    monkeypatch.setattr(base, "score", boast)
     finished = run("rounds=4")
     assert "1 (train)" in finished.summary["failures"]
     assert "val-accuracy" in finished.summary["failures"]["1 (train)"]
@@ -92,7 +92,7 @@ def test_scores_cannot_choose_the_round(run, monkeypatch, accuracy, lengths):
 
 
 def test_a_client_cannot_change_how_many_nodes_it_is_scored_on(run, monkeypatch):
-    score = scoring.score
+    score = base.score
 
     def grow(self, logits):
         scores = score(self, logits)
@@ -100,6 +100,6 @@ def test_a_client_cannot_change_how_many_nodes_it_is_scored_on(run, monkeypatch)
             scores["test-count"] = [2.0**30]
         return scores
 
-    monkeypatch.setattr(scoring, "score", grow)
+    monkeypatch.setattr(base, "score", grow)
     failures = run("rounds=4").summary["failures"]
     assert failures == {"1 (train)": "client 1 replied to phase 'train' with test-count=[1073741824.0], expected [4.0]"}

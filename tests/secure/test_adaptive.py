@@ -14,8 +14,8 @@ from fedgraph_flwr.secure import distributed, lattice, noise
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.adaptive import adapted, count_noise, value_multiplier
 from fedgraph_flwr.secure.distributed import DistributedNoise
+from fedgraph_flwr.strategies.exchange import messages as send
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
-from fedgraph_flwr.strategies.requests import messages as send
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, TRAIN, from_record, to_record
 from tests.support import recorded_messages
 

@@ -16,7 +16,6 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import score
-from fedgraph_flwr.clients.scoring import scores as scores_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.datasets import load
@@ -422,7 +421,7 @@ def test_a_policy_counts_graphs():
     counts = made.task.y[made.task.masks["test"]].bincount()
     assert sum(score(made, made.predict())["test-count"]) == int(counts[counts >= 5].sum()) < int(counts.sum())
     made.policy = Policy(min_nodes=9)
-    assert sum(scores_of(made)["test-count"]) == 0
+    assert sum(made.evaluate([], {})[2]["test-count"]) == 0
 
 
 def test_the_sweeps_majority_counts_graphs():

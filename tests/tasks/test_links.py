@@ -14,7 +14,6 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import score
-from fedgraph_flwr.clients.scoring import scores as scores_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -106,7 +105,7 @@ def test_a_network_cannot_predict_random_edges_unless_it_learns_of_them(leak, mo
         monkeypatch.setattr(links.Links, "_apart_in_training", property(lambda task: task._apart))
     made = client(graph, *words, "train.local_steps=200", "model.hidden=64", "model.dropout=0", "train.weight_decay=0")
     made.train()
-    auc = scores_of(made)["test-auc"][0]
+    auc = made.evaluate([], {})[2]["test-auc"][0]
     assert auc > 0.6 if leak else auc < 0.54
 
 
@@ -130,7 +129,7 @@ def test_a_planted_partition_is_found_up_to_its_ceiling():
     graph = replace(graph, x=torch.nn.functional.one_hot(torch.from_numpy(of)).float())
     made = client(graph, "train.local_steps=80", "model.dropout=0")
     made.train()
-    scores = scores_of(made)
+    scores = made.evaluate([], {})[2]
     ends = graph.edge_index.numpy()
     inside, by_chance = (of[ends[0]] == of[ends[1]]).mean(), (np.bincount(of) ** 2).sum() / of.size**2
     ceiling = inside * (1 - by_chance) + (inside * by_chance + (1 - inside) * (1 - by_chance)) / 2
@@ -284,7 +283,7 @@ def test_more_pairs_than_fit_are_refused(monkeypatch):
     with pytest.raises(
         FedGraphError, match=r"client 0 would draw 4400 pairs for 44 items, .* set task.candidates to at most 22"
     ):
-        scores_of(client(random_graph()))
+        client(random_graph()).evaluate([], {})[2]
     with pytest.raises(FedGraphError, match=r"set task.negatives to at most"):
         client(random_graph(), "task.negatives=900").train()
 

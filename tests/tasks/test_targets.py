@@ -16,7 +16,6 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import score
-from fedgraph_flwr.clients.scoring import scores as scores_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -50,13 +49,13 @@ def test_a_model_reaches_the_best_r2_of_what_it_reads(task, model, low, high):
     """At most 0.75 with neighbours, and 0.375 without: more would be a leak."""
     made = client(*overrides(task, {"model": model}), "dataset.nodes=2000", "train.local_steps=120", "model.dropout=0")
     made.train()
-    assert low < scores_of(made)["test-r2"][0] < high
+    assert low < made.evaluate([], {})[2]["test-r2"][0] < high
 
 
 def test_a_model_reaches_the_best_auc_of_each_column():
     made = client(*overrides(LABELS), "dataset.nodes=2000", "dataset.unknown=0.2", "train.local_steps=60")
     made.train()
-    assert scores_of(made)["test-auc"][0] == pytest.approx(norm.cdf(2 / 2**0.5), abs=0.02)
+    assert made.evaluate([], {})[2]["test-auc"][0] == pytest.approx(norm.cdf(2 / 2**0.5), abs=0.02)
 
 
 def test_scores_are_in_the_unit_of_the_data():
@@ -73,7 +72,7 @@ def test_scores_are_in_the_unit_of_the_data():
     first, second = (GraphClient(cfg, one) for one in (graph, shifted))
     for made in (first, second):
         made.train()
-    one, other = scores_of(first), scores_of(second)
+    one, other = first.evaluate([], {})[2], second.evaluate([], {})[2]
     assert other["test-rmse"][0] == pytest.approx(1000 * one["test-rmse"][0], rel=1e-3)
     assert other["test-r2"][0] == pytest.approx(one["test-r2"][0], rel=1e-3)
 

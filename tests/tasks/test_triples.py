@@ -10,7 +10,6 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import score
-from fedgraph_flwr.clients.scoring import scores as scores_of
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph, read_tensors, unpack_words
 from fedgraph_flwr.errors import FedGraphError
@@ -248,17 +247,17 @@ def test_rotations_complete_a_ring_and_a_symmetric_score_does_not():
     """Held-out triples of a ring: RotatE ranks them first unless the second tail of a query counts, too."""
     overrides = ["dataset.entities=24", "dataset.relations=6", "train.local_steps=120", "train.lr=0.03"]
     made = planted(*overrides)
-    assert scores_of(made)["test-mrr"][0] > 0.95
+    assert made.evaluate([], {})[2]["test-mrr"][0] > 0.95
     raw = task_of(made).ranked(made.predict(), task_of(made).parties[0], "test", filtered=False)
     assert np.mean(1 / raw.ranks) < 0.8
-    assert scores_of(planted(*overrides, "task.decoder=distmult"))["test-mrr"][0] < 0.6
+    assert planted(*overrides, "task.decoder=distmult").evaluate([], {})[2]["test-mrr"][0] < 0.6
 
 
 def test_translations_complete_a_line():
     overrides = ["task.decoder=transe", "task.loss=log_sigmoid", "dataset.ring=false", "dataset.tails=1"]
     overrides += ["split.train=0.75", "split.val=0", "split.test=0.25"]
     made = planted(*overrides, "dataset.entities=20", "train.local_steps=300", "train.lr=0.1", "model.hidden=64")
-    assert scores_of(made)["test-mrr"][0] > 0.95
+    assert made.evaluate([], {})[2]["test-mrr"][0] > 0.95
 
 
 def test_few_triples_are_not_scored_under_a_policy():

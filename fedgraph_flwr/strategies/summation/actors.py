@@ -8,7 +8,7 @@ groups arrive as usual.
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import Sum, sums
 from fedgraph_flwr.numerics.partial_sums import Plan
-from fedgraph_flwr.strategies.exchange import Outcome
+from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.strategies.summation.interface import Federation
 from fedgraph_flwr.strategies.summation.plain import Plain
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply

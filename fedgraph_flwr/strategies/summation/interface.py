@@ -11,8 +11,8 @@ from fedgraph_flwr.methods import weighting
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Reducer
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.exchange import Outcome
 from fedgraph_flwr.strategies.reducing import Weights, averaged
+from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.wire.messages import METRICS, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
 from fedgraph_flwr.wire.trees import Tree

@@ -11,8 +11,8 @@ import numpy as np
 
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
-from fedgraph_flwr.strategies.exchange import Outcome
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
+from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.strategies.summation.interface import Federation, Summation, origin_of
 from fedgraph_flwr.strategies.summation.masked import Divisor, MaskedTotal
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, Arrays, Reply
