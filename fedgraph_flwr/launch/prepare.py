@@ -18,7 +18,9 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
-from fedgraph_flwr.store.folder import InUse, check_resumable, headline_model, read_checkpoint
+from fedgraph_flwr.store.checkpoint import check_resumable, read_checkpoint
+from fedgraph_flwr.store.earlier_model import headline_model
+from fedgraph_flwr.store.folder import InUse
 from fedgraph_flwr.store.results import SUMMARY
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tracking import check as check_tracking

@@ -20,7 +20,7 @@ from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY, coverage
 from fedgraph_flwr.evaluation.intervals import Interval, ended, over
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.store.folder import FREE, fingerprint
+from fedgraph_flwr.store.checkpoint import FREE, fingerprint
 from fedgraph_flwr.store.results import CONFIG, ROUNDS, SUMMARY, as_number, headline_score, read_rounds, read_summary
 
 

@@ -28,20 +28,18 @@ from fedgraph_flwr.evaluation.best_round import (
     BestRound,
     failed_replies,
 )
-from fedgraph_flwr.store.code import digest
-from fedgraph_flwr.store.events import OnRound
-from fedgraph_flwr.store.folder import (
-    CHECKPOINT,
+from fedgraph_flwr.store.checkpoint import (
     DATA,
     Checkpoint,
-    EarlierModel,
     check_descriptions,
     check_resumable,
-    clear,
-    earlier_model,
     fingerprint,
     read_checkpoint,
 )
+from fedgraph_flwr.store.code import digest
+from fedgraph_flwr.store.earlier_model import EarlierModel, earlier_model
+from fedgraph_flwr.store.events import OnRound
+from fedgraph_flwr.store.folder import CHECKPOINT, clear
 from fedgraph_flwr.store.results import CONFIG, FAILURE, ROUNDS, SUMMARY
 from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import Arrays

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.store.folder import flat_keys
+from fedgraph_flwr.store.checkpoint import flat_keys
 from fedgraph_flwr.tracking import Tracker
 
 _MOST = 100

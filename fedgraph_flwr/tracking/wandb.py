@@ -7,7 +7,7 @@ from pathlib import Path
 import wandb
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.store.folder import flat_keys
+from fedgraph_flwr.store.checkpoint import flat_keys
 from fedgraph_flwr.tracking import Tracker, label
 
 

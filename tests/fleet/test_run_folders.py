@@ -18,7 +18,8 @@ from fedgraph_flwr.fleet.processes import free_port
 from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes, files_of, run_folder
 from fedgraph_flwr.launch.serving import serve as serve_run
 from fedgraph_flwr.server_app import in_folder_of_runs
-from fedgraph_flwr.store.folder import DATA, InUse, owned
+from fedgraph_flwr.store.checkpoint import DATA
+from fedgraph_flwr.store.folder import InUse, owned
 from tests.support import wait_for
 
 

@@ -34,7 +34,7 @@ from fedgraph_flwr.report.pieces import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, group_runs, load_run
 from fedgraph_flwr.secure.policy import Policy
-from fedgraph_flwr.store.folder import Checkpoint, check_resumable, fingerprint
+from fedgraph_flwr.store.checkpoint import Checkpoint, check_resumable, fingerprint
 from fedgraph_flwr.strategies.scoring import check_scores, confusion_of
 from fedgraph_flwr.sweeps import palette
 from fedgraph_flwr.sweeps import runs as sweep_runs

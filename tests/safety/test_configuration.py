@@ -4,7 +4,7 @@ import pytest
 
 from fedgraph_flwr.config import compose, configuration, from_run_config
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.store.folder import Checkpoint, check_descriptions, check_resumable, fingerprint
+from fedgraph_flwr.store.checkpoint import Checkpoint, check_descriptions, check_resumable, fingerprint
 
 REFERENCES = [
     "train.lr=${seed}",

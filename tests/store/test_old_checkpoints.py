@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.store.folder import check_descriptions, read_checkpoint
+from fedgraph_flwr.store.checkpoint import check_descriptions, read_checkpoint
 
 FOLDER = Path(__file__).parent / "old_checkpoints"
 WORDS = [

@@ -31,7 +31,7 @@ from fedgraph_flwr.party.use.alerts import days_of
 from fedgraph_flwr.party.use.blend import check_same_items, is_blend, load_blend
 from fedgraph_flwr.party.use.predict import TaskPredictor, load_node, load_predictor
 from fedgraph_flwr.report.runs import load_run, method_name
-from fedgraph_flwr.store.folder import FREE, flat_keys
+from fedgraph_flwr.store.checkpoint import FREE, flat_keys
 from fedgraph_flwr.store.results import CONFIG, as_number
 
 Floats = NDArray[np.float64]

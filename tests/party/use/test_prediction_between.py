@@ -15,7 +15,7 @@ from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
-from fedgraph_flwr.store.folder import Checkpoint, check_descriptions
+from fedgraph_flwr.store.checkpoint import Checkpoint, check_descriptions
 from tests.methods.small_runs import CUT_GRAPH, sampled
 from tests.nodes import party_nodes
 
