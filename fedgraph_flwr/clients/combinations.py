@@ -41,7 +41,7 @@ def combined(cfg: RunConfig, kind: type[Capable]) -> Combined:
     whole = next((part.name for part in parts if not part.capabilities.samples), "")
     unsampled = (f"the part '{whole}' of {strategy}, which {WHOLE}", "leave the part out") if whole else ("", "")
     if not own.samples:
-        others = "a strategy such as fedavg (docs/big-graphs.md lists those for each sampler)"
+        others = "a strategy such as fedavg (docs/methods.md lists those for each sampler)"
         unsampled = f"{strategy}, which {own.unsampled}", others
     apart = next((f"the part '{part.name}'" for part in parts if not part.capabilities.stacks), "")
     return Combined(

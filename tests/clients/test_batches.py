@@ -1,7 +1,6 @@
 """Local steps on batches with sampled neighbours: equal to full batches where nothing is left out, and the same everywhere."""
 
 import contextlib
-import re
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from fedgraph_flwr.models.edge_networks import EdgeFeatureBatch
 from fedgraph_flwr.numerics.blocks import batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
-from tests.clients.sampled_models import EVERY, IN_PARTS, MODELS, ROOT, SAMPLED, WORDS, built, grads, samples
+from tests.clients.sampled_models import EVERY, IN_PARTS, MODELS, SAMPLED, WORDS, built, grads, samples
 from tests.support import call_fresh, same_result
 
 
@@ -283,11 +282,3 @@ def test_batches_do_not_depend_on_the_client_object(go, monkeypatch):
     whole = go("fedavg", *WORDS)
     monkeypatch.setattr(InlineGrid, "_call", call_fresh)
     same_result(go("fedavg", *WORDS), whole)
-
-
-def test_the_page_lists_the_methods_of_each_sampler():
-    """The table of docs/big-graphs.md follows the declarations."""
-    (line,) = [
-        row for row in (ROOT / "docs/big-graphs.md").read_text().splitlines() if row.startswith("| `neighbors` |")
-    ]
-    assert re.findall(r"\w+", line.split("|")[2]) == [name for name in group_names("strategy") if samples(name)]

@@ -1,8 +1,5 @@
 """Local steps on parts of a client's graph: equal to full batches where nothing is left out, and the same everywhere."""
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +15,7 @@ from fedgraph_flwr.engine.ray import ray_session
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.launch.simulations import run_ray
-from tests.clients.sampled_models import IN_PARTS, MODELS, ROOT, grads, samples
+from tests.clients.sampled_models import IN_PARTS, MODELS, grads, samples
 from tests.clients.sampled_models import WORDS as NEIGHBOURS
 from tests.methods import small_runs as small
 from tests.methods.small_runs import by_default
@@ -292,11 +289,3 @@ def test_ray_has_the_same_bits(go):
         on_ray = [go("fedavg", *form, "engine=ray") for form in forms]
     for form, run in zip(forms, on_ray, strict=True):
         same_result(run, go("fedavg", *form))
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_page_lists_the_methods_of_each_sampler(sampler):
-    """The table of docs/big-graphs.md follows the declarations."""
-    rows = Path(ROOT / "docs/big-graphs.md").read_text().splitlines()
-    (line,) = [row for row in rows if row.startswith(f"| `{sampler}` |")]
-    assert re.findall(r"\w+", line.split("|")[2]) == [name for name in group_names("strategy") if reads_parts(name)]
