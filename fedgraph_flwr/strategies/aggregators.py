@@ -36,7 +36,8 @@ def trimmed_mean(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
     """
     f = cfg.byzantine
     n = len(updates)
-    return np.asarray(np.partition(updates, sorted({f, n - f - 1}), axis=0)[f : n - f].mean(axis=0))
+    ordered = np.partition(updates, sorted({f, n - f - 1}), axis=0)
+    return np.asarray(ordered[f : n - f].mean(axis=0))
 
 
 def krum(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
@@ -65,11 +66,12 @@ def bulyan(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
     left = list(range(n))
     picked: list[int] = []
     while len(picked) < n - 2 * f:
-        picked.append(left.pop(int(krum_scores(distances[np.ix_(left, left)], f).argmin())))
+        scores = krum_scores(distances[np.ix_(left, left)], f)
+        picked.append(left.pop(int(scores.argmin())))
     chosen = updates[np.sort(picked)]
-    nearest = aggregate_n_closest_weights(
-        [np.median(chosen, axis=0)], [[row] for row in chosen], n - 4 * f
-    )
+    middle = [np.median(chosen, axis=0)]
+    rows = [[row] for row in chosen]
+    nearest = aggregate_n_closest_weights(middle, rows, n - 4 * f)
     return np.asarray(nearest[0])
 
 
@@ -97,11 +99,9 @@ def geometric_median(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
     distances = norms(updates - center)
     nearest = updates[distances.argmin()]
     known = np.isfinite(distances)
-    return (
-        nearest.copy()
-        if norms(updates - nearest)[known].sum() < distances[known].sum()
-        else np.asarray(center)
-    )
+    if norms(updates - nearest)[known].sum() < distances[known].sum():
+        return nearest.copy()
+    return np.asarray(center)
 
 
 def norm_bound(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
@@ -113,9 +113,8 @@ def norm_bound(updates: np.ndarray, cfg: StrategyConfig) -> np.ndarray:
     """
     lengths = norms(updates)
     bound = cfg.norm_bound or np.median(lengths)
-    return np.asarray(
-        (updates * np.minimum(1, bound / np.maximum(lengths, 1e-300))[:, None]).mean(axis=0)
-    )
+    factors = np.minimum(1, bound / np.maximum(lengths, 1e-300))
+    return np.asarray((updates * factors[:, None]).mean(axis=0))
 
 
 def norms(updates: np.ndarray) -> np.ndarray:
@@ -135,7 +134,8 @@ def squared_distances(updates: np.ndarray) -> np.ndarray:
 def krum_scores(distances: np.ndarray, byzantine: int) -> np.ndarray:
     """Sum each row over its n − f − 2 nearest others, at least one: [n, n] → [n]."""
     nearest = max(len(distances) - byzantine - 2, 1)
-    return np.asarray(np.sort(distances, axis=1)[:, 1 : nearest + 1].sum(axis=1))
+    ordered = np.sort(distances, axis=1)
+    return np.asarray(ordered[:, 1 : nearest + 1].sum(axis=1))
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,8 @@ def combine(values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: Strateg
     first = values[0]
     start = flat({name: origin.get(name, np.zeros_like(array)) for name, array in first.items()})
     with np.errstate(over="ignore", invalid="ignore"):
-        vector = start + rule.combine(np.stack([flat(v) for v in values]) - start, cfg)
+        updates = np.stack([flat(v) for v in values]) - start
+        vector = start + rule.combine(updates, cfg)
     return shaped(vector, first)
 
 
@@ -200,9 +201,10 @@ def check_cohort(cfg: RunConfig) -> None:
     """
     rules = cfg.strategy
     size = rules.cohort_size(cfg.num_clients)
-    if rules.aggregator != "mean" and size < (
-        least := RULES[rules.aggregator].least(rules.byzantine)
-    ):
+    if rules.aggregator == "mean":
+        return
+    least = RULES[rules.aggregator].least(rules.byzantine)
+    if size < least:
         raise FedGraphError(
             f"{_needs(rules)} at least {least} clients per round, and there are {size} (num_clients={cfg.num_clients},"
             f" strategy.fraction={rules.fraction:g}): lower strategy.byzantine or set another strategy.aggregator"

@@ -39,10 +39,8 @@ class FedNova(GraphStrategy, method=fednova):
     @classmethod
     def startup_note(cls, cfg: RunConfig) -> str:
         """Equal steps of all clients are FedAvg's."""
-        if (
-            fednova.proximal(cfg)
-            or len({cfg.train.steps_of(client) for client in range(cfg.num_clients)}) > 1
-        ):
+        steps = {cfg.train.steps_of(client) for client in range(cfg.num_clients)}
+        if fednova.proximal(cfg) or len(steps) > 1:
             return ""
         return (
             f"strategy={cfg.strategy.name} with as many local steps for every client is FedAvg; "
@@ -68,9 +66,8 @@ class FedNova(GraphStrategy, method=fednova):
         ]
         length = [work(count, train, mu) for count in steps]
         total = sum(weights)
-        effective = sum(
-            p * t / total for p, t in zip(weights, steps if mu else length, strict=True)
-        )
+        taken = steps if mu else length
+        effective = sum(p * t / total for p, t in zip(weights, taken, strict=True))
         if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
             return self._moved(arrays, mean, effective)
         # over which a mean divides by the mean weight
@@ -81,5 +78,7 @@ class FedNova(GraphStrategy, method=fednova):
 
     def _moved(self, arrays: Arrays, mean: Arrays, stretch: float) -> Arrays:
         """The next parameters; running statistics are those of the mean."""
-        way = {n: arrays[n] + stretch * (mean[n] - arrays[n]) for n in arrays.keys() - self.buffers}
-        return {n: way.get(n, mean[n]).astype(x.dtype) for n, x in arrays.items()}
+        after = dict(mean)
+        for name in arrays.keys() - self.buffers:
+            after[name] = arrays[name] + stretch * (mean[name] - arrays[name])
+        return {name: after[name].astype(array.dtype) for name, array in arrays.items()}

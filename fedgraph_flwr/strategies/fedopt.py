@@ -37,13 +37,13 @@ class Adaptive(ServerPart):
         second = server.memory.setdefault("second", {})
         for name in arrays.keys() - server.buffers:
             delta = after[name] - arrays[name]
-            previous = (
-                first.get(name, np.zeros_like(delta)),
-                second.get(name, np.full_like(delta, p.tau**2)),
-            )
-            first[name] = p.beta1 * previous[0] + (1 - p.beta1) * delta
-            second[name] = self.second_moment(p, previous[1], delta**2)
-            after[name] = arrays[name] + p.server_lr * first[name] / (np.sqrt(second[name]) + p.tau)
+            m = first.get(name, np.zeros_like(delta))
+            v = second.get(name, np.full_like(delta, p.tau**2))
+            m = p.beta1 * m + (1 - p.beta1) * delta
+            v = self.second_moment(p, v, delta**2)
+            first[name] = m
+            second[name] = v
+            after[name] = arrays[name] + p.server_lr * m / (np.sqrt(v) + p.tau)
         return after
 
 

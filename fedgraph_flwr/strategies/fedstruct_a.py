@@ -30,7 +30,7 @@ from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.store.recorder import Recorder
-from fedgraph_flwr.strategies.base import GroupsFor
+from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, derive_seed
@@ -66,7 +66,10 @@ class FedStructA(FedGrad):
     @staticmethod
     def verify(phase: str, reply: Reply, facts: Any) -> None:
         """Refuse residuals of nodes that are not ascending."""
-        if phase == TRAIN and (np.diff(reply.groups[STRUCTURE]["places"]) <= 0).any():
+        if phase != TRAIN:
+            return
+        places = reply.groups[STRUCTURE]["places"]
+        if (np.diff(places) <= 0).any():
             raise FedGraphError(
                 f"client {reply.client} replied to phase 'train' with places that are not ascending"
             )
@@ -82,12 +85,12 @@ class FedStructA(FedGrad):
         """Collect the edges of all clients, then create S and sGNN."""
         replies = self.request_all("reveal")
         self.nodes = {r.client: r.groups["graph"]["nodes"] for r in replies}
-        edges = np.concatenate([r.groups["graph"]["edges"] for r in replies], axis=1).astype(
-            np.int64
-        )
+        parts = [r.groups["graph"]["edges"] for r in replies]
+        edges = np.concatenate(parts, axis=1).astype(np.int64)
         ids = np.concatenate(list(self.nodes.values()))
         n = len(ids)
-        if not np.array_equal(np.sort(ids), np.arange(n)) or edges.max(initial=0) >= n:
+        complete = np.array_equal(np.sort(ids), np.arange(n))
+        if not complete or edges.max(initial=0) >= n:
             raise RunFailed(
                 f"the clients' nodes and edges are not those of one graph of {n} nodes: check node_id of their graphs"
             )
@@ -95,9 +98,8 @@ class FedStructA(FedGrad):
         cfg = self.cfg.model
         if self.decoupled:
             params = models.keywords(cfg)
-            s = self.structure_features(
-                edges, n, params["structure_width"] if params["structure_mlp"] else classes
-            )
+            width = params["structure_width"] if params["structure_mlp"] else classes
+            s = self.structure_features(edges, n, width)
             cfg = replace(cfg, params={**cfg.params, "structure_width": s.shape[1]})
         else:
             s = self.structure_features(edges, n, self.params.width)
@@ -106,9 +108,8 @@ class FedStructA(FedGrad):
         self.network = models.build(cfg, num_features, classes).to(self.dtype)
         self.s = torch.from_numpy(s).to(self.dtype)
         if isinstance(self.network, FedStruct):
-            adjacency = hops.row_normalized(
-                hops.with_loops(edges[0], edges[1], np.arange(n), (n, n))
-            )
+            looped = hops.with_loops(edges[0], edges[1], np.arange(n), (n, n))
+            adjacency = hops.row_normalized(looped)
             self.rows = Powers(SparseMatrix(adjacency, self.dtype), self.network.structure_weights)
         else:
             nothing = torch.zeros(n, dtype=torch.bool)
@@ -178,10 +179,11 @@ class FedStructA(FedGrad):
         sent = {"train": self.trained.detach().numpy()}
         if self.scores_due:
             sent["scored"] = self.embeddings(training=False).numpy()
-        return {
-            client: {STRUCTURE: {k: z[self.nodes[client]] for k, z in sent.items()}}
-            for client in self.cohort
-        }
+        groups: dict[int, Groups] = {}
+        for client in self.cohort:
+            ids = self.nodes[client]
+            groups[client] = {STRUCTURE: {name: z[ids] for name, z in sent.items()}}
+        return groups
 
     def before_evaluate(self, arrays: Arrays) -> GroupsFor:
         """Send s_v^(L_s) of each client's own nodes."""
@@ -193,9 +195,8 @@ class FedStructA(FedGrad):
         residuals = torch.zeros_like(self.trained)
         for reply in reduced:
             group = reply.groups[STRUCTURE]
-            residuals[self.nodes[reply.client][group["places"]]] = torch.from_numpy(
-                group["residuals"]
-            )
+            ids = self.nodes[reply.client][group["places"]]
+            residuals[ids] = torch.from_numpy(group["residuals"])
         leaves = {f"structure/{name}": p for name, p in self.parameters().items()}
         if self.params.features == "hop2vec":
             leaves[S] = self.s  # type: ignore[assignment]

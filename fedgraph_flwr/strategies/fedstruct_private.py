@@ -76,7 +76,8 @@ class PrivateFedStruct(FedStruct):
         """Run phase 1, and return its envelopes for each client."""
         self.embeddings += 1
         config = {"train": train, "scored": scored, "embedding": self.embeddings}
-        groups = {"g": {name: tensor.numpy() for name, tensor in self.g.items()}} if self.g else {}
+        arrays = {name: tensor.numpy() for name, tensor in self.g.items()}
+        groups = {"g": arrays} if arrays else {}
         return relayed(self.request_all("embed", groups, **config), ENVELOPES)
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
@@ -99,9 +100,8 @@ class PrivateFedStruct(FedStruct):
         """Sum g_i of θ_f, and run phase 3 for θ_s."""
         upstream = np.zeros((self.num_nodes, self.agreed("num_classes")), self.cfg.dtype)
         for reply in reduced:
-            upstream[self.support[reply.client][self.reached[reply.client]]] += reply.groups[
-                STRUCTURE
-            ]["s"]
+            ids = self.support[reply.client][self.reached[reply.client]]
+            upstream[ids] += reply.groups[STRUCTURE]["s"]
         rows: dict[int, Groups] = {
             client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()
         }

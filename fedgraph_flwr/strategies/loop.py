@@ -157,7 +157,7 @@ class Loop:
             judges = self._judges()
             self._scored(self._judged(judges), judges)
         self._keep()
-        self.recorder.extra |= self._spent()
+        self.recorder.extra |= self.server.summation.spent()
         self.recorder.finish(self.server.models)
         self.server.summation.forget(self.cfg.rounds)
         return Result(arrays=to_record(self.recorder.final_arrays))
@@ -196,7 +196,8 @@ class Loop:
         if self.recorder.should_stop:
             return False
         self.server.adopt(self.server.next_arrays(replies))
-        self.recorder.end_round(self._training(replies), self.server.arrays, **self._spent())
+        spent = self.server.summation.spent()
+        self.recorder.end_round(self._training(replies), self.server.arrays, **spent)
         if self.server.round.checkpoint_due:
             self._checkpoint_with_absent(server_round)
         return True
@@ -432,10 +433,6 @@ class Loop:
         return releases(self.server.uplink_of) - (
             not up and bool(sums(self.server.uplink_of[TRAIN]))
         )
-
-    def _spent(self) -> dict[str, Any]:
-        """Return the record of the privacy budget."""
-        return self.server.summation.spent()
 
     @property
     def _scores_sent(self) -> bool:

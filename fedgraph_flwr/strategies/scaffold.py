@@ -25,10 +25,8 @@ class Scaffold(Variates):
 
     def common(self, server: Server, arrays: Arrays) -> Groups:
         """Return c."""
-        return {
-            VARIATES: server.memory.get(VARIATES)
-            or {name: np.zeros_like(a) for name, a in arrays.items()}
-        }
+        control = server.memory.get(VARIATES)
+        return {VARIATES: control or {name: np.zeros_like(a) for name, a in arrays.items()}}
 
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Apply Eq. (5)."""
@@ -44,6 +42,5 @@ class Scaffold(Variates):
         rate = server.cfg.strategy.scaffold.server_lr
         if rate == 1:
             return mean
-        return mean | {
-            n: arrays[n] + rate * (mean[n] - arrays[n]) for n in arrays.keys() - server.buffers
-        }
+        trained = arrays.keys() - server.buffers
+        return mean | {n: arrays[n] + rate * (mean[n] - arrays[n]) for n in trained}

@@ -155,11 +155,8 @@ def scorers(replies: Sequence[Reply], pooled: bool) -> list[int]:
     """Return the client of each entry of the scores; the only reply of a pooled run has one entry per client."""
     if not pooled:
         return [reply.client for reply in replies]
-    return list(
-        range(
-            max((len(as_list(reply.metrics.get("test-count", []))) for reply in replies), default=0)
-        )
-    )
+    counts = [as_list(reply.metrics.get("test-count", [])) for reply in replies]
+    return list(range(max(map(len, counts), default=0)))
 
 
 def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[int]]]:
@@ -167,12 +164,14 @@ def confusion_of(replies: Iterable[Reply], classes: int) -> dict[str, list[list[
 
     A client sends -n for a count below its minimum n.
     """
-    cells = np.array([reply.metrics[metrics.CONFUSION] for reply in replies], dtype=int).reshape(
-        -1, classes, classes
-    )
+    sent = [reply.metrics[metrics.CONFUSION] for reply in replies]
+    cells = np.array(sent, dtype=int).reshape(-1, classes, classes)
     below = -np.minimum(cells, 0).min(axis=0)
-    known: dict[str, list[list[int]]] = {"confusion": np.maximum(cells, 0).sum(axis=0).tolist()}
-    return known | ({"confusion_below": below.tolist()} if below.any() else {})
+    known: dict[str, list[list[int]]] = {}
+    known["confusion"] = np.maximum(cells, 0).sum(axis=0).tolist()
+    if below.any():
+        known["confusion_below"] = below.tolist()
+    return known
 
 
 def training_record(

@@ -63,7 +63,8 @@ class Plain(Summation):
         if group == MODEL:  # sums of gradients: a client without training nodes has none
             values = [values[place] for place in self._places_that_count(TRAINED, clients)]
         middle = aggregators.combine(values, {}, self.server.cfg.strategy)
-        return {name: len(values) * array.astype(reducer.dtype) for name, array in middle.items()}
+        count = len(values)
+        return {name: count * array.astype(reducer.dtype) for name, array in middle.items()}
 
     def _places_that_count(self, reducer: Mean, clients: list[int]) -> list[int]:
         """Return the places of the clients that a robust rule counts.
@@ -73,10 +74,10 @@ class Plain(Summation):
         """
         # even if ``strategy.weighting=nodes`` weighs an unchanged model
         models = reducer.weight in ("weighting", "shares")
-        weights = self.weights_of(replace(reducer, trained=reducer.trained or models), clients)
-        return [place for place, weight in enumerate(weights) if weight] or list(
-            range(len(clients))
-        )
+        counting = replace(reducer, trained=reducer.trained or models)
+        weights = self.weights_of(counting, clients)
+        places = [place for place, weight in enumerate(weights) if weight]
+        return places or list(range(len(clients)))
 
 
 def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[str]) -> Arrays:
@@ -84,9 +85,8 @@ def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[st
 
     Running statistics do not change.
     """
-    return {
-        name: array
-        if name in buffers
-        else origin[name] + scale * (array.astype(np.float64) - origin[name])
-        for name, array in arrays.items()
-    }
+    scaled = dict(arrays)
+    for name in arrays.keys() - buffers:
+        update = arrays[name].astype(np.float64) - origin[name]
+        scaled[name] = origin[name] + scale * update
+    return scaled
