@@ -18,6 +18,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grimp
 import networkx as nx
@@ -39,6 +40,7 @@ SKIPPED = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tok
 
 ROUND = """
 import sys, json, tempfile
+from collections import Counter
 from pathlib import Path
 import fedgraph_flwr
 from fedgraph_flwr.config import compose
@@ -49,7 +51,7 @@ except ImportError:  # an older checkout
 root = str(Path(fedgraph_flwr.__file__).parents[1])
 words = ["strategy=fedavg", "num_clients=3", "dataset=csbm", "dataset.nodes_per_client=[20,30]", "partition=planted"]
 words += ["model.hidden=4", "checkpoint_every=0", "rounds=3"]
-files, functions, climbs, open_files = set(), set(), [], []
+files, functions, climbs, open_calls = set(), set(), Counter(), []
 def spy(frame, event, argument):
     code = frame.f_code
     if event not in ("call", "return") or not code.co_filename.startswith(root):
@@ -57,13 +59,15 @@ def spy(frame, event, argument):
     name = code.co_filename[len(root) + 1:]
     key = (name, code.co_qualname)
     if event == "return":
-        if open_files:
-            open_files.pop()
+        if open_calls:
+            open_calls.pop()
         return
-    if len(open_files) and name != open_files[-1] and name in open_files and "respond" in stack_of(frame):
-        climbs.append(key)
-    open_files.append(name)
-    files.add(name), functions.add(key)
+    again = any(name == file for file, _ in open_calls) and name != open_calls[-1][0]
+    if again and "respond" in stack_of(frame):
+        climbs[" ".join(open_calls[-1]) + " -> " + " ".join(key)] += 1
+    open_calls.append(key)
+    files.add(name)
+    functions.add(key)
 def stack_of(frame):
     names = set()
     while frame is not None:
@@ -78,7 +82,9 @@ def watched(self, server_round):
 Loop._begin = watched
 with tempfile.TemporaryDirectory() as folder:
     run_inline(compose([*words, f"out={folder}/run"]))
-print(json.dumps({"files": len(files), "functions": len(functions), "climbs": len(climbs)}))
+named = [name for _, name in functions if "<" not in name.rpartition(".")[2]]
+counts = {"files": len(files), "functions": len(functions), "with names": len(named)}
+print(json.dumps({**counts, "climbs": climbs}))
 """
 
 
@@ -181,8 +187,8 @@ def density(root: Path) -> dict[str, tuple[int, int]]:
     return {room: (count["tokens"], count["lines"]) for room, count in found.items()}
 
 
-def profiled(root: Path) -> dict[str, int]:
-    """Return files and functions of the second round of FedAvg with three clients, and the climbs of its messages."""
+def profiled(root: Path) -> dict[str, Any]:
+    """Return files and functions of the second round of FedAvg with three clients, and how often its messages climb where."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", ROUND]
     with tempfile.TemporaryDirectory() as folder:
@@ -198,7 +204,12 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, nargs="?", default=ROOT)
     root = parser.parse_args().checkout.resolve()
     print("circles, types counted:", [len(circle) for circle in circles(root)])
-    print("second round of FedAvg:", profiled(root))
+    counts = profiled(root)
+    climbs = counts.pop("climbs")
+    print("second round of FedAvg:", counts)
+    print("climbs of its messages:", sum(climbs.values()))
+    for climb, times in sorted(climbs.items()):
+        print(f"    {times} {climb}")
     print("capability flags asked without the value:", flags(root))
     written = foreign_writes(root)
     print("attributes of the strategy that others write:", len(written), *sorted(written))
