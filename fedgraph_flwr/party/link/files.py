@@ -26,6 +26,9 @@ from fedgraph_flwr.party.tables.parties import BETWEEN, normal_ids
 Ints = NDArray[np.int64]
 AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
+ALIASES = "aliases"
+"""Key of ``linking``: pairs of a record and the name by which the other party's book calls its own end, in normal form."""
+
 DATA = ("edge_attr", "edge_time", "edge_y")
 """Data of a record that its source's party sends to the other one."""
 
@@ -57,6 +60,10 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
     others = normal_ids(unpack_words(graph.foreign_id)[rows], form)
     extra = unpack_words(graph.foreign_key)[rows]
     outgoing = graph.foreign_out.numpy()[rows]
+    if aliases := dict(graph.linking.get(ALIASES, ())):
+        ids = np.array(
+            [aliases.get(row, word) for row, word in zip(rows.tolist(), ids.tolist(), strict=True)], dtype=str
+        )
     keys = []
     for local, remote, out, key in zip(ids, others, outgoing, extra, strict=True):
         ends = [(own, str(local)), (party, str(remote))]

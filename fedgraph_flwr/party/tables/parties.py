@@ -176,7 +176,7 @@ def divide(
     others = np.where(outgoing, folded[1][rows], folded[0][rows])
     ids = np.where(outgoing, texts[1][rows], texts[0][rows])
     parties = tuple(sorted(set(map(str, others))))
-    keys = _keys(links, rows, rule, where[0], treatment)
+    keys = record_values(links, rows, rule, where[0], treatment)
     found = Records(
         ends=torch.from_numpy(np.stack([positions[0][both], positions[1][both]])),
         own=torch.from_numpy(both),
@@ -203,7 +203,7 @@ def _booked_once(
 
     if not rule.key or not rows.size:
         return rows
-    keys = _keys(links, rows, rule, where, treatment)
+    keys = record_values(links, rows, rule, where, treatment)
     complete = np.array([all(key.split(BETWEEN)) for key in keys], dtype=bool)
     same = pd.DataFrame({"source": positions[0][rows], "target": positions[1][rows], "key": keys}).duplicated()
     repeated_rows = complete & same.to_numpy()
@@ -331,7 +331,7 @@ def _own_positions(
     return found
 
 
-def _keys(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: Treatment) -> np.ndarray:
+def record_values(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: Treatment) -> np.ndarray:
     """Return the values that identify each record, in normal form [R].
 
     Raises:

@@ -209,7 +209,7 @@ def _models(path: Path) -> list[Path]:
     return [file.parents[1] for file in stored] or [path]
 
 
-def _loaded(path: Path, client: int | None) -> Any:
+def load_model(path: Path, client: int | None) -> Any:
     """Return the model of a run folder, of a blend or of a node's state folder."""
     if is_blend(path):
         return load_blend(path, client)
@@ -226,10 +226,10 @@ def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
     for path in (each for run in runs for each in _models(run)):
         if (path / CONFIG).is_file() and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
-        model = _loaded(path, client)
+        model = load_model(path, client)
         model.check_task(model.task.capabilities.classes, "worth compares scores of classes (task=nodes or edges)")
         keys = {key: value for key, value in flat_keys(model.cfg).items() if key not in {*FREE, "seed"} - {"rounds"}}
-        name = _named(model)
+        name = model_name(model)
         again = sum(group.partition(" (")[0] == name for group in groups)
         name = names.setdefault(repr(sorted(keys.items())), f"{name} ({again + 1})" if again else name)
         groups.setdefault(name, []).append((path, model))
@@ -241,7 +241,7 @@ OWN_TREES = "own trees"
 """Name of trees that each party trains alone, on the same columns."""
 
 
-def _named(model: TaskPredictor) -> str:
+def model_name(model: TaskPredictor) -> str:
     """Return the name of a model's method; of trees and of a method that shares nothing, whose data it was trained on."""
     cfg, name = model.cfg, method_name(model.cfg.strategy.name)
     if getattr(model, "forest", None):

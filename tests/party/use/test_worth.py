@@ -16,7 +16,16 @@ from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.party.use.worth import METRICS, _named, clipped, clusters_of, effective, interval, measure, scored
+from fedgraph_flwr.party.use.worth import (
+    METRICS,
+    clipped,
+    clusters_of,
+    effective,
+    interval,
+    measure,
+    model_name,
+    scored,
+)
 from tests.nodes import party_nodes
 
 
@@ -174,7 +183,7 @@ def test_wrong_options_are_refused_in_one_sentence(words, says, runs, capsys):
 def test_names_tell_own_trees_from_federated_ones_and_intervals_stay_in_range():
     def name(*words: str) -> str:
         forest = {"feature": np.zeros(1)} if "boosting" in words[0] else {}
-        return _named(SimpleNamespace(cfg=compose(list(words)), forest=forest))
+        return model_name(SimpleNamespace(cfg=compose(list(words)), forest=forest))
 
     assert [
         name("strategy=boosting", "strategy.shared=[]"),
