@@ -113,8 +113,8 @@ def run_flower(
     federation = f"num-supernodes={partition.num_clients(cfg)} {resources}"
     say("starting a SuperLink")
     for attempt in range(1, STARTS + 1):
-        with local_superlink(out / "superlink.log") as own:
-            _flwr_run(cfg, "own", own, on_round, say, ["--federation-config", federation])
+        with local_superlink(out / "superlink.log") as variables:
+            _flwr_run(cfg, "own", variables, on_round, say, ["--federation-config", federation])
         if attempt == STARTS or not _ray_was_late(out):
             break
         say("Ray did not start within 30 s on this busy machine; starting it again")

@@ -142,8 +142,12 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig, kind: type[GraphClient]) -
     if not plain or (known := partition.outline(cfg)) is None:
         return
     sizes = {key: known.descriptions[key] for key in ("num_features", "num_classes")}
-    each = [{"num_train": number, **sizes} for number in known.descriptions["num_train"]]
-    grid.descriptions = dict(enumerate(map(partial(client_description, cfg), known.nodes, each)))
+    sizes_of_clients = [
+        {"num_train": number, **sizes} for number in known.descriptions["num_train"]
+    ]
+    grid.descriptions = dict(
+        enumerate(map(partial(client_description, cfg), known.nodes, sizes_of_clients))
+    )
     grid.files_models = files_models(kind, cfg, **sizes)
 
 

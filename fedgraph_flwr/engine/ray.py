@@ -343,8 +343,8 @@ class RayGrid(BaseGrid):
             if ships:
                 paths = partition.files(partition.client_files(cfg))
                 for share in self.shares:
-                    own = paths[share.first :: len(actors)]
-                    share.files = ray.put({path.name: path.read_bytes() for path in own})
+                    files = paths[share.first :: len(actors)]
+                    share.files = ray.put({path.name: path.read_bytes() for path in files})
             pool.wait(
                 [
                     share.actor.begin.remote(self.description, None, share.files)
@@ -521,9 +521,11 @@ class Pool:
         nodes = [node["Resources"] for node in alive]
         room = sum(_room(resources, cfg) for resources in nodes)
         if not room:
-            found = "; ".join(f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes)
+            machines = "; ".join(
+                f"{n.get('CPU', 0):g} CPUs, {n.get('GPU', 0):g} GPUs" for n in nodes
+            )
             raise RunFailed(
-                f"no machine has enough resources for {_needs(cfg)}: lower them; Ray has {found}"
+                f"no machine has enough resources for {_needs(cfg)}: lower them; Ray has {machines}"
             )
         if (
             not cfg.client_gpus

@@ -458,9 +458,9 @@ class Stack:
         self.members = [batch.inputs for batch in self.batches] or [
             client.inputs for client in clients
         ]
-        self.sizes = [rows_of(own) for own in self.members]
+        self.sizes = [rows_of(inputs) for inputs in self.members]
         self.rows = max(self.sizes)
-        self.parts = [part for own in self.members for part in constants(own)]
+        self.parts = [part for inputs in self.members for part in constants(inputs)]
         self.inputs, self.dense, self.given = _cached.of(clients, self.parts, self._stacked_inputs)
         if with_batch:
             parts = [part for batch in self.batches for part in (batch.nodes, batch.y)]
@@ -468,11 +468,11 @@ class Stack:
         self.trees = (
             {name: getattr(clients[0], name) for name in _read(clients[0])} if with_batch else {}
         )
-        each = [
+        leaves = [
             dict(_leaves({name: getattr(client, name) for name in self.trees}))
             for client in clients
         ]
-        self.leaves = {path: torch.stack([own[path] for own in each]) for path in each[0]}
+        self.leaves = {path: torch.stack([tree[path] for tree in leaves]) for path in leaves[0]}
 
     def _stacked_inputs(
         self,

@@ -147,9 +147,9 @@ def _check_init(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphC
     Raises:
         FedGraphError: names the method.
     """
-    own = (*client.predicts_with, *Parts(cfg.strategy).predicts_with)
-    if own and not rebuilds(cfg):
-        why = f"predicts with state of its method as well ({', '.join(own)})"
+    state = (*client.predicts_with, *Parts(cfg.strategy).predicts_with)
+    if state and not rebuilds(cfg):
+        why = f"predicts with state of its method as well ({', '.join(state)})"
     elif not cfg.strategy.shared and cfg.on_fleet:
         why = "shares no parameters, by which nodes find their own"
     else:

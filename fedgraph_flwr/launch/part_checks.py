@@ -51,12 +51,11 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         if name in ANCHORED:
             _need_shared(rules, f"strategy.objective={name} {ANCHORED[name]}")
         _need_hooks(rules, f"strategy.objective={name}", client, OBJECTIVES[name])
-    if (own := rules.personalization) in KEYS:
-        _need_shared(rules, f"strategy.personalization={own} trains a second model beside")
-        prepared = (
-            ("train",) if KINDS[own].capabilities.tunes else ()
-        )  # it trains at scoring too, after `train` has ended
-        _need_hooks(rules, f"strategy.personalization={own}", client, PERSONAL + prepared)
+    if (part := rules.personalization) in KEYS:
+        _need_shared(rules, f"strategy.personalization={part} trains a second model beside")
+        # it trains at scoring too, after `train` has ended
+        prepared = ("train",) if KINDS[part].capabilities.tunes else ()
+        _need_hooks(rules, f"strategy.personalization={part}", client, PERSONAL + prepared)
     if rules.variates != "none":
         _check_variates(rules, server, client, uplink)
     if rules.server_optimizer != "average":

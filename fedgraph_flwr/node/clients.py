@@ -360,11 +360,12 @@ def _keyring(node: Node, client: GraphClient) -> Keyring:
 
     The node logs fingerprints and stores them in its state folder.
     """
-    own, peers = node.settings.get("key"), node.settings.get("peers")
+    key = node.settings.get("key")
+    peers = node.settings.get("peers")
     return Keyring(
         client.graph.client,
         node.key[0],
-        read_key(str(own)) if own else None,
+        read_key(str(key)) if key else None,
         read_pins(str(peers)) if peers else None,
         partial(_report_keys, node, client) if node.reports_keys else None,
     )

@@ -67,8 +67,8 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
             raise FedGraphError(
                 f"{what} to the model: import its tables with that run's schema (--schema)"
             )
-    own = folder / path.name.replace("model_", "models_")
-    models = as_arrays(unflatten(read_tensors(own)[0])) if own.is_file() else {}
+    personal = folder / path.name.replace("model_", "models_")
+    models = as_arrays(unflatten(read_tensors(personal)[0])) if personal.is_file() else {}
     return EarlierModel(
         path,
         as_arrays(read_tensors(path)[0]),

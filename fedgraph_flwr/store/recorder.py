@@ -170,7 +170,7 @@ class Recorder:
             # Copy: an absent client keeps the same arrays, and a checkpoint must store each array
             # once.
             self.best_models = {
-                c: {n: a.copy() for n, a in own.items()} for c, own in (models or {}).items()
+                c: {n: a.copy() for n, a in model.items()} for c, model in (models or {}).items()
             }
         self._take_own(record)
         if nodes:

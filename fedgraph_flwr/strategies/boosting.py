@@ -178,13 +178,11 @@ class Boosting(GraphStrategy):
     ) -> np.ndarray:
         """Return the histograms of nodes: those of the roots came with the replies to ``train``."""
         nodes = {"tree": tree.astype(np.int32), "node": node.astype(np.int32)}
-        found = (
-            roots.pop()
-            if roots
-            else self.request(GROW, {FOREST: forest, NODES: nodes})[HISTOGRAM]["sums"]
-        )
+        if not roots:
+            grown = self.request(GROW, {FOREST: forest, NODES: nodes})
+            roots = [grown[HISTOGRAM]["sums"]]
         sums = np.zeros((len(tree), *self._growth.held.shape, 3))
-        sums[:, self._growth.held] = found
+        sums[:, self._growth.held] = roots.pop()
         return sums
 
     def _mean(self, base: Arrays, reduced: Reduced) -> Arrays:

@@ -185,12 +185,12 @@ class Privacy:
         values = {group: terms for group, terms in groups.items() if group != CLIPPED}
         bits = self._bits(values, groups.get(CLIPPED)) if self.cfg.adaptive else {}
         multiplier = value_multiplier(self.cfg, len(values), self.size)
-        found = {
+        noised = {
             group: self._released(group, terms, multiplier * math.sqrt(len(values)))
             for group, terms in values.items()
         }
         self.adapt(bits, clients or self.size)
-        return found
+        return noised
 
     def _bits(self, groups: Mapping[str, Terms], sent: Terms | None) -> dict[str, float]:
         """Return Σ_i b_i with noise by group, from the bits that clients sent, or from their updates if the server clips."""
@@ -297,9 +297,9 @@ class Privacy:
         """
         multiplier = float(state.get("noise_multiplier", torch.tensor(0.0)))
         if multiplier != self.cfg.noise_multiplier:
-            own = self.cfg.noise_multiplier
+            now = self.cfg.noise_multiplier
             raise FedGraphError(
-                f"the checkpoint has privacy.noise_multiplier={multiplier:g}, this run {own:g}, and ε covers one: set the first"
+                f"the checkpoint has privacy.noise_multiplier={multiplier:g}, this run {now:g}, and ε covers one: set the first"
             )
         self.releases += int(state.get("releases", 0))
         if self.cfg.adaptive:
