@@ -16,7 +16,7 @@ import argparse
 import contextlib
 import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,26 +220,25 @@ def plant(plan: Plan, book: Book, out: Path, client: int, secret_seed: int | Non
     me, name = plan.party(book.party.party), book.party.party
     check_folder(out, [book])
     _check_times(plan, book)
-    ordinary, wanted = book.ordinary(), sum(pattern.parties.count(me) for pattern in plan.patterns)
+    whole = replace(plan, hold_out=[]).patterns  # accounts do not depend on what is held out
+    ordinary, wanted = book.ordinary(), sum(pattern.parties.count(me) for pattern in whole)
     if wanted > len(ordinary):
         raise FedGraphError(
             f"the plan has {wanted} accounts at party '{name}', which has {len(ordinary)} ordinary ones of {len(book.ids)}: lower"
             " counts, size or kinds"
         )
     secret = party_secret(out.absolute(), client, secret_seed)
-    seed = hashlib.sha256(f"fedgraph drill accounts {secret} {plan.digest}".encode()).digest()
+    seed = hashlib.sha256(f"fedgraph drill accounts {secret} {plan.seed}".encode()).digest()
     drawn = np.random.default_rng(list(seed)).choice(len(ordinary), wanted, replace=False)
-    free = iter([ordinary[place] for place in drawn])
-    slots = {
-        (pattern.number, member): next(free)
-        for pattern in plan.patterns
-        for member, party in enumerate(pattern.parties)
-        if party == me
-    }
+    places = [
+        (pattern.number, member) for pattern in whole for member, party in enumerate(pattern.parties) if party == me
+    ]
+    present = {pattern.number for pattern in plan.patterns}
+    slots = {slot: ordinary[at] for slot, at in zip(places, drawn, strict=True) if slot[0] in present}
     _write(plan, book, out, client, slots, me)
     crossing = _import(plan, out, client, slots, secret_seed)
     rows = [row for pattern in plan.patterns for row in planted_rows(pattern, plan, slots, me)]
-    return Planted((wanted, len(ordinary)), (len(rows), crossing))
+    return Planted((len(slots), len(ordinary)), (len(rows), crossing))
 
 
 def planted_rows(

@@ -20,7 +20,7 @@ from fedgraph_flwr.party.drill.plan import Plan
 from fedgraph_flwr.party.drill.planting import PLAN, SLOTS
 from fedgraph_flwr.party.use.blend import is_blend
 from fedgraph_flwr.party.use.predict import finished
-from fedgraph_flwr.party.use.worth import OWN_TREES, load_model, model_name
+from fedgraph_flwr.party.use.worth import OWN_TREES, load_model, model_name, models_below
 from fedgraph_flwr.store.results import CONFIG
 
 Floats = NDArray[np.float64]
@@ -117,7 +117,7 @@ def report(runs: Sequence[Path], planted: Sequence[Path], clients: Sequence[int 
     found: dict[str, list[Scored]] = {}
     rules: list[Scored] = []
     for folder, plan, client in zip(planted, plans, clients, strict=True):
-        models = [(run, _load(run, client)) for run in runs]
+        models = [(path, _load(path, client)) for run in runs for path in models_below(run)]
         own = next((model for _, model in models if not model.cfg.strategy.pooled), None)
         if own is None:
             raise FedGraphError(

@@ -201,7 +201,7 @@ Groups = dict[str, list[tuple[Path, TaskPredictor]]]
 """By method, runs that differ only in their seeds: the folder and the model of each."""
 
 
-def _models(path: Path) -> list[Path]:
+def models_below(path: Path) -> list[Path]:
     """Return the folders below a node's state folder that hold a model, the oldest first; a run folder itself."""
     if (path / CONFIG).is_file() or is_blend(path):
         return [path]
@@ -223,7 +223,7 @@ def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
         FedGraphError: a folder holds no model of the party, or a model has no classes.
     """
     names, groups = dict[str, str](), Groups()
-    for path in (each for run in runs for each in _models(run)):
+    for path in (each for run in runs for each in models_below(run)):
         if (path / CONFIG).is_file() and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
         model = load_model(path, client)

@@ -26,8 +26,8 @@ def plan(**keys):
     return Plan(**{**given, "within": 1.5, **keys})
 
 
-def books(folder, hours=True, ends=("a", "b")):
-    """Two banks' tables and party files, without labels; return the files."""
+def books(folder, hours=True, prefix="", ends=("a", "b")):
+    """Two banks' tables and party files, without labels, the bank in columns or before each id; return the files."""
     rng = np.random.default_rng(0)
     count = 1000
     bank, number = rng.integers(2, size=(2, count)), rng.integers(EACH, size=(2, count))
@@ -45,19 +45,25 @@ def books(folder, hours=True, ends=("a", "b")):
         }
     )
     found = []
+    named = {bank: table[bank].to_numpy() for bank in ("from_bank", "to_bank")}
+    if prefix:
+        for end, bank in (("payer", "from_bank"), ("payee", "to_bank")):
+            table[end] = table.pop(bank) + prefix + table[end]
+    rule = {"party_prefix": prefix} if prefix else {"party_columns": ["from_bank", "to_bank"]}
     for client, letter in enumerate(ends):
         place = folder / f"bank_{letter}"
         place.mkdir(parents=True)
-        own = (table["from_bank"] == letter) | (table["to_bank"] == letter)
+        own = (named["from_bank"] == letter) | (named["to_bank"] == letter)
         table[own].to_csv(place / "payments.csv", index=False)
-        pd.DataFrame({"id": [f"{letter}{n:03d}" for n in range(EACH)]}).to_csv(place / "accounts.csv", index=False)
+        ids = [f"{letter}{prefix}{letter}{n:03d}" if prefix else f"{letter}{n:03d}" for n in range(EACH)]
+        pd.DataFrame({"id": ids}).to_csv(place / "accounts.csv", index=False)
         party = {
             "party": letter,
             "client": client,
             "nodes": "accounts.csv",
             "edges": "payments.csv",
             "columns": {"id": "id", "source": "payer", "target": "payee", "time": "booked", "amount": "amount"},
-            "party_columns": ["from_bank", "to_bank"],
+            **rule,
             "match": {"booked": "date", "amount": "amount", "ref": "text"},
             "features": "payments",
         }
@@ -152,13 +158,14 @@ def test_share_that_crosses():
     assert any(len({*p.parties}) == 2 for p in plan(cross=1.0).patterns)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["hours", "dates"])
+@pytest.fixture(scope="module", params=[(True, ""), (False, ""), (True, ":")], ids=["hours", "dates", "prefix"])
 def planted(request, tmp_path_factory):
     """The plan, both banks' copies, and the bytes of the originals before and after."""
     folder = tmp_path_factory.mktemp("drill")
-    files = books(folder / "books", request.param)
+    hours, prefix = request.param
+    files = books(folder / "books", hours, prefix)
     before = content(folder / "books")
-    made = plan(dates=not request.param)
+    made = plan(dates=not hours)
     places = [folder / name for name in "ab"]
     for client, (file, place) in enumerate(zip(files, places, strict=True)):
         plant(made, read_book(file), place, client, 1)
@@ -183,7 +190,7 @@ def test_both_halves_agree_without_accounts_of_the_other(planted):
     for table, own in ((a, "a"), (b, "b")):
         for end, party in (("source", "from_party"), ("target", "to_party")):
             mine = table[party] == own
-            assert table.loc[mine, end].str.match(f"{own}\\d\\d\\d$").all()
+            assert table.loc[mine, end].str.match(f"({own}:)?{own}\\d\\d\\d$").all()
             assert table.loc[~mine, end].str.startswith(made.label).all()
 
 
@@ -211,6 +218,20 @@ def test_accounts_are_ordinary_and_take_one_slot(planted):
         count = count[count.index.str.startswith(letter)]
         low, high = count.quantile([0.1, 0.9])
         assert count[slots["account"]].between(low, high).all()
+
+
+def test_what_is_held_out_moves_no_account(tmp_path):
+    [file, _] = books(tmp_path / "books")
+    slots = []
+    for name, held in (("all", []), ("held", ["cycle"])):
+        plant(plan(hold_out=held), read_book(file), tmp_path / name, 0, 1)
+        table = pd.read_csv(tmp_path / name / "drill_slots.csv", dtype=str).drop(columns="name")
+        slots.append({tuple(row) for row in table.itertuples(index=False)})
+    assert slots[1] < slots[0]
+    assert {(kind, stage) for _, _, kind, stage in slots[0] - slots[1]} <= {
+        ("cycle", "training"),
+        ("cycle", "validation"),
+    }
 
 
 def test_recall_by_hand():
@@ -287,7 +308,7 @@ def test_digests_of_other_plans_are_refused(tmp_path, capsys):
 def test_a_drill_from_books_to_recall(tmp_path, capsys):
     files = books(tmp_path / "books")
     before, out = content(tmp_path / "books"), tmp_path / "drill"
-    words = ["--seed", "3", "--budget", "15", "--counts", "5,2,2", "--size", "4,5", "--hold-out", "cycle", "--kinds"]
+    words = ["--seed", "3", "--budget", "15", "--counts", "4,1,2", "--size", "4,5", "--hold-out", "cycle", "--kinds"]
     words += ["cycle,fan_out,bipartite", "--out", str(out)]
     assert main(["drill", *(str(file.parent) for file in files), *words]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
