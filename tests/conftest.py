@@ -209,6 +209,15 @@ def train(run: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return trainer(run, tmp_path)
 
 
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[None]:
+    """A Ray instance for all tests of the group "one ray", which `pytest.mark.xdist_group` runs in one process."""
+    from fedgraph_flwr.engine.ray import ray_session
+
+    with ray_session():
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--gpu`` lets tests see a GPU, which those of `tests.methods.test_gpu` need; others compare bits of the CPU."""
     parser.addoption("--gpu", action="store_true", help="let tests see a GPU")

@@ -11,7 +11,6 @@ from fedgraph_flwr.clients import subgraph_batches
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.engine.ray import ray_session
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.launch.simulations import run_ray
@@ -281,10 +280,12 @@ def test_a_resumed_run_and_clients_built_again_have_the_same_bits(sampler, go, m
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("one ray")
+@pytest.mark.usefixtures("one_ray")
 def test_ray_has_the_same_bits(go):
-    """Of each sampler, in one Ray instance."""
+    """Of each sampler."""
     forms = [NEIGHBOURS, *SAMPLERS.values()]
-    with pytest.MonkeyPatch.context() as patch, ray_session():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small, "run_inline", run_ray)
         on_ray = [go("fedavg", *form, "engine=ray") for form in forms]
     for form, run in zip(forms, on_ray, strict=True):

@@ -21,11 +21,11 @@ WORDS = [
     "checkpoint_every=0",
 ]
 
-pytestmark = pytest.mark.xdist_group("ray sums")  # one instance
+pytestmark = pytest.mark.xdist_group("one ray")
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory):
+def pool(tmp_path_factory, one_ray):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGRAPH_DATA", str(tmp_path_factory.mktemp("root")))
         with ray_session() as pool:

@@ -12,7 +12,6 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.far_ends import with_shares
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.engine.ray import ray_session
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline, run_ray
 from fedgraph_flwr.partition.clients import cut, pool
@@ -105,15 +104,8 @@ def test_a_run_on_linked_files_is_that_of_the_partition(form, train):
     assert_same_run(train("linked", *form), train("partitioned", *form))
 
 
-@pytest.fixture(scope="module")
-def one_ray():
-    """A Ray instance for all tests of this file."""
-    with ray_session():
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray between")
+@pytest.mark.xdist_group("one ray")
 @pytest.mark.usefixtures("one_ray")
 @pytest.mark.parametrize("form", [["fedgcn"], ["fedavg", "model=sage"], ["fedstruct"], ["fedsage_true"]], ids=" ".join)
 def test_ray_gives_the_bits_of_the_inline_engine(form, train):
@@ -150,7 +142,7 @@ def _book(like, bank, source, target):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ray between")
+@pytest.mark.xdist_group("one ray")
 @pytest.mark.usefixtures("one_ray")
 def test_fedgl_shares_nodes_on_linked_files_to_the_same_bits(shared, train, monkeypatch):
     linked = [ClientGraph.load(shared / f"linked/client_{client:04d}.safetensors") for client in range(3)]

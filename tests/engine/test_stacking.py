@@ -411,6 +411,8 @@ def test_streams_of_the_process_are_left_alone(run):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("one ray")
+@pytest.mark.usefixtures("one_ray")
 def test_actors_stack_their_clients(run, tmp_path):
     alone = run(*WORDS, sizes=SIZES)
     overrides = [*WORDS, f"strategy.client={__name__}:Gregarious", "stack=2", "num_clients=4", "model.hidden=8"]

@@ -45,13 +45,17 @@ FORMS = {
     "head": ["strategy.personalization=head"],
     "local": ["strategy.shared=[]"],
     "fedgcn": ["strategy=fedgcn"],
-    "ray": pytest.param(["strategy.personalization=head", "engine=ray"], marks=pytest.mark.slow),
+    "ray": pytest.param(
+        ["strategy.personalization=head", "engine=ray"], marks=[pytest.mark.slow, pytest.mark.xdist_group("one ray")]
+    ),
 }
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_run_from_a_trained_model_is_the_longer_run(run, form):
+def test_a_run_from_a_trained_model_is_the_longer_run(run, form, request):
     engine = [word for word in form if word.startswith("engine=")]
+    if engine:
+        request.getfixturevalue("one_ray")
     form = [word for word in form if word not in engine]
     whole, first = run(*PLAIN, *form, "rounds=4"), run(*PLAIN, *form, "rounds=2")
     second = later("init", first, *engine)

@@ -45,13 +45,8 @@ def inline(tmp_path_factory):
     return get
 
 
-@pytest.fixture(scope="module")
-def one_ray():
-    with fg.ray_session():
-        yield
-
-
 @every_task
+@pytest.mark.xdist_group("one ray")
 def test_ray_gives_the_same_bits(task, inline, one_ray, tmp_path):
     assert_same_arrays(trained(task, tmp_path, engine="ray"), inline(task))
 
@@ -63,7 +58,6 @@ def test_rebuilt_clients_that_are_asked_over_the_wire_give_the_same_bits(task, i
     assert_same_arrays(trained(task, tmp_path), expected)
 
 
-@pytest.mark.parametrize("task", ["edges", "triples", "graphs"])
-def test_flowers_simulation_gives_the_same_bits(task, inline, tmp_path):
+def test_flowers_simulation_gives_the_same_bits(inline, tmp_path):
     """What it adds to the others does not depend on the task: its own SuperLink, and nodes of its own."""
-    assert_same_arrays(trained(task, tmp_path, engine="flower-simulation"), inline(task))
+    assert_same_arrays(trained("edges", tmp_path, engine="flower-simulation"), inline("edges"))
