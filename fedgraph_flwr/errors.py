@@ -85,6 +85,10 @@ class RunFailed(FedGraphError):
     exit_code = 1
 
 
+class Refusal(FedGraphError):
+    """Error: a party's node declines a request of the server, by its policy or its records."""
+
+
 class TooManyClients(FedGraphError):
     """Error: a graph does not suffice for the number of clients.
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+from collections.abc import Callable
 from logging import INFO, WARNING
 from math import nan
 from pathlib import Path
@@ -16,6 +17,9 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.best_round import coverage, trained
 from fedgraph_flwr.fleet.run_folders import RUNS, run_folder
 from fedgraph_flwr.logs import log
+
+FLEET = "fleet"
+"""Name of the connection of runs that `flwr run` started: that which `fedgraph-flwr server` writes."""
 
 app = ServerApp()
 
@@ -31,10 +35,13 @@ def main(grid: Grid, context: Context) -> None:
     from fedgraph_flwr.launch.serving import serve
     from fedgraph_flwr.store.folder import InUse, owned
 
-    cfg = with_folder(from_run_config(context.run_config))
+    cfg = from_run_config(context.run_config)
     if type(grid).__name__ != "HttpGrid":  # a simulation
+        cfg = with_folder(cfg)
         _log_end(serve(grid, cfg, _log_round), cfg)
         return
+    # `flwr run` names no connection in the configuration, but the nodes have their own graphs
+    cfg = with_folder(cfg if cfg.on_fleet else dataclasses.replace(cfg, engine=FLEET))
     if runs := os.environ.get(RUNS):
         cfg = in_folder_of_runs(cfg, Path(runs))
     status = RunStatus(Path(cfg.out), context.run_id, strategy=cfg.strategy.name, rounds=cfg.rounds)
@@ -45,11 +52,13 @@ def main(grid: Grid, context: Context) -> None:
         status.took_round(record)
         _log_round(record)
 
+    limit_pull: Callable[[float], None] | None = None
     if not flower_patches.unmodified(lambda text: log(WARNING, text)):
-        flower_patches.quicken_pulls(cfg.strategy.timeout)
+        limit_pull = flower_patches.quicken_pulls
+        limit_pull(cfg.strategy.timeout)
         grid = PackingGrid(grid)
     try:
-        summary = serve(WatchedGrid(grid, status), cfg, on_round)
+        summary = serve(WatchedGrid(grid, status, limit_pull), cfg, on_round)
     except InUse:  # the folder belongs to another run
         raise
     except FedGraphError as error:

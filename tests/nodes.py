@@ -45,6 +45,7 @@ class Node:
         with run_identity(self.grid.run_id):
             node_clients.forget(self.grid.run_id)  # another process
             reply = self.grid._call(Message(content, dst_node_id=1, message_type=kind))
+        self.code = reply.error.code if reply.has_error() else 0
         return reply.error.reason if reply.has_error() else reply.content
 
     def restart(self):

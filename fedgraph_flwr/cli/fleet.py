@@ -6,10 +6,28 @@ from pathlib import Path
 
 from fedgraph_flwr.cli.node import check_address
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.fleet.certificates import REVOKED, days_left, key_of, renew, revoke, revoked, warnings
+from fedgraph_flwr.fleet.certificates import (
+    REVOKED,
+    REVOKED_OPERATORS,
+    days_left,
+    key_of,
+    renew,
+    revoke,
+    revoke_operator,
+    revoked,
+    warnings,
+)
 from fedgraph_flwr.fleet.checking import check
-from fedgraph_flwr.fleet.keys import Places, check_key, make_fleet, make_node, read_fleet
-from fedgraph_flwr.fleet.operating import UNREGISTERED, Removed, admit, check_connection, node_of_key, remove
+from fedgraph_flwr.fleet.keys import FLEET, Places, check_key, make_fleet, make_node, make_operator, read_fleet
+from fedgraph_flwr.fleet.operating import (
+    UNREGISTERED,
+    Removed,
+    admit,
+    check_connection,
+    connection,
+    node_of_key,
+    remove,
+)
 from fedgraph_flwr.fleet.overview import lines, overview
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.as_json import as_json
@@ -37,9 +55,15 @@ def register(parser: argparse.ArgumentParser) -> None:
     join.add_argument("--party", metavar="NAME", default="", help=about)
     join.set_defaults(func=_join)
 
-    about = "on the server: remove nodes for good, by public key FILE.pub"
+    about = "on the server: create a certificate NAME.crt, NAME.key of another operator"
+    operator = actions.add_parser("operator", help=about)
+    operator.add_argument("operators", nargs="+", metavar="NAME")
+    add_options(operator, _OPERATOR, days={"default": 365})
+    operator.set_defaults(func=_operator)
+
+    about = "on the server: remove nodes (public key FILE.pub) or operators (certificate FILE.crt) for good"
     removal = actions.add_parser("remove", help=about)
-    removal.add_argument("files", type=Path, nargs="+", metavar="FILE.pub")
+    removal.add_argument("files", type=Path, nargs="+", metavar="FILE")
     removal.set_defaults(func=_remove)
 
     renewal = actions.add_parser("renew", help="on the server: renew certificates; running runs continue")
@@ -51,8 +75,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help="as the operator: list nodes and the progress of runs")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(func=_status)
-    for action in (join, removal):
-        add_options(action, _KEYS, keys={"default": Path("keys")})
+    for action in (join, removal, operator):
+        add_options(action, _KEYS)
     for action in (join, removal, status):
         add_options(action, CONNECTION, name={"default": "fleet"})
 
@@ -76,7 +100,9 @@ _RENEW = """
 --days N  validity of the new certificates in days (default: 365)
 """
 
-_KEYS = "--keys DIR  folder of `fleet init`, with the list of removed keys (default: keys)"
+_KEYS = "--keys DIR  folder of `fleet init` (default: that of the connection's ca.crt, else keys)"
+
+_OPERATOR = "--days N  validity of the certificate in days (default: 365)"
 
 CONNECTION = "--name NAME  name of the connection in Flower's configuration (default: fleet)"
 
@@ -115,11 +141,12 @@ def _places(args: argparse.Namespace) -> Places:
 def _join(args: argparse.Namespace) -> int:
     if args.party and (len(args.files) > 1 or args.files[0].suffix != ".pub"):
         raise FedGraphError(f"--party {args.party} names the party of one FILE.pub: admit one key at a time")
+    keys = _keys_of(args)
     for path in args.files:
         if path.suffix == ".pub":
             if not path.is_file():
                 raise FedGraphError(f"{path}: no such file; expected a public key of `fedgraph-flwr fleet join`")
-            if (args.keys / REVOKED).is_file() and key_of(path.read_text(), str(path)) in revoked(args.keys):
+            if key_of(path.read_text(), str(path)) in revoked(keys):
                 raise Removed(path)
             check_connection(args.name)
             print(admit(path, args.name, args.party))
@@ -133,20 +160,44 @@ def _join(args: argparse.Namespace) -> int:
     return 0
 
 
+def _keys_of(args: argparse.Namespace) -> Path:
+    """Return the folder of `fleet init`: that of the server on this machine, wherever the command runs."""
+    if args.keys:
+        return Path(args.keys)
+    folder = Path(str(connection(getattr(args, "name", "fleet")).get("root-certificates", "keys/ca.crt"))).parent
+    return folder if (folder / FLEET).is_file() else Path("keys")
+
+
+def _operator(args: argparse.Namespace) -> int:
+    keys = _keys_of(args)
+    read_fleet(keys)
+    for name in args.operators:
+        certificate, key = make_operator(keys, name, args.days)
+        print(f"wrote {certificate} and {key}: send them to this operator as operator.crt and operator.key")
+    return 0
+
+
 def _remove(args: argparse.Namespace) -> int:
-    read_fleet(args.keys)  # else the list would be where no server reads it
-    check_connection(args.name)
+    keys = _keys_of(args)
+    read_fleet(keys)  # else the list would be where no server reads it
     for path in args.files:
         if not path.is_file():
-            raise FedGraphError(f"{path}: no such file; expected the public key of a node")
-        new = revoke(args.keys, key_of(path.read_text(), str(path)), path.name)
+            raise FedGraphError(f"{path}: no such file; expected a node's public key or an operator's certificate")
+    for path in [path for path in args.files if path.suffix == ".crt"]:
+        done = "removed" if revoke_operator(keys, path) else "was already removed"
+        print(f"{path} {done}; {keys / REVOKED_OPERATORS} keeps it out. Requests in progress end first")
+    nodes = [path for path in args.files if path.suffix != ".crt"]
+    if nodes:
+        check_connection(args.name)
+    for path in nodes:
+        new = revoke(keys, key_of(path.read_text(), str(path)), path.name)
         number, status = node_of_key(args.name, path)
         if number and status != UNREGISTERED:
             remove(number, args.name)
         done = (
             "removed" if number and status != UNREGISTERED else "was not registered" if new else "was already removed"
         )
-        print(f"{path} {done}; {args.keys / REVOKED} keeps it out, also if the server loses its database")
+        print(f"{path} {done}; {keys / REVOKED} keeps it out, also if the server loses its database")
     return 0
 
 

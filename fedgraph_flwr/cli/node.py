@@ -21,7 +21,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, read_rule, stored
 from fedgraph_flwr.fleet.certificates import WARNED
-from fedgraph_flwr.fleet.checking import Finding, reach
+from fedgraph_flwr.fleet.checking import Finding, admission, reach
 from fedgraph_flwr.fleet.keys import check_key
 from fedgraph_flwr.fleet.log_lines import FORMATS
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory
@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
     server = Server(*check_address(args.server, "--server"), _authority(args))
     options, rule = supernode_options(args), approvals_rule(args, plain)
     watched = monitor_address(args.monitor)
-    node = Node(options, plain, args.port or free_port(), server, args.once, rule)
+    node = Node(options, plain, args.port or free_port(), server, args.once, rule, args.key)
     numbers = AuditNumbers(args.state / audit.LOG) if args.state else None
     pages = {
         "/live": condition(node.not_live),
@@ -221,6 +221,18 @@ class Server:
         """Try to reach the server."""
         return reach(self.host, self.port, self.authority)
 
+    def why_unauthorized(self, key: Path) -> str:
+        """Return why the server rejected a signed request of this node."""
+        if why := self.unreachable():
+            return f"the connection to {self.host}:{self.port} was cut: {why}"
+        for found in admission(f"{self.host}:{self.port}", check_key(key), self.authority):
+            if found.right is False:
+                return found.explanation
+        return (
+            f"a request reached {self.host}:{self.port} too late, since the connection was cut, or this machine slept: its"
+            " signature had expired. The server admits this key"
+        )
+
 
 class Node:
     """SuperNode and its executor.
@@ -232,6 +244,7 @@ class Node:
         server: the fleet's server.
         once: whether to exit when the SuperNode ends.
         approvals: the executor's options for a node that asks for signatures.
+        key: this party's private key.
     """
 
     def __init__(
@@ -242,8 +255,9 @@ class Node:
         server: Server,
         once: bool = False,
         approvals: Sequence[str | Path] = (),
+        key: Path | None = None,
     ):
-        self.approvals = approvals
+        self.approvals, self.key = approvals, key
         self.options, self.plain, self.port, self.server, self.once = options, plain, port, server, once
         self.folder = Path(tempfile.mkdtemp(prefix="fedgraph-node-"))  # private: mode 700
         self.lock, self.secret = self.folder / "task", self.folder / "secret"
@@ -256,6 +270,7 @@ class Node:
         self.restarts = 0
         self.refused = False  # the server's certificate
         self.lost = threading.Event()  # the SuperNode reported a lost connection
+        self.unauthorized = False  # the server rejected a request of the SuperNode
 
     def not_live(self) -> str:
         """Return why this process should be restarted, or ""."""
@@ -396,11 +411,17 @@ class Node:
             self.code = int(found[1])
         elif "SuperNode ID:" in line or "Connection successful" in line:
             self.reason = ""
+        elif "401 Unauthorized" in line:
+            self.unauthorized = True
         elif "Connection attempt failed" in line:
             self.reason = f"no connection to the server {self.server.host}:{self.server.port}"
             self.lost.set()
 
     def _why(self) -> str:
+        unauthorized, self.unauthorized = self.unauthorized, False
+        if unauthorized and self.key:
+            with contextlib.suppress(FedGraphError):  # of the key, named below
+                return f"the SuperNode ended (401 above): {self.server.why_unauthorized(self.key)}"
         if self.code == 305:
             if why := self.server.unreachable():
                 return f"no connection to the server {self.server.host}:{self.server.port}: {why}"

@@ -100,10 +100,10 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
 
 
 def _renewed(nginx: list[Process]) -> None:
-    """Let nginx read replaced certificates: it ends no connection. The SuperLink reads them itself."""
+    """Let nginx read replaced certificates and removed operators: it ends no request. The SuperLink reads certificates itself."""
     for process in nginx:
         process.popen.send_signal(signal.SIGHUP)
-    say("the certificates were replaced: new connections use them")
+    say("certificates were replaced, or an operator was removed: this holds for new requests")
 
 
 class Parties:
@@ -217,7 +217,9 @@ def start(folder: Path, places: Places, database: Path, runs: Path, plain: bool)
     command = [*program, "--host", host, "--port", port, "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--database", str(database)]
-    more = {flower_patches.PLAIN: "1"} if plain else {RUNS: str(runs.absolute())}
+    more = (
+        {flower_patches.PLAIN: "1"} if plain else {RUNS: str(runs.absolute()), superlink.KEYS: str(folder.absolute())}
+    )
     started = [Process(command, ENVIRONMENT | more)]
     try:
         context = ssl.create_default_context(cafile=str(folder / "ca.crt"))

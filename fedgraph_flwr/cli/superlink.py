@@ -1,13 +1,31 @@
-"""Program of `fedgraph-flwr server`: `flower-superlink`, which also sends run folders and reads renewed certificates."""
+"""Program of `fedgraph-flwr server`: `flower-superlink` with the changes that a fleet needs.
 
+- It sends run folders to operators.
+- It reads renewed certificates.
+- It notices within a second that a run's process has ended, and writes why into the run's folder.
+- It registers no key that was removed from the fleet.
+"""
+
+import contextlib
+import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.fleet.certificates import reload_in_uvicorn
-from fedgraph_flwr.fleet.run_folders import RUNS, add_routes
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
+from fedgraph_flwr.fleet.operating import REMOVED
+from fedgraph_flwr.fleet.run_folders import RUNS, STATUS, add_routes
+from fedgraph_flwr.fleet.run_watch import RunWatch
 from fedgraph_flwr.fleet.status import read_status
+from fedgraph_flwr.store.folder import CHECKPOINT, owned
+from fedgraph_flwr.store.results import FAILURE
+
+KEYS = "FEDGRAPH_KEYS"
+"""Environment variable: the folder of `fleet init`."""
 
 
 def listing(root: Path, filters: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -23,19 +41,74 @@ def listing(root: Path, filters: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
+def record_end(root: Path, run_id: int, state: str, reason: str) -> None:
+    """Write the end of a run into its folder, unless its process has written one.
+
+    Args:
+        root: folder of the run folders.
+        run_id: Flower's number of the run.
+        state: ``lost``, ``stopped`` or ``failed``.
+        reason: the error message.
+    """
+    for path in root.glob(f"*/{STATUS}"):
+        try:
+            status = json.loads(path.read_bytes())
+            ours = status["run_id"] == str(run_id) and status["state"] == "running"
+        except (OSError, *MALFORMED):
+            continue
+        if not ours:
+            continue
+        resumable = (path.parent / CHECKPOINT).is_file()
+        failure = {"error": sanitize(reason, 1000), "exit_code": RunFailed.exit_code, "state": state}
+        hint = "; resume=RUN continues from its last checkpoint" if resumable else ""
+        new = {"state": state, "reason": failure["error"] + hint, "waiting": [], "updated": time.time()}
+        with contextlib.suppress(FedGraphError), owned(path.parent):  # another run may have the folder by now
+            write_bytes(path.parent / FAILURE, json.dumps(failure | {"resumable": resumable}).encode())
+            write_bytes(path, json.dumps(status | new).encode())
+
+
+def refuse_removed_keys(handlers: Any, folder: Path) -> None:
+    """Let a SuperLink refuse to register keys that `fleet remove` has listed, whoever asks.
+
+    Args:
+        handlers: Flower's module that handles operators' requests.
+        folder: folder of `fleet init`.
+    """
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.supercore.primitives.asymmetric import bytes_to_public_key
+
+    register = handlers.register_node
+
+    def register_unless_removed(request: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(ValueError, AttributeError):  # no key: Flower refuses it
+            key = bytes_to_public_key(request.public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            if key.decode() in revoked(folder):
+                why = f"{folder / REVOKED} lists this key"
+                raise FlowerError(ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE, why, REMOVED)
+        return register(request, *args, **kwargs)
+
+    handlers.register_node = register_unless_removed
+
+
 def main() -> None:
     """Run a SuperLink; ``sys.argv`` has its options, and the environment the folder of runs."""
     from flwr.superlink import main as superlink
     from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.control import control_handlers
 
     root, create = Path(os.environ[RUNS]), superlink.create_app
 
     def create_app(*args: Any, **kwargs: Any) -> Any:
         app = create(*args, **kwargs)
         add_routes(app, root, listing)
+        state = app.state.linkstate_factory.state()
+        RunWatch(state, lambda run, how, why: record_end(root, run, how, why)).start()
         return app
 
     superlink.create_app = create_app
+    if keys := os.environ.get(KEYS):
+        refuse_removed_keys(control_handlers, Path(keys))
     reload_in_uvicorn()
     flower_superlink()
 

@@ -15,7 +15,7 @@ from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
-from fedgraph_flwr.fleet.operating import check_connection
+from fedgraph_flwr.fleet.operating import check_connection, run_state
 from fedgraph_flwr.fleet.processes import (
     end_group,
     environment,
@@ -294,11 +294,19 @@ def _flwr_run(
         print(f"warning: {problem}", file=sys.stderr)
     if process.returncode != 0 and not (out / FAILURE).is_file():
         why = sanitize(_why(tail), 2000)
-        what = f"flwr run on '{connection}' ended with code {process.returncode}: {why}{_resume_text(out)}"
-        write_bytes(
-            out / FAILURE, json.dumps({"error": what, "exit_code": RunFailed.exit_code}).encode()
-        )
-        raise RunFailed(what)
+        what = f"flwr run on '{connection}' ended with code {process.returncode}: {why}"
+        raise _failed(out, what + _resume_text(out))
+    if copies and run_id and not any((out / name).is_file() for name in (SUMMARY, FAILURE)):
+        state, why = run_state(connection, run_id)
+        reason = f"the run ended on the server: {sanitize(why or state, 1000)}"
+        raise _failed(out, (STOPPED if state == "finished:stopped" else reason) + _resume_text(out))
+
+
+def _failed(out: Path, what: str) -> RunFailed:
+    """Write an error message into a run's folder, and return the error."""
+    failure = {"error": what, "exit_code": RunFailed.exit_code}
+    write_bytes(out / FAILURE, json.dumps(failure).encode())
+    return RunFailed(what)
 
 
 def _resume_text(out: Path) -> str:
@@ -342,11 +350,8 @@ def _result(out: Path) -> dict[str, Any]:
     if (out / FAILURE).is_file():
         failure = json.loads((out / FAILURE).read_text())
         code = failure["exit_code"]
-        error = (
-            FedGraphError(failure["error"])
-            if code == FedGraphError.exit_code
-            else RunFailed(failure["error"])
-        )
+        what = failure["error"] + (_resume_text(out) if failure.get("resumable") is True else "")
+        error = FedGraphError(what) if code == FedGraphError.exit_code else RunFailed(what)
         if code in EXIT_CODES:
             error.exit_code = code
         raise error
@@ -354,8 +359,7 @@ def _result(out: Path) -> dict[str, Any]:
         log = out / "flower.log"
         resume = _resume_text(out)
         what = f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}{resume}"
-        raise RunFailed(
-            f"{what}, and of a fleet the server's run folders: fedgraph-flwr runs --server NAME"
-        )
+        where = "and of a fleet the server's run folders: fedgraph-flwr runs --server NAME"
+        raise _failed(out, f"{what}, {where}")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary

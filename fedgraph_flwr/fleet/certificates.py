@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.fleet.keys import make_ca, make_certificate
+from fedgraph_flwr.fleet.keys import REVOKED_OPERATORS, make_ca, make_certificate
 
 WARNED = 30
 """Days before its end from which a certificate is named in warnings."""
@@ -102,10 +103,16 @@ def renew(folder: Path, name: str, days: int) -> Path:
 
 
 def watch(folder: Path, changed: Callable[[], object], warn: Callable[[str], object]) -> threading.Thread:
-    """Call ``changed`` after a certificate was replaced, and ``warn`` with `warnings` now and each day, in a thread."""
+    """Watch a fleet's folder in a thread.
+
+    Args:
+        folder: the folder of `fleet init`.
+        changed: called after a certificate was replaced or an operator removed.
+        warn: called with each of `warnings`, now and each day.
+    """
 
     def state() -> list[int]:
-        return [_changed(folder / name) for name in _FIX]
+        return [_changed(folder / name) for name in (*_FIX, REVOKED_OPERATORS)]
 
     def look() -> None:
         before, warned = state(), -_DAY
@@ -214,4 +221,26 @@ def revoke(folder: Path, key: str, name: str) -> bool:
         file.write(f"{begin}{key} {re.sub(r'[^ -~]', '?', name)} removed {date}\n")
         file.flush()
         os.fsync(file.fileno())
+    return True
+
+
+def revoke_operator(folder: Path, certificate: Path) -> bool:
+    """Let the server refuse an operator's certificate; return False if it does already.
+
+    Raises:
+        FedGraphError: the file is no certificate, or none of an operator of this fleet.
+    """
+    found, path = read(certificate), folder / REVOKED_OPERATORS
+    try:
+        found.verify_directly_issued_by(read(folder / "operators.crt"))
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise FedGraphError(
+            f"{certificate} is not signed by {folder / 'operators.crt'}: expected an operator's"
+        ) from error
+    name = re.sub(r"[^\w .=-]", "?", found.subject.rfc4514_string(), flags=re.ASCII)
+    date = datetime.datetime.now(datetime.UTC).date()
+    line, before = f'"{found.fingerprint(hashes.SHA1()).hex()}" 1;', path.read_text() if path.is_file() else ""
+    if line in before:
+        return False
+    write_bytes(path, f"{before}{line} # {name} removed {date}\n".encode())
     return True

@@ -399,7 +399,7 @@ class ForkingExecutor:
             os._exit(code)
 
 
-_REFUSED = 1001  # `wire.messages.FAILED`
+_DECLINED = 1002  # `wire.messages.DECLINED`
 
 SIGNERS = "FEDGRAPH_SIGNERS"
 """Environment variable of a task: names of the owners who approved its run, for the node's audit log."""
@@ -443,7 +443,7 @@ def _ask_for_approval(client: Any, approvals: tuple[str, Path]) -> None:
         return message, context, run, bundle
 
     def refuse(message: Any, context: Any) -> Any:
-        return Message(Error(_REFUSED, reasons[0]), reply_to=message)
+        return Message(Error(_DECLINED, reasons[0]), reply_to=message)
 
     client.pull_task_input = pull_and_check
     client.install_from_fab = lambda *args, **kwargs: None if reasons else install(*args, **kwargs)

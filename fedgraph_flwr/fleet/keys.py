@@ -5,6 +5,7 @@
     node_0, node_0.pub, ...             a SuperNode's key pair
     operators.crt                       authority of the operators, who may start runs; the server requires their certificate
     operator.crt, operator.key          a certificate of an operator
+    revoked_operators                   removed certificates of operators, one per line (fleet remove)
     server.conf                         nginx in front of the SuperLink: nodes reach /v1/fleet, operators /v1/control, no one else
     operator.conf                       nginx on an operator's machine; adds the certificate, which `flwr` cannot send
 
@@ -32,6 +33,8 @@ from fedgraph_flwr.version import installed
 
 PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"
+REVOKED_OPERATORS = "revoked_operators"
+"""File of a fleet's folder: certificates of operators that the server's nginx refuses, as lines of its ``map``."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -93,6 +96,8 @@ def write_configuration(folder: Path, name: str, places: Places) -> Path:
     """Write the nginx configuration ``server`` or ``operator`` for this folder and return its path."""
     values, path = {"keys": folder.absolute(), **asdict(places)}, (folder / f"{name}.conf").absolute()
     template = (_TEMPLATES / f"{name}.conf").read_text()
+    if name == "server":
+        (folder / REVOKED_OPERATORS).touch()  # nginx includes it
     path.write_text(re.sub(r"@(\w+)@", lambda found: str(values[found[1]]), template))
     return path
 
@@ -174,6 +179,23 @@ def make_certificate(
         builder = builder.add_extension(extension, critical=False)
     _write_private(folder / f"{name}.key", _pem(key))
     (folder / f"{name}.crt").write_bytes(builder.sign(signer, hashes.SHA384()).public_bytes(PEM))
+
+
+def make_operator(folder: Path, name: str, days: int) -> tuple[Path, Path]:
+    """Create the certificate of an operator and return the paths of certificate and key.
+
+    Raises:
+        FedGraphError: the name is not one of a new file, or the authority's key is elsewhere.
+    """
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name) or certificate.exists() or key.exists():
+        raise FedGraphError(f"operator {name!r}: expected a new name of letters, digits, '.', '_' and '-' in {folder}")
+    if not (folder / "operators.key").is_file():
+        raise FedGraphError(
+            f"{folder / 'operators.key'} is missing: create the certificate where its authority's key is"
+        )
+    make_certificate(folder, name, "operators", name, x509.ExtendedKeyUsageOID.CLIENT_AUTH, days)
+    return certificate, key
 
 
 def make_node(path: Path) -> None:

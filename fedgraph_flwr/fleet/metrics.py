@@ -111,7 +111,7 @@ def of_runs(
             last[party] = max(last.get(party, 0.0), entry.get("replied", 0.0))
             for kind, count in entry.get("failures", {}).items():
                 failed[party, kind] += count
-    for state in sorted({"running", "finished", "failed", "lost", *states}):
+    for state in sorted({"running", "finished", "failed", "lost", "stopped", *states}):
         runs.add(states[state], state=state)
     for phase, (count, took) in sorted(by_phase.items()):
         exchanges.add(count, phase=phase)

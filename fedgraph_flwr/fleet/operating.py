@@ -20,6 +20,9 @@ from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
 UNREGISTERED = "unregistered"
 """Flower's status of a removed node."""
 
+REMOVED = "it was removed from this fleet"
+"""Part of the server's answer to who registers a key that its list of removed keys has."""
+
 
 def connect(name: str, address: str, authority: Path) -> None:
     """Add a connection to Flower's configuration.
@@ -111,6 +114,8 @@ def admit(public: Path, name: str, party: str = "") -> str:
         done = _flwr(*register)
     if not done.returncode:
         return f"{public} is registered"
+    if REMOVED in without_box(done.stdout + done.stderr):
+        raise Removed(public)
     if "already in use" in done.stdout + done.stderr:
         if node_of_key(name, public)[1] == UNREGISTERED:
             raise Removed(public)
@@ -254,6 +259,15 @@ def runs(name: str) -> list[dict[str, Any]]:
     """Return the server's runs."""
     found: list[dict[str, Any]] = _json(name, "list", name)["runs"]
     return found
+
+
+def run_state(name: str, run_id: str) -> tuple[str, str]:
+    """Return Flower's state of a run, such as ``finished:stopped``, and its details; both are empty if unknown."""
+    try:
+        (run,) = _json(name, "list", name, "--run-id", run_id)["runs"]
+        return str(run["status"]), str(run.get("status-details") or "")
+    except (FedGraphError, *MALFORMED):
+        return "", ""
 
 
 def _json(name: str, *args: str) -> dict[str, Any]:

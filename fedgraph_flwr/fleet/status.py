@@ -7,7 +7,7 @@ has no scores, and no number of a graph.
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,14 +27,6 @@ RECENT = 10
 
 EVERY = 1.0
 """Least seconds between two writes while replies of an exchange arrive."""
-
-KINDS = {"no reply": "no_reply", "refuse": "refused", "not accept": "refused", "replied to phase": "invalid"}
-"""Text in the reason of a failure → its kind; any other is ``error``."""
-
-
-def kind_of_failure(reason: str) -> str:
-    """Return the kind of a failure: ``no_reply``, ``refused``, ``invalid`` or ``error``."""
-    return next((kind for text, kind in KINDS.items() if text in reason), "error")
 
 
 class RunStatus:
@@ -108,14 +100,16 @@ class RunStatus:
             for key in ("bytes_up", "bytes_down"):
                 self.values[key] += entry[key]
         nodes = {entry["client"]: entry for entry in self.values["nodes"].values() if "client" in entry}
+        kinds_of = record.get("failure_kinds", {})
         for who, reason in record["failed"].items():
             client, _, phase = who.partition(" ")
             entry = nodes.get(int(client)) if client.isdecimal() else None
             if entry is not None:
                 failed = {"at": time.time(), "round": record["round"], "phase": phase.strip("()")}
                 entry["failed"] = failed | {"reason": sanitize(reason, 300)}
-                kinds = entry.setdefault("failures", {})
-                kinds[kind_of_failure(reason)] = kinds.get(kind_of_failure(reason), 0) + 1
+                if kind := kinds_of.get(who):  # missing scores have none: the client failed in another exchange
+                    kinds = entry.setdefault("failures", {})
+                    kinds[kind] = kinds.get(kind, 0) + 1
         left = max(self.values.get("rounds", 0) - record["round"], 0)
         spent = {
             key: value for key, value in record.get("privacy", {}).items() if key in ("epsilon", "delta", "budget")
@@ -139,12 +133,15 @@ class WatchedGrid(Relay):
     Args:
         grid: sends the messages.
         status: the run's status; first written by the first call, when this run owns the folder.
+        limit_pull: limits the seconds for which the next pull may wait for a reply that has begun to arrive.
     """
 
-    def __init__(self, grid: Grid, status: RunStatus):
+    def __init__(self, grid: Grid, status: RunStatus, limit_pull: Callable[[float], None] | None = None):
         super().__init__(grid)
         self.status, self.begun = status, False
         self.blocks = bool(getattr(grid, "blocks", False))
+        self.limit_pull = limit_pull
+        self.overdue: dict[str, Any] = {}  # see `strategies.exchange`
 
     def get_node_ids(self) -> Iterable[int]:
         """See Flower's grid."""

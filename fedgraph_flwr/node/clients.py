@@ -23,7 +23,7 @@ from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request, s
 from fedgraph_flwr.clients.saved_models import WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.methods.variates import VARIATES
@@ -110,7 +110,7 @@ class Member:
         checkpoints = self._checkpoints(request)
         most = client.policy.most(phase, messages_of(type(client), phase))
         if not 0 <= request.round <= client.cfg.rounds:
-            raise FedGraphError(
+            raise Refusal(
                 f"the server requests phase '{phase}' of round {request.round} in a run of"
                 f" {client.cfg.rounds} rounds"
             )

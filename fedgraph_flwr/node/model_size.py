@@ -9,7 +9,7 @@ import torch
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.errors import FedGraphError, located, sanitize
+from fedgraph_flwr.errors import Refusal, located, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.tasks import kind_of
@@ -35,7 +35,7 @@ def check_size(policy: Policy, kind: type[GraphClient], cfg: RunConfig, graph: A
         if cfg.model.name in policy.networks or cfg.strategy.client in policy.strategies:
             log(DEBUG, "model=%s is not counted on the meta device: %r", cfg.model.name, error)
             return
-        raise FedGraphError(
+        raise Refusal(
             f"model={sanitize(cfg.model.name, 80)} of {sanitize(cfg.strategy.client, 80)} cannot be"
             f" counted before it is built ({located(error, public=True)}): make it build on torch's"
             " meta device, or list it in this node's policy"

@@ -19,7 +19,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
-from fedgraph_flwr.errors import FedGraphError, located
+from fedgraph_flwr.errors import FedGraphError, Refusal, located
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import settings
 from fedgraph_flwr.node.model_size import check_size
@@ -224,7 +224,7 @@ class Party(Node):
             if cfg.privacy.dp == "none" or phase in STEPS:
                 raise
             log(ERROR, str(error))
-            raise FedGraphError(
+            raise Refusal(
                 f"this node refuses the request; under privacy.dp={cfg.privacy.dp} only its own log"
                 " has the reason, which may depend on its data"
             ) from error
@@ -243,7 +243,7 @@ class Party(Node):
 
     def malicious(self, kind: type[GraphClient], cfg: RunConfig) -> type[GraphClient]:
         """A party's own node refuses to be one."""
-        raise FedGraphError(
+        raise Refusal(
             f"a party's own node refuses adversary.kind={cfg.adversary.kind}:"
             " set adversary.kind=none"
         )
@@ -278,7 +278,7 @@ class Party(Node):
             FedGraphError: names the option.
         """
         if not self.root:
-            raise FedGraphError(
+            raise Refusal(
                 "max_epsilon of this node's policy needs a ledger that outlives runs: start the node"
                 " with --state"
             )

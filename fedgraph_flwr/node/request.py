@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.replies import Received, received
-from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.errors import Refusal, sanitize, unknown
 from fedgraph_flwr.methods.downlink import Downlink, Input
 from fedgraph_flwr.wire.messages import (
     ASKS_VERSIONS,
@@ -85,20 +85,20 @@ class Request:
             kinds["scored"] = int
         for key, kind in kinds.items():
             if type(scalars.get(key)) is not kind:
-                raise FedGraphError(
+                raise Refusal(
                     f"the server's message has {key}={sanitize(scalars.get(key), 60)},"
                     f" expected {kind.__name__}"
                 )
         for key, value in scalars.items():
             numbers = value if isinstance(value, list) else [value]
             if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-                raise FedGraphError(
+                raise Refusal(
                     f"the server's message has {sanitize(key, 60)}={sanitize(value, 60)},"
                     " expected finite numbers"
                 )
         phase = scalars["phase"]
         if "resume" in scalars and (phase != DESCRIBE or scalars["resume"] < 0):
-            raise FedGraphError(
+            raise Refusal(
                 f"the server resumes after round {scalars['resume']} in a message of phase"
                 f" '{sanitize(phase, 60)}', expected phase '{DESCRIBE}' and no negative round"
             )
@@ -145,12 +145,12 @@ class Request:
         stage, keeps = self.scalars.get("stage", ""), bool(self.scalars.get("keep_model"))
         if stage not in declared.stages:
             known = " or ".join(f"'{name}'" for name in declared.stages)
-            raise FedGraphError(
+            raise Refusal(
                 f"the server's message has stage '{sanitize(stage, 60)}', expected {known}: the"
                 " client's `downlink` declares stages (docs/extend.md)"
             )
         if keeps == declared.stages[stage]:
-            raise FedGraphError(
+            raise Refusal(
                 f"the server's message has keep_model={keeps}, but models of stage '{stage}' are"
                 f" {'sent' if keeps else 'kept'}: the client's `downlink` declares stages"
                 " (docs/extend.md)"

@@ -5,14 +5,14 @@ from logging import ERROR
 
 from flwr.app import ConfigRecord, Context, Error, Message
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, Refusal
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import audit_entry
 from fedgraph_flwr.node.clients import member_of
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.version import installed
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DESCRIBE, FAILED, VERSIONS
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, DESCRIBE, FAILED, VERSIONS
 
 
 def respond(message: Message, context: Context) -> Message:
@@ -24,6 +24,7 @@ def respond(message: Message, context: Context) -> Message:
     """
     node = node_of(context)
     trace: Exception | None = None
+    code = FAILED
     try:
         request = Request.read(message)
         member = member_of(node)
@@ -45,13 +46,13 @@ def respond(message: Message, context: Context) -> Message:
         )
         return node.logged(message, reply, entry)
     except FedGraphError as error:
-        reason = str(error)
+        reason, code = str(error), DECLINED if isinstance(error, Refusal) else FAILED
     except MemoryError:
         raise
     except Exception as error:
         reason, trace = node.failure(error), error
     if not node.live:
         log(ERROR, reason, exc_info=trace)
-    reply = Message(Error(FAILED, node.without_paths(reason)), reply_to=message)
+    reply = Message(Error(code, node.without_paths(reason)), reply_to=message)
     entry = partial(audit_entry.refused, message, context.run_id, reply)
     return node.logged(message, reply, entry)

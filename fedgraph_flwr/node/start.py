@@ -11,7 +11,7 @@ import numpy as np
 
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import Refusal, sanitize
 from fedgraph_flwr.methods.cohorts import left_out
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.masked import digest
@@ -51,7 +51,7 @@ def check_start(client: GraphClient, received: Mapping[str, Any], root: str = ""
     first = client.build_model().to(client.device, client.dtype).state_dict()
     for name in sorted(client.shared.keys() & received.keys()):
         if _starts_otherwise(first[name].cpu().numpy(), received[name]):
-            raise FedGraphError(
+            raise Refusal(
                 f"the server starts this run with other parameters than its seed={client.cfg.seed}"
                 f" gives ('{sanitize(name, 60)}'): this node's policy accepts no others as a start"
                 " (check_start), in a later round only if the cohorts left it out before"
@@ -64,7 +64,7 @@ def _check_earlier(client: GraphClient, received: Mapping[str, Any], root: str) 
     name = digest(received).hex()
     known = root and earlier.in_node(Path(root), client.graph.client, received, trained=True)
     if not known and name not in client.policy.start_models:
-        raise FedGraphError(
+        raise Refusal(
             f"the server starts this run with the model {name} (init): this node's policy accepts"
             " only models of runs in which the node trained, in its state folder (--state), or"
             " listed in the policy (start_models)"
@@ -92,7 +92,7 @@ def check_variates(received: Mapping[str, Any]) -> None:
     """
     planted = [sanitize(name, 60) for name, array in received.items() if np.any(array)]
     if planted:
-        raise FedGraphError(
+        raise Refusal(
             f"the server starts this run with a variate of '{planted[0]}' that is not zero, which"
             " this node refuses (check_start)"
         )

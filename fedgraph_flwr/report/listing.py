@@ -11,6 +11,7 @@ import yaml
 from markupsafe import Markup
 
 from fedgraph_flwr.config.config_file import flat, parse_yaml
+from fedgraph_flwr.config.schema import UNKNOWN_DATA
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, unknown
 from fedgraph_flwr.report.page import Page, number, render, table
 from fedgraph_flwr.report.units import duration
@@ -62,17 +63,19 @@ def _read(folder: Path) -> Listed | None:
         keys = dict(flat(parse_yaml((folder / CONFIG).read_text(), _LOADER)))
         records = read_rounds(folder / ROUNDS)
         summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
-        failure = json.loads((folder / FAILURE).read_bytes()).get("error", "") if (folder / FAILURE).is_file() else ""
+        failure = dict(json.loads((folder / FAILURE).read_bytes())) if (folder / FAILURE).is_file() else {}
+        reason = str(failure.get("error", ""))
+        ended = "stopped" if failure.get("state") == "stopped" else "failed"
     except (OSError, *MALFORMED, yaml.YAMLError, FedGraphError):
         return None
     last = next(folder / name for name in (SUMMARY, FAILURE, ROUNDS, CONFIG) if (folder / name).is_file())
     return {
         "run": str(folder),
         "strategy": keys.get("strategy.name"),
-        "dataset": keys.get("dataset.name"),
+        "dataset": keys.get("dataset.name", UNKNOWN_DATA),
         "seed": keys.get("seed"),
-        "state": "finished" if summary else "failed" if failure else "unfinished",
-        "reason": failure,
+        "state": "finished" if summary else ended if reason else "unfinished",
+        "reason": reason,
         "round": records[-1].get("round", 0) if records else 0,
         "rounds": keys.get("rounds"),
         "headline": summary.get("headline", ""),
@@ -87,7 +90,9 @@ def write_listing(folder: Path, out: Path) -> Path:
     """Write a page that lists the runs of a folder, with links to their reports, and return its path."""
     runs = listed(folder)
     page = Page(f"Runs in {folder.name or folder}")
-    counts = {state: sum(run["state"] == state for run in runs) for state in ("finished", "unfinished", "failed")}
+    counts = {
+        state: sum(run["state"] == state for run in runs) for state in ("finished", "unfinished", "stopped", "failed")
+    }
     text = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     lead = render("lead", text=f"{text}. A name links to the run's report, if it has one, else to its folder.")
     page.heading(lead)

@@ -66,7 +66,7 @@ from fedgraph_flwr.config.lookup import named_code
 from fedgraph_flwr.config.parts import CHOICES, chosen
 from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data import plugins
-from fedgraph_flwr.errors import FedGraphError, check_names, line_of, sanitize
+from fedgraph_flwr.errors import FedGraphError, Refusal, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.clipping import shapes
 from fedgraph_flwr.secure.opened import RULES, STRICT
@@ -274,7 +274,7 @@ class Policy(Section, group="policy"):
             FedGraphError: the policy requires more.
         """
         if nodes < self.min_nodes:
-            raise FedGraphError(
+            raise Refusal(
                 f"client {client} has {nodes} training {items} in a step, but its node's policy requires at least"
                 f" {self.min_nodes} (min_nodes): lower num_clients, or change min_nodes in the policy"
             )
@@ -416,7 +416,7 @@ def read_policy(path: str) -> Policy:
 def _require(holds: object, what: str, accepted: str) -> None:
     """Refuse a part of a request unless it holds: names the part, and what the policy accepts."""
     if not holds:
-        raise FedGraphError(f"this node's policy refuses {what}: it accepts {accepted}")
+        raise Refusal(f"this node's policy refuses {what}: it accepts {accepted}")
 
 
 def _value(client: Any, key: str) -> Any:
@@ -473,7 +473,7 @@ class Ledger:
         """
         found = hashlib.sha256(json.dumps(items).encode()).hexdigest()
         if self.config not in ("", found):
-            raise FedGraphError(
+            raise Refusal(
                 "the server changed the configuration of this run: a node accepts only that of the first message; start a new run"
             )
         self.config = found
@@ -492,16 +492,14 @@ class Ledger:
         """
         request = f"the server requests phase '{phase}' of round {server_round}"
         if server_round < self.round:
-            raise FedGraphError(f"{request} after round {self.round}: requests of earlier rounds are refused")
+            raise Refusal(f"{request} after round {self.round}: requests of earlier rounds are refused")
         if server_round > self.round:
             self.round, self.asked = server_round, {}
         count, last = self.asked.get(phase, (0, -1))
         if count >= most:
-            raise FedGraphError(f"{request} {count + 1} times, expected at most {most}")
+            raise Refusal(f"{request} {count + 1} times, expected at most {most}")
         if exchange <= last and phase != DESCRIBE:
-            raise FedGraphError(
-                f"{request} again (exchange {exchange} after {last}): the node has replied to it already"
-            )
+            raise Refusal(f"{request} again (exchange {exchange} after {last}): the node has replied to it already")
         self.asked[phase] = (count + 1, max(exchange, last))
         self.trained = self.trained or phase == TRAIN
 
@@ -516,6 +514,6 @@ class Ledger:
             FedGraphError: there was a request for an earlier round, so the run was not resumed.
         """
         if self.round:
-            raise FedGraphError(f"the server resumes after round {server_round} in a run that is in round {self.round}")
+            raise Refusal(f"the server resumes after round {server_round} in a run that is in round {self.round}")
         self.round, self.asked = server_round, {}
         self.resumed, self.suspect = known, not known

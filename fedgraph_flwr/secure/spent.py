@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.errors import MALFORMED, FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal
 from fedgraph_flwr.secure.accounting import divergence, epsilon_of, least_sensitivity
 
 DELTA = 1e-5
@@ -85,7 +85,7 @@ class SpentPrivacy:
         before = int(self.booked.get(name, {}).get("releases", 0))
         after = self.booked | {name: price | {"releases": before + releases}}
         if (epsilon := spent(after)) > self.limit:
-            raise FedGraphError(
+            raise Refusal(
                 f"this node's policy allows ε ≤ {self.limit:g} at δ = {_delta(after):g} over all runs of purpose '{self.purpose}'"
                 f" (max_epsilon): now it is {spent(self.booked):.3g}, with {releases} more release(s) {epsilon:.3g}"
             )

@@ -104,9 +104,19 @@ class Recorder:
         down: int,
         groups: Mapping[str, int],
         seconds: float,
-        failures: dict[int, str],
+        failures: Mapping[int, str],
+        kinds: Mapping[int, str],
     ) -> None:
-        """Record one exchange under its phase; ``groups`` has bytes from clients by group of the uplink."""
+        """Record one exchange under its phase.
+
+        Args:
+            phase: name of the phase.
+            down: bytes to clients.
+            groups: bytes from clients by group of the uplink.
+            seconds: duration.
+            failures: reason by failed client.
+            kinds: kind of each failure: ``no_reply``, ``refused``, ``invalid`` or ``error``.
+        """
         zero = {
             "exchanges": 0,
             "bytes_down": 0,
@@ -123,6 +133,9 @@ class Recorder:
         self._open["failed"].update(
             {f"{who} ({phase})": reason for who, reason in failures.items()}
         )
+        if kinds:
+            of_phase = {f"{who} ({phase})": str(kind) for who, kind in kinds.items()}
+            self._open["failure_kinds"] = self._open.get("failure_kinds", {}) | of_phase
 
     def setup_done(self) -> None:
         """Record the end of the set-up."""
@@ -189,8 +202,8 @@ class Recorder:
     def end_round(self, train: dict[str, Any], arrays: Arrays, **more: dict[str, Any]) -> None:
         """Record the parameters of a round; its record waits for their scores.
 
-        A record has ``round``, ``cohort``, ``failed`` (client and phase → reason), ``seconds``,
-        ``phases`` (exchanges, bytes and seconds of each), ``train`` (mean training loss),
+        A record has ``round``, ``cohort``, ``failed`` (client and phase → reason),
+        ``failure_kinds`` (the kind of each, if one failed), ``seconds``, ``phases`` (exchanges, bytes and seconds of each), ``train`` (mean training loss),
         ``metrics`` (means over clients), ``clients`` (their scores), and ``more``: ``privacy`` (ε,
         δ and releases so far).
         """

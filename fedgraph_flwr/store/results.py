@@ -36,7 +36,18 @@ _KINDS = {
     "seed": int,
 }
 _KINDS |= dict.fromkeys(
-    ("metrics", "clients", "failed", "failures", "phases", "train", "nodes", "missing"), dict
+    (
+        "metrics",
+        "clients",
+        "failed",
+        "failure_kinds",
+        "failures",
+        "phases",
+        "train",
+        "nodes",
+        "missing",
+    ),
+    dict,
 )
 _KINDS |= {"bytes_by_phase": dict, "scored_by": list, "min_items": int}
 """Type of the values that readers of summaries and records rely on."""

@@ -7,6 +7,7 @@ enough_replies   refuses an exchange with too few valid replies
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
 from functools import partial
 from logging import WARNING
 from typing import Any
@@ -15,13 +16,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.errors import FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
-from fedgraph_flwr.strategies.round import Groups, GroupsFor, Outcome
+from fedgraph_flwr.strategies.round import Groups, GroupsFor, Kind, Outcome
 from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.wire.messages import (
     CONFIG,
+    DECLINED,
     DESCRIBE,
     EVALUATE,
     MODEL,
@@ -140,7 +142,12 @@ def collect(
     )
     method.summation.received(phase, outcome)
     method.recorder.exchanged(
-        phase, outcome.down, outcome.groups, outcome.seconds, outcome.failures
+        phase,
+        outcome.down,
+        outcome.groups,
+        outcome.seconds,
+        outcome.failures,
+        outcome.kinds,
     )
     method.round.note(outcome)
     return outcome
@@ -164,6 +171,32 @@ def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[
             f"client {who}: {reason}"
         )
     return outcome.replies
+
+
+@dataclass(frozen=True)
+class Overdue:
+    """Request whose reply did not come in time.
+
+    Attributes:
+        who: the client, or the node, as text.
+        name: name of the exchange.
+        sent: time of the request, in seconds since 1970.
+        timeout: longest wait, in seconds.
+    """
+
+    who: str
+    name: str
+    sent: float
+    timeout: float
+
+    def warning(self, created: float) -> str:
+        """Return what to know about the reply, which a node made at a time by its own clock."""
+        took = min(max(created, self.sent + self.timeout), time.time()) - self.sent
+        return (
+            f"{self.name}: the reply of {self.who} took {took:.0f} s, and was dropped because"
+            f" strategy.timeout={self.timeout:g}: set strategy.timeout above {took:.0f}, or give this node"
+            " less to compute"
+        )
 
 
 def exchange(
@@ -198,6 +231,8 @@ def exchange(
                 zip(grid.push_messages(due), (m.metadata.dst_node_id for m in due), strict=True)
             )
         polled = time.perf_counter()
+        if limit := getattr(grid, "limit_pull", None):
+            limit(timeout - (polled - started))
         arrived = list(grid.pull_messages(list(waiting)))
         took = time.perf_counter() - polled
         for message in arrived:
@@ -215,8 +250,8 @@ def exchange(
         # a poll that started in time may have waited for one reply: poll once more
         if polled - started > timeout:
             for node in [*waiting.values(), *(m.metadata.dst_node_id for m in unsent)]:
-                outcome.failures[clients.get(node, node)] = f"no reply within {timeout:g} s"
-                outcome.silent.add(clients.get(node, node))
+                reason = f"no reply within {timeout:g} s (strategy.timeout)"
+                outcome.fail(clients.get(node, node), reason, Kind.NO_REPLY)
             break
         if getattr(grid, "blocks", False):  # polling already waited
             continue
@@ -225,21 +260,37 @@ def exchange(
         # took.
         time.sleep(max(pause, min(4 * took, 1.0)))
     outcome.seconds = time.perf_counter() - started
+    overdue: dict[str, Overdue] | None = getattr(grid, "overdue", None)
+    if overdue is not None:  # a fleet
+        name_late_replies(grid, overdue)
+        for identifier, node in waiting.items():
+            who = f"client {clients[node]}" if node in clients else f"node {node}"
+            overdue[identifier] = Overdue(who, name, time.time() - outcome.seconds, timeout)
     outcome.replies.sort(key=lambda reply: reply.client)
     for line in failure_lines(outcome.failures, set(clients.values())):
         log(WARNING, "%s: %s", name, line)
     return outcome
 
 
+def name_late_replies(grid: Grid, overdue: dict[str, Overdue]) -> None:
+    """Warn of replies to earlier exchanges that have come since, and drop them."""
+    if not overdue:
+        return
+    if limit := getattr(grid, "limit_pull", None):
+        limit(1.0)  # of a reply that is still being sent
+    for message in grid.pull_messages(list(overdue)):
+        request = overdue.pop(message.metadata.reply_to_message_id, None)
+        if request and not message.has_error():
+            log(WARNING, request.warning(message.metadata.created_at))
+
+
 def take(message: Message, node: int, client: int | None, read: Read, outcome: Outcome) -> None:
     """Record one reply, or the reason why it is refused."""
     who = node if client is None else client
     if message.has_error():
-        outcome.failures[who] = sanitize(
-            message.error.reason or f"error {message.error.code}", 1000
-        )
-        if message.error.code in _GONE:
-            outcome.silent.add(who)
+        code = message.error.code
+        kind = Kind.NO_REPLY if code in _GONE else Kind.DECLINED if code == DECLINED else Kind.ERROR
+        outcome.fail(who, sanitize(message.error.reason or f"error {code}", 1000), kind)
         return
     try:
         outcome.replies.append(read(message, client))
@@ -247,7 +298,8 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
             {group: record_bytes(record) for group, record in message.content.items()}
         )
     except FedGraphError as error:
-        outcome.failures[who] = sanitize(error, 1000)
+        kind = Kind.DECLINED if isinstance(error, Refusal) else Kind.INVALID
+        outcome.fail(who, sanitize(error, 1000), kind)
         outcome.groups[REFUSED] += sum(
             len(array.data)
             for record in message.content.array_records.values()

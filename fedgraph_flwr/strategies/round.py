@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from fedgraph_flwr.wire.messages import Reply
@@ -14,6 +15,17 @@ GroupsFor = Groups | Mapping[int, Groups]
 """The same groups for all clients, or groups by client index."""
 
 
+class Kind(StrEnum):
+    """Kind of a failure, as monitors count it."""
+
+    NO_REPLY = "no_reply"
+    DECLINED = "refused"
+    """The node refuses the request."""
+    INVALID = "invalid"
+    """The server excludes the reply."""
+    ERROR = "error"
+
+
 @dataclass
 class Outcome:
     """Result of one exchange.
@@ -22,6 +34,7 @@ class Outcome:
         replies: the valid replies, in client order.
         failures: for each other client (or node, if its client index is not known yet), why it has
             none.
+        kinds: the kind of each failure.
         silent: failed clients whose node did not respond at all, and may be gone.
         down: bytes sent.
         groups: bytes received, by group of the uplink.
@@ -30,10 +43,18 @@ class Outcome:
 
     replies: list[Reply] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
+    kinds: dict[int, Kind] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
     down: int = 0
     groups: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+
+    def fail(self, who: int, reason: str, kind: Kind) -> None:
+        """Note why a client has no valid reply."""
+        self.failures[who] = reason
+        self.kinds[who] = kind
+        if kind is Kind.NO_REPLY:
+            self.silent.add(who)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 
 Arrays = dict[str, np.ndarray]
 """Named arrays: one group of tensors."""
@@ -51,6 +51,9 @@ _BLOCK = 2**14  # numbers averaged per block
 
 FAILED = 1001
 """Code of an error reply whose reason is an error message for the user."""
+
+DECLINED = 1002
+"""Code of an error reply of a node that refuses the request, by its policy, its records or missing approvals."""
 
 
 @dataclass
@@ -269,10 +272,10 @@ def check_version(spoken: object, who: str, here: str) -> None:
         here: what this process is.
 
     Raises:
-        FedGraphError: names both versions.
+        Refusal: names both versions.
     """
     if spoken != PROTOCOL:
-        raise FedGraphError(
+        raise Refusal(
             f"{who} uses version {sanitize(spoken, 20)} of the protocol between server and clients, this {here} version"
             f" {PROTOCOL}: install the same version of fedgraph-flwr on both"
         )

@@ -2,9 +2,14 @@
 
 import asyncio
 import datetime
+import shutil
+import signal
 import socket
 import ssl
+import subprocess
 import threading
+import urllib.error
+import urllib.request
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
@@ -22,6 +27,7 @@ from fedgraph_flwr.fleet import certificates, operating
 from fedgraph_flwr.fleet.certificates import days_left, read, renew, warnings
 from fedgraph_flwr.fleet.checking import reach
 from fedgraph_flwr.fleet.keys import make_ca, make_certificate
+from fedgraph_flwr.fleet.processes import free_port
 from tests.support import wait_for
 
 
@@ -281,3 +287,61 @@ def test_a_damaged_list_of_removed_keys_admits_nobody(keys, control):
     with pytest.raises(FedGraphError, match=r"a line of .*revoked is not a public key"):
         list(operating.admit_all(keys, "fleet", True))
     assert control.nodes == {}
+
+
+def test_join_reads_the_list_where_the_server_keeps_it(keys, control, tmp_path, monkeypatch, capsys):
+    """From any folder of the server's machine, without --keys."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    operating.connect("fleet", "127.0.0.1:9090", keys / "ca.crt")
+    monkeypatch.chdir(tmp_path)
+    first = keys / "node_0.pub"
+    list(operating.admit_all(keys, "fleet", True))
+    assert main(["fleet", "remove", str(first)]) == 0
+    assert certificates.revoked(keys)
+    capsys.readouterr()
+    assert main(["fleet", "join", str(first)]) == 2
+    assert "no removed key is admitted again" in capsys.readouterr().err
+
+
+def test_a_server_that_refuses_a_removed_key_is_understood(keys, monkeypatch):
+    """As to an operator on another machine, which has no list."""
+    text = "Public key already in use. it was removed \n from this fleet"
+    monkeypatch.setattr(operating, "_flwr", lambda *args: SimpleNamespace(returncode=1, stdout=text, stderr=""))
+    with pytest.raises(operating.Removed):
+        operating.admit(keys / "node_0.pub", "fleet")
+
+
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+def test_a_removed_operator_is_refused_and_the_others_are_not(tmp_path, capsys):
+    ports = {name: f"127.0.0.1:{free_port()}" for name in ("--listen", "--superlink", "--operator")}
+    assert main(["fleet", "init", str(tmp_path), *(word for pair in ports.items() for word in pair)]) == 0
+    assert main(["fleet", "operator", "bob", "--keys", str(tmp_path)]) == 0
+    assert main(["fleet", "operator", "bob", "--keys", str(tmp_path)]) == 2
+    assert "expected a new name" in capsys.readouterr().err
+    process = subprocess.Popen(["nginx", "-e", "stderr", "-c", str(tmp_path / "server.conf")])
+
+    def status(name):
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+        context.load_cert_chain(tmp_path / f"{name}.crt", tmp_path / f"{name}.key")
+        url = f"https://{ports['--listen']}/v1/control/list-runs"
+        try:
+            return urllib.request.urlopen(urllib.request.Request(url, b"{}"), context=context, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    try:
+        wait_for(lambda: status("bob"), "nginx")
+        assert status("operator") == status("bob") == 502  # passed on to a SuperLink that does not run
+        for done in ("removed", "was already removed"):
+            assert main(["fleet", "remove", str(tmp_path / "operator.crt"), "--keys", str(tmp_path)]) == 0
+            assert f"operator.crt {done}; {tmp_path / 'revoked_operators'} keeps it out" in capsys.readouterr().out
+        process.send_signal(signal.SIGHUP)  # as `certificates.watch` lets the server do
+        wait_for(lambda: status("operator") == 403, "nginx to read the list")
+        assert status("bob") == 502
+        assert main(["fleet", "remove", str(tmp_path / "server.crt"), "--keys", str(tmp_path)]) == 2
+        assert "is not signed by" in capsys.readouterr().err
+    finally:
+        process.terminate()
+        process.wait()

@@ -27,7 +27,7 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import operating
-from fedgraph_flwr.fleet.checking import clock, reach, same_schema, same_versions
+from fedgraph_flwr.fleet.checking import Finding, clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
 from fedgraph_flwr.fleet.processes import environment, free_port
 from tests.conftest import client_graph
@@ -351,3 +351,30 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        (
+            [Finding("clock", True, ""), Finding("registered", True, "the server knows this key")],
+            "too late, since the connection was cut, or this machine slept",
+        ),
+        ([Finding("clock", False, "80 s behind the server's: set it")], "80 s behind the server's: set it"),
+        ([Finding("registered", False, "the server does not know this key")], "the server does not know this key"),
+    ],
+)
+def test_a_401_is_named_by_its_cause(keys, monkeypatch, findings, expected):
+    monkeypatch.setattr("fedgraph_flwr.cli.node.admission", lambda *args: iter(findings))
+    server = Server("127.0.0.1", free_port(), keys / "ca.crt")
+    node = Node([], False, 1, server, key=keys / "node_0")
+    line = "ERROR :     Client error '401 Unauthorized' for url 'https://fleet.example.org:9090/v1/fleet/pull-messages'"
+    try:
+        node._read(line)
+        assert "401 above): the connection to 127.0.0.1" in node._why()
+        assert "401" not in node._why()  # of the next end
+        monkeypatch.setattr(Server, "unreachable", lambda self: "")
+        node._read(line)
+        assert expected in node._why()
+    finally:
+        node.end()

@@ -21,7 +21,7 @@ from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import metrics, overview
 from fedgraph_flwr.fleet.operating import node_infos
-from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, kind_of_failure, read_status
+from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
@@ -57,7 +57,8 @@ def reply(to, **records):
     return Message(RecordDict(records), reply_to=to)
 
 
-def record(server_round, seconds, failed=None, **more):
+def record(server_round, seconds, failed=None, kind="no_reply", **more):
+    more |= {"failure_kinds": dict.fromkeys(failed, kind)} if failed else {}
     phases = {"train": {"exchanges": 1, "seconds": seconds, "bytes_up": 10, "bytes_down": 20}}
     return {"round": server_round, "seconds": seconds, "phases": phases, "failed": failed or {}, **more}
 
@@ -151,17 +152,13 @@ def test_a_run_whose_process_is_gone_is_lost_and_resumed_totals_continue(folder)
     RunStatus(folder, 7).add_up({"nodes": [], "bytes_up": "x"})  # not a status
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("no reply within 30 s", "no_reply"),
-        ("client 1 refuses the request: rounds=500 exceeds 200", "refused"),
-        ("client 1 replied to phase 'train' without model/head.bias", "invalid"),
-        ("ZeroDivisionError (mine.py, line 3)", "error"),
-    ],
-)
-def test_a_reason_has_a_kind(reason, kind):
-    assert kind_of_failure(reason) == kind
+def test_missing_scores_are_no_further_failure(folder):
+    """A client that did not train has no scores either, and its reason is the same."""
+    status = RunStatus(folder, 6, rounds=6)
+    status.replied(22, 1)
+    values = record(1, 2.0, {"1 (train)": "out of memory"}, "error")
+    status.took_round(values | {"failed": values["failed"] | {"1 (scores)": "out of memory"}})
+    assert read_status(folder)["nodes"]["22"]["failures"] == {"error": 1}
 
 
 INFOS = [
@@ -256,7 +253,7 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     other = RunStatus(runs / "second", 6, strategy="fedavg", rounds=2)
     other.replied(22, 1)
     other.took_round(record(1, 2.0, {"1 (train)": "no reply within 5 s"}))
-    other.took_round(record(2, 2.0, {"1 (train)": "client 1 refuses the request"}))
+    other.took_round(record(2, 2.0, {"1 (train)": "der Knoten lehnt ab"}, "refused"))
     other.write(state="finished")
     statuses = {name: read_status(runs / name) for name in ("first", "second")}
     now = statuses["first"]["last_round"] + 100

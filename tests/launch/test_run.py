@@ -10,19 +10,28 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.store.recorder import Recorder
-from fedgraph_flwr.strategies.exchange import collect, failure_lines, messages
+from fedgraph_flwr.strategies.exchange import (
+    Overdue,
+    collect,
+    failure_lines,
+    messages,
+    name_late_replies,
+    take,
+)
+from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.strategies.summation import masked
-from fedgraph_flwr.wire.messages import METRICS, PROTOCOL, from_record
+from fedgraph_flwr.wire.messages import DECLINED, FAILED, METRICS, PROTOCOL, from_record
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays, recorded_messages
 
@@ -568,7 +577,7 @@ def test_clients_that_fail_for_one_reason_are_one_warning():
 def test_a_client_that_never_answers_is_named_after_the_timeout(monkeypatch):
     replies, failures, pauses = _asked([3], monkeypatch, "strategy.timeout=30")
     assert replies == [0]
-    assert failures == {1: "no reply within 30 s"}
+    assert failures == {1: "no reply within 30 s (strategy.timeout)"}
     assert 30 < sum(pauses) <= 31
 
 
@@ -584,6 +593,65 @@ def test_a_look_that_waits_past_the_timeout_for_one_answer_costs_no_other_client
     replies, failures, pauses = _asked([1, 1], monkeypatch, "strategy.timeout=30", grid=Stuck([1, 1]))
     assert (replies, failures) == ([0, 1], {})
     assert pauses[0] == 100
+
+
+class _Fleet(_SlowGrid):
+    """A grid that knows which replies are late, and limits how long a look may wait for one."""
+
+    def __init__(self, waits):
+        super().__init__(waits)
+        self.overdue, self.limits, self.limit_pull = {}, [], lambda seconds: self.limits.append(seconds)
+
+
+def test_a_request_without_a_reply_in_time_is_overdue(monkeypatch):
+    _, failures, _ = _asked([3], monkeypatch, "strategy.timeout=40", grid=(grid := _Fleet([3])))
+    assert failures == {1: "no reply within 40 s (strategy.timeout)"}
+    assert [(request.who, request.timeout) for request in grid.overdue.values()] == [("client 1", 40)]
+    assert max(grid.limits) <= 40
+    assert min(grid.limits) <= 1  # near the end, a reply that has only begun to arrive keeps no look waiting
+
+
+@pytest.mark.parametrize(("created", "took"), [(1061.0, 61), (9e9, 99), (0.0, 40)])
+def test_a_late_reply_is_named_with_what_it_took_and_what_to_set(monkeypatch, caplog, created, took):
+    """An honest node says when it made the reply; another time counts only within what is possible."""
+    grid = _Fleet([1])
+    with run_identity(1):
+        grid.push_messages([Message(RecordDict(), dst_node_id=10, message_type="query")])
+        grid.overdue["0"] = Overdue("client 1", "round 3, train", 1000.0, 40.0)
+        pull = grid.pull_messages
+
+        def pull_with_time(message_ids):
+            (reply,) = pull(message_ids)
+            reply.metadata.__dict__["_created_at"] = created
+            return [reply]
+
+        grid.pull_messages = pull_with_time
+        monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.time", lambda: 1099.0)
+        name_late_replies(grid, grid.overdue)
+        name_late_replies(grid, grid.overdue)  # none is left
+    assert caplog.messages == [
+        f"round 3, train: the reply of client 1 took {took} s, and was dropped because strategy.timeout=40:"
+        f" set strategy.timeout above {took}, or give this node less to compute"
+    ]
+
+
+def test_a_failure_has_the_kind_that_its_code_or_its_exception_names():
+    """Whatever its text says, in whatever language."""
+
+    def read(message, client):
+        raise Refusal("version") if client == 4 else FedGraphError("wrong shape: the node refuses nothing")
+
+    outcome = Outcome()
+    with run_identity(1):
+        sent = [Message(RecordDict(), dst_node_id=10 + i, message_type="query") for i in range(5)]
+        codes = (ErrorCode.NODE_UNAVAILABLE, DECLINED, FAILED)
+        replies = [Message(Error(code, "der Knoten"), reply_to=sent[i]) for i, code in enumerate(codes)]
+        replies += [Message(RecordDict(), reply_to=sent[i]) for i in (3, 4)]
+    for i, reply in enumerate(replies):
+        take(reply, 10 + i, i, read, outcome)
+    assert list(outcome.kinds.values()) == ["no_reply", "refused", "error", "invalid", "refused"]
+    assert outcome.kinds.keys() == outcome.failures.keys()
+    assert outcome.silent == {0}
 
 
 def test_state_of_another_schema_is_not_taken(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.node import records, settings
 from fedgraph_flwr.secure.policy import Ledger, Policy, file_name, read_policy
-from fedgraph_flwr.wire.messages import from_record
+from fedgraph_flwr.wire.messages import DECLINED, from_record
 from tests.nodes import model_of
 from tests.support import bomb
 
@@ -55,6 +55,7 @@ from tests.support import bomb
 def test_what_a_policy_refuses(node, caplog, policy, overrides, message):
     asked = node(*overrides, policy=policy)
     assert message in asked.request("train", 1, {"model": model_of(node(*overrides))})
+    assert asked.code == DECLINED, "monitors count it as a refusal, whatever the text says"
     assert message in caplog.text, "the node's own log has it"
 
 
