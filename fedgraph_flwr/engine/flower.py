@@ -25,6 +25,7 @@ from fedgraph_flwr.fleet.processes import (
     without_box,
 )
 from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
+from fedgraph_flwr.fleet.run_watch import STOPPED
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
 from fedgraph_flwr.store.folder import CHECKPOINT, make_folder
 from fedgraph_flwr.store.results import FAILURE, ROUNDS, SUMMARY, read_rounds

@@ -203,9 +203,9 @@ class Recorder:
         """Record the parameters of a round; its record waits for their scores.
 
         A record has ``round``, ``cohort``, ``failed`` (client and phase → reason),
-        ``failure_kinds`` (the kind of each, if one failed), ``seconds``, ``phases`` (exchanges, bytes and seconds of each), ``train`` (mean training loss),
-        ``metrics`` (means over clients), ``clients`` (their scores), and ``more``: ``privacy`` (ε,
-        δ and releases so far).
+        ``failure_kinds`` (the kind of each, if one failed), ``seconds``, ``phases`` (exchanges,
+        bytes and seconds of each), ``train`` (mean training loss), ``metrics`` (means over
+        clients), ``clients`` (their scores), and ``more``: ``privacy`` (ε, δ and releases so far).
         """
         if self._pending is not None:
             self._write(self._pending)
