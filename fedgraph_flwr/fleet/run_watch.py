@@ -24,17 +24,19 @@ Ended = Callable[[int, str, str], None]
 """Called with a run's number, its state ``lost``, ``stopped`` or ``failed``, and the reason, after its process has ended."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class App:
-    """Process of a ServerApp, and the numbers of its task and its run."""
+    """Task of a ServerApp and its run, and how often its process was not found since it was last seen."""
 
-    process: psutil.Process
     task: int
     run: int
+    missed: int = 0
 
 
 class RunWatch:
     """Watch of the ServerApps that a process of this machine started.
+
+    A process counts as ended if two looks in a row do not find it.
 
     Args:
         state: Flower's state of a SuperLink.
@@ -53,11 +55,13 @@ class RunWatch:
 
     def look(self) -> None:
         """Find new ServerApps, and report those that ended."""
-        for process, token in _server_apps(self.root):
-            if token not in self.apps and (task := self.state.get_task_by_token(token)):
-                self.apps[token] = App(process, task.task_id, task.run_id)
+        tokens = _tokens(self.root)
+        for token in tokens - self.apps.keys():
+            if task := self.state.get_task_by_token(token):
+                self.apps[token] = App(task.task_id, task.run_id)
         for token, app in list(self.apps.items()):
-            if not _works(app.process):
+            app.missed = 0 if token in tokens else app.missed + 1
+            if app.missed > 1:
                 self._report(app)
                 del self.apps[token]
 
@@ -81,22 +85,15 @@ class RunWatch:
                 time.sleep(30 * LOOK)
 
 
-def _server_apps(root: psutil.Process) -> list[tuple[psutil.Process, str]]:
-    """Return the ServerApps below a process with the tokens of their tasks, parents before their forks."""
-    found = []
+def _tokens(root: psutil.Process) -> set[str]:
+    """Return the tokens of the ServerApps below a process; nobody may wait for those that are zombies."""
+    tokens = set()
     for process in root.children(recursive=True):
         try:
-            args, created = process.cmdline(), process.create_time()
+            args, status = process.cmdline(), process.status()
         except psutil.Error:  # it has ended
             continue
-        if "--token" in args[:-1] and any(word.endswith(PROGRAM) for word in args[:2]):
-            found.append((created, process.pid, process, args[args.index("--token") + 1]))
-    return [(process, token) for _, _, process, token in sorted(found, key=lambda entry: entry[:2])]
-
-
-def _works(process: psutil.Process) -> bool:
-    """Return whether a process exists and is no zombie: nobody may wait for it."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
+        named = "--token" in args[:-1] and any(word.endswith(PROGRAM) for word in args[:2])
+        if named and status != psutil.STATUS_ZOMBIE:
+            tokens.add(args[args.index("--token") + 1])
+    return tokens

@@ -68,6 +68,8 @@ def test_the_end_of_a_server_app_is_seen_at_the_next_look(app, status, expected,
     app.kill()
     wait_for(lambda: psutil.Process(app.pid).status() == psutil.STATUS_ZOMBIE, "its end")
     watch.look()
+    assert ends == []  # a process in the middle of its start may be missed once
+    watch.look()
     watch.look()
     assert (ends, state.finished) == (expected, finished)
 
