@@ -59,11 +59,12 @@ def record_end(root: Path, run_id: int, state: str, reason: str) -> None:
         if not ours:
             continue
         resumable = (path.parent / CHECKPOINT).is_file()
-        failure = {"error": sanitize(reason, 1000), "exit_code": RunFailed.exit_code, "state": state}
+        text = sanitize(reason, 1000)
+        failure = {"error": text, "exit_code": RunFailed.exit_code, "state": state, "resumable": resumable}
         hint = "; resume=RUN continues from its last checkpoint" if resumable else ""
-        new = {"state": state, "reason": failure["error"] + hint, "waiting": [], "updated": time.time()}
+        new = {"state": state, "reason": text + hint, "waiting": [], "updated": time.time()}
         with contextlib.suppress(FedGraphError), owned(path.parent):  # another run may have the folder by now
-            write_bytes(path.parent / FAILURE, json.dumps(failure | {"resumable": resumable}).encode())
+            write_bytes(path.parent / FAILURE, json.dumps(failure).encode())
             write_bytes(path, json.dumps(status | new).encode())
 
 

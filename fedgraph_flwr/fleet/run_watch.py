@@ -62,12 +62,16 @@ class RunWatch:
         for token, app in list(self.apps.items()):
             app.missed = 0 if token in tokens else app.missed + 1
             if app.missed > 1:
-                self._report(app)
+                self._report(token, app)
                 del self.apps[token]
 
-    def _report(self, app: App) -> None:
+    def _report(self, token: str, app: App) -> None:
         status = self.state.get_run_info(run_ids=[app.run])[0].status
         if status.status != "finished":
+            if not self.state.get_task_by_token(
+                token
+            ):  # it started too late, and Flower gave its task to another process
+                return
             self.ended(app.run, "lost", DIED)
             self.state.finish_task(app.task, "failed", DIED)
         elif status.sub_status == "stopped":

@@ -26,9 +26,10 @@ class State:
     def __init__(self):
         self.status = SimpleNamespace(status="running", sub_status="", details="")
         self.finished = []
+        self.token = "secret"
 
     def get_task_by_token(self, token):
-        return SimpleNamespace(task_id=7, run_id=5) if token == "secret" else None
+        return SimpleNamespace(task_id=7, run_id=5) if token == self.token else None
 
     def get_run_info(self, run_ids):
         assert run_ids == [5]
@@ -72,6 +73,18 @@ def test_the_end_of_a_server_app_is_seen_at_the_next_look(app, status, expected,
     watch.look()
     watch.look()
     assert (ends, state.finished) == (expected, finished)
+
+
+def test_a_process_that_started_too_late_is_not_the_end_of_its_run(app):
+    """On a busy machine Flower withdraws the token of a process that takes over 30 s to start, and starts another."""
+    state, ends = State(), []
+    watch = RunWatch(state, lambda *end: ends.append(end))
+    watch.look()
+    state.token = "of another process"
+    app.kill()
+    for _ in range(3):
+        watch.look()
+    assert (ends, state.finished, watch.apps) == ([], [], {})
 
 
 @pytest.fixture
