@@ -432,7 +432,7 @@ def _value(client: Any, key: str) -> Any:
         sections = [client.params, *(getattr(node, part) for part in chosen(vars(node)))]
         found = next((getattr(section, name) for section in sections if hasattr(section, name)), None)
     if found is None:
-        raise FedGraphError(
+        raise Refusal(
             f"required_config of this node's policy has {key}, which this run does not define: correct the key"
         )
     return found
