@@ -51,6 +51,65 @@ def test_a_container_runs_a_command_that_there_is_without_root_and_rights(name):
     assert name == "server" or (service["ulimits"]["cpu"] == 86400 and service["mem_limit"].endswith("g}"))
 
 
+KEYS = {
+    "service": {
+        *("build", "cap_drop", "command", "depends_on", "healthcheck", "image", "init", "mem_limit", "pids_limit"),
+        *("ports", "read_only", "restart", "security_opt", "tmpfs", "ulimits", "volumes"),
+    },
+    "build": {"context", "dockerfile"},
+    "healthcheck": {"test", "interval", "timeout", "retries", "start_period"},
+}
+"""Keys of the Compose specification that the file uses. Docker refuses a file with any other, such as a misspelt one."""
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_container_has_keys_and_values_of_the_compose_specification(name):
+    service = COMPOSE["services"][name]
+    assert {key for key in COMPOSE if not key.startswith("x-")} == {"services", "volumes"}
+    assert service.keys() <= KEYS["service"]
+    assert service.get("build", {}).keys() <= KEYS["build"]
+    assert service["healthcheck"].keys() <= KEYS["healthcheck"]
+    assert all(re.fullmatch(r"\d+[sm]", service["healthcheck"][key]) for key in ("interval", "timeout", "start_period"))
+    assert service["restart"] in ("no", "always", "on-failure", "unless-stopped")
+    assert service["depends_on"].keys() <= COMPOSE["services"].keys() if name != "server" else "build" in service
+    for volume in service["volumes"]:  # NAME:PATH or ./FILE:PATH:ro, relative to the project's folder
+        source, target, *mode = volume.split(":")
+        assert Path(target).is_absolute()
+        assert mode in ([], ["ro"])
+        assert source in COMPOSE["volumes"] if not source.startswith("./") else mode == ["ro"]
+    images = {one["image"] for one in COMPOSE["services"].values()}
+    assert images == {"fedgraph-flwr"}  # built once
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_container_names_the_files_that_its_commands_use(name):
+    """The commands at the top of the file write, copy and read the paths of the mounts and options below."""
+    service, args = COMPOSE["services"][name], _parse(COMPOSE["services"][name]["command"])
+    steps = [line[1:].strip() for line in (FOLDER / "compose.yaml").read_text().splitlines() if line.startswith("#   ")]
+    text = "\n".join(steps)
+    (init,) = [step for step in steps if "fleet init" in step]
+    made = _parse(shlex.split(init)[4:])
+    port = made.listen.rpartition(":")[2]
+    if name == "server":
+        assert made.folder == args.folder
+        assert service["ports"] == [f"{port}:{port}"]
+        assert f"cat server {args.folder}/ca.crt > ca.crt" in text
+        assert f"out={args.runs}/" in text  # else the run's folder would not lie where operators find it
+        return
+    assert args.server == f"{made.host[0]}:{port}"
+    assert made.host[0] in COMPOSE["services"]  # the name by which containers reach it is in its certificate
+    mounts = {target: source for source, target, *_ in (volume.split(":") for volume in service["volumes"])}
+    assert mounts[str(args.ca)] == "./ca.crt"
+    assert mounts[str(args.graph)] == f"./parts/client_000{name[-1]}.safetensors"
+    assert "partition" in steps[0]
+    assert steps[0].endswith("--out parts")
+    assert f"dc run --rm --no-deps node_$i fleet join {args.key}" in text
+    assert f"cat node_$i {args.key}.pub > node_$i.pub" in text
+    packaged = [line for line in LINES if line.startswith("FROM python")]
+    assert service["healthcheck"]["test"][1] == "python"
+    assert packaged
+
+
 @pytest.mark.parametrize("name", COMPOSE["services"])
 def test_a_container_keeps_what_it_writes_in_a_volume_of_its_own(name):
     """Docker gives an empty volume the owner of the image's folder, so its user can write there without rights."""
