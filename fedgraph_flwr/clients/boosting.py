@@ -25,7 +25,7 @@ from fedgraph_flwr.clients.outputs import outputs_of
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.data.far_ends import neighbour_means
+from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
@@ -107,6 +107,11 @@ class BoostingClient(GraphClient):
                 f"with strategy.neighbours=true reads columns of nodes, got task={cfg.task.name} and {inputs}: leave it out",
             ),
             (
+                params.edge_columns and (params.inputs == "embeddings" or kind_of(cfg).ITEMS != "nodes"),
+                f"with strategy.edge_columns=true reads columns of the edges of nodes, got task={cfg.task.name} and {inputs}:"
+                " leave it out",
+            ),
+            (
                 (params.inputs == "columns") != (not params.run),
                 f"with {inputs} has strategy.run='{params.run}': pass the run folder with inputs=embeddings or both only",
             ),
@@ -139,6 +144,8 @@ class BoostingClient(GraphClient):
         columns = self.task.columns().double()
         if self.params.neighbours:
             columns = torch.cat([columns, neighbour_means(self.graph)], dim=1)
+        if self.params.edge_columns:
+            columns = torch.cat([columns, edge_maxima(self.graph)], dim=1)
         return columns.clamp(-LARGEST, LARGEST).cpu().numpy()
 
     @property

@@ -5,15 +5,14 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint, link_number
-from fedgraph_flwr.models import network
-from fedgraph_flwr.tasks import kind_of
+from fedgraph_flwr.tasks import reads_edges
 
 
 def describe(cfg: RunConfig, graph: ClientGraph, num_train: int, width: int) -> dict[str, Any]:
     """The client's index, the sizes of its graph, the fingerprint of its schema, and the name of its link run."""
     nodes = graph.part.bincount().tolist() if graph.part.numel() else graph.num_nodes
     sizes = {"num_train": num_train, "num_features": graph.num_features, "num_classes": width}
-    if network(cfg.model).capabilities.reads_edges or kind_of(cfg).capabilities.reads_edges:
+    if reads_edges(cfg):
         sizes["num_edge_features"] = graph.num_edge_features
     schema = fingerprint(graph)
     return {

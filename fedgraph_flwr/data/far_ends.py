@@ -573,3 +573,36 @@ def neighbour_means(graph: ClientGraph) -> Tensor:
         count = edges @ known
         means.append(np.divide(edges @ values, count, out=np.full(count.shape, np.nan), where=count > 0))
     return torch.from_numpy(np.concatenate(means, axis=1))
+
+
+def edge_maxima(graph: ClientGraph) -> Tensor:
+    """Return the largest columns of the edges that leave each node, and of those that reach it, float64 [N, 2 D].
+
+    Cut edges count. Of an edge from another party, columns of the recipe are those that its party shares. NaN without known
+    ones.
+
+    Raises:
+        FedGraphError: some edges have no columns.
+    """
+    inner, leaving, arriving = graph.edge_index, graph.cut_out[0], graph.cut_in[0]
+    parts = (graph.edge_attr, graph.cut_out_edge_attr, graph.cut_in_edge_attr)
+    attr = torch.cat([part for part in parts if part.numel()] or [graph.edge_attr]).double()
+    if len(attr) != inner.size(1) + leaving.numel() + arriving.numel():
+        raise FedGraphError(
+            f"client {graph.client} has edges without columns, which strategy.edge_columns=true reads: leave it out, or import"
+            " edges with columns, such as --features payments"
+        )
+    foreign = torch.zeros(len(attr), dtype=torch.bool)
+    foreign[inner.size(1) + leaving.numel() :] = True
+    if graph.far:  # far ends are nodes
+        foreign[: inner.size(1)] = graph.x[inner[0], graph.far["marks"]] == 1
+    unknown = torch.arange(attr.size(1)) >= graph.num_shared_edge_features
+    unknown[told_places(graph)[0]] = False
+    attr = attr.masked_fill(foreign[:, None] & unknown, -torch.inf)
+    rows = torch.arange(len(attr))
+    out, into = rows < inner.size(1) + leaving.numel(), (rows < inner.size(1)) | (rows >= len(attr) - arriving.numel())
+    found = []
+    for kept, near in ((out, torch.cat([inner[0], leaving])), (into, torch.cat([inner[1], arriving]))):
+        most = attr.new_full((graph.num_nodes, attr.size(1)), -torch.inf)
+        found.append(most.scatter_reduce_(0, near[:, None].expand(-1, attr.size(1)), attr[kept], "amax"))
+    return torch.cat(found, dim=1).masked_fill(torch.cat(found, dim=1).isneginf(), torch.nan)

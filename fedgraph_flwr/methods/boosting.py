@@ -65,6 +65,8 @@ class BoostingParams:
     inputs: str = choice("columns", ("columns", "embeddings", "both"))
     # tasks of nodes: trees also read mean columns of the nodes with an edge to the item, and of those that it has an edge to
     neighbours: bool = False
+    # tasks of nodes: trees also read the largest value of each column of the edges that leave the item, and that reach it
+    edge_columns: bool = False
     run: str = ""  # inputs=embeddings or both: run folder of that model, in a simulation
     trees: int = number(200, low=1, high=10_000)  # maximum number of boosting iterations, each with one tree per output
     # bagging: iterations per round; 0: all in one round

@@ -13,7 +13,7 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.strategies.connection import difference
 from fedgraph_flwr.strategies.scoring import check_scores, counts_of, score_fields
 from fedgraph_flwr.strategies.server import Server
-from fedgraph_flwr.tasks import kind_of
+from fedgraph_flwr.tasks import reads_edges
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
     EVALUATE,
@@ -205,7 +205,7 @@ class ReplyReader:
             "num_classes": whole,
             SPEAKS: whole,
         }
-        if network.capabilities.reads_edges or kind_of(self.cfg).capabilities.reads_edges:
+        if reads_edges(self.cfg):
             fields["num_edge_features"] = whole
         if self.cfg.strategy.private_schema:
             fields["num_features"] = replace(fields["num_features"], optional=True)

@@ -13,7 +13,7 @@ from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 from fedgraph_flwr.tasks.triples import Triples
 
-__all__ = ["Batch", "Scorer", "Task", "kind_of", "probe", "task_class", "unread_key"]
+__all__ = ["Batch", "Scorer", "Task", "kind_of", "probe", "reads_edges", "task_class", "unread_key"]
 
 _KINDS: dict[str, type[Task]] = {
     "nodes": Nodes,
@@ -31,6 +31,12 @@ _KINDS: dict[str, type[Task]] = {
 def kind_of(cfg: RunConfig) -> type[Task]:
     """The class of the task that a run configures."""
     return task_class(cfg.task.name)
+
+
+def reads_edges(cfg: RunConfig) -> bool:
+    """Return whether a run's model reads columns of edges: as a network, for its items, or as trees on nodes."""
+    of_trees = bool(cfg.strategy.params.get("edge_columns"))
+    return of_trees or models.network(cfg.model).capabilities.reads_edges or kind_of(cfg).capabilities.reads_edges
 
 
 def probe(cfg: RunConfig) -> models.Model:

@@ -19,6 +19,7 @@ def num_columns(cfg: RunConfig, params: BoostingParams, num_features: int, num_e
     """Return F, the number of columns that trees read: those of items, W outputs of another model, or both."""
     own = kind_of(cfg).num_columns(num_features, num_edge_features) if params.inputs != "embeddings" else 0
     own += 2 * num_features if params.neighbours else 0
+    own += 2 * num_edge_features if params.edge_columns else 0
     return own + (width if params.inputs != "columns" else 0)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.far_ends import neighbour_means, with_far_ends
+from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means, with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, first_line, sanitize, unknown
@@ -336,6 +336,7 @@ class ExportedTrees(ExportedModel):
         num_outputs: K, raw scores.
         binary: whether the raw score is the log-odds of the second of two classes.
         neighbours: whether trees also read mean columns of neighbours.
+        edge_columns: whether they also read the largest columns of a node's edges.
     """
 
     name: ClassVar[str] = "exported trees"
@@ -345,6 +346,7 @@ class ExportedTrees(ExportedModel):
     num_outputs: int
     binary: bool
     neighbours: bool
+    edge_columns: bool
 
     def outputs(self, graph: Any) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the trees."""
@@ -353,6 +355,8 @@ class ExportedTrees(ExportedModel):
         columns = task.columns().double()
         if self.neighbours:
             columns = torch.cat([columns, neighbour_means(own)], dim=1)
+        if self.edge_columns:
+            columns = torch.cat([columns, edge_maxima(own)], dim=1)
         if columns.size(1) != self.columns:
             what = f"reads {self.columns} columns of each item, but this graph has {columns.size(1)}"
             raise FedGraphError(f"{self.source} {what}: pass the columns of the run")
@@ -426,7 +430,8 @@ def _trees(folder: Path, index: Mapping[str, Any]) -> ExportedTrees:
     columns, outputs = len(index["columns"]), int(index["outputs"])
     check_forest(forest, outputs, columns, outputs * MAX_TREES, MAX_NODES, f"{folder / 'trees.npz'} holds trees")
     fields = _common(folder, index) | {"forest": forest, "columns": columns, "num_outputs": outputs}
-    return ExportedTrees(**fields, binary=bool(index["binary"]), neighbours=bool(index["neighbours"]))
+    more = {"neighbours": bool(index["neighbours"]), "edge_columns": bool(index.get("edge_columns"))}
+    return ExportedTrees(**fields, binary=bool(index["binary"]), **more)
 
 
 def _loaded_blend(folder: Path, index: Mapping[str, Any]) -> Blended:

@@ -48,6 +48,7 @@ from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.frames import check_suffix, write_frame
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
+from fedgraph_flwr.party.use.wording import OF_EDGES
 from fedgraph_flwr.store.folder import INPUT_SPEC
 from fedgraph_flwr.store.results import CONFIG, SUMMARY, read_summary
 from fedgraph_flwr.tasks import Task, kind_of
@@ -535,6 +536,8 @@ class Predictor(TaskPredictor):
         found = [*edges, *ends] if self.predicts_edges else nodes
         if self.cfg.strategy.params.get("neighbours"):
             found = [*found, *(f"mean of {end} {name}" for end in ("sources", "targets") for name in nodes)]
+        if self.cfg.strategy.params.get("edge_columns"):
+            found = [*found, *(f"{of}{name}" for of in OF_EDGES for name in edges)]
         inputs = self.cfg.strategy.params.get("inputs", "columns")
         outputs = [f"output {number}" for number in range(self.width)] if inputs != "columns" else []
         return [*(found if inputs != "embeddings" else []), *outputs]

@@ -80,6 +80,7 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
     about |= {
         "step": as_scored(cfg, predictor.task).split.step,
         "neighbours": bool(cfg.strategy.params.get("neighbours")),
+        "edge_columns": bool(cfg.strategy.params.get("edge_columns")),
         "inputs": cfg.strategy.params.get("inputs", "columns"),
         "num_features": spec.num_features,
         "schema": spec.schema.to_dict() if spec.schema else {},

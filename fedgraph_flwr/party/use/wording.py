@@ -21,6 +21,9 @@ ROLES = {"source": "the payer", "target": "the receiver"}
 VERBS = {"out": "paid", "in": "received"}
 TOWARDS = {"out": "to", "in": "from"}
 
+OF_EDGES = ("largest of edges out: ", "largest of edges in: ")
+"""What the names of columns of an account start with that are the largest ones of its edges."""
+
 LEAST = 1e-6
 """Relative size below which a value that is scaled back is 0: inputs are float32."""
 
@@ -57,6 +60,10 @@ class Wording:
         value, usual = values.get(name, np.nan), self.usual.get(name, np.nan)
         if value != value:
             return name
+        for of in OF_EDGES:
+            if name.startswith(of):
+                base = name.removeprefix(of)
+                return of + replace(self, usual={base: usual}, edges=True).text(base, {base: value})
         prefix, of_end = _prefix(name)
         base = name.removeprefix(prefix)
         own = int(not (self.edges and not prefix))

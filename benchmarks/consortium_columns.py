@@ -1,0 +1,181 @@
+"""Do linking and federating pay? Own trees on the recipe against columns that only several banks together can compute.
+
+    python -m benchmarks.consortium_columns                 # about 10 CPU minutes; resumes where it stopped
+    python -m benchmarks.consortium_columns --seeds 2 --only accounts/hours
+    python -m benchmarks.consortium_columns --write         # put the tables of the stored rows into docs/links-worth.md
+
+Books of `benchmarks.dates_and_hours` and two harder ones. Average precision on test items, mean over banks, at the best
+validation round, with default hyper-parameters. Seeds 0 to 3 served to choose the columns, 10 to 19 are measured.
+"""
+
+import argparse
+import csv
+import logging
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.dates_and_hours import BOOKS, RECIPE, TASKS, TIMES
+from fedgraph_flwr import api
+from fedgraph_flwr.evaluation.intervals import Interval, interval, paired
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "simulations" / "results" / "consortium_columns.csv", ROOT / "docs" / "links-worth.md"
+MARKS = "<!-- consortium: made by python -m benchmarks.consortium_columns --write -->", "<!-- end -->"
+FIRST = 10
+"""First seed that is measured."""
+
+DATA = {
+    "hours": TIMES["hours"],
+    "dates": TIMES["dates"],
+    "hours, all cross": [*TIMES["hours"], "dataset.cross=1"],
+    "hours, decoys": [*TIMES["hours"], "dataset.decoy_dir=1", "dataset.decoy_time=1"],
+}
+SHARED = ["partition.share=['edges.*']", "partition.min_records=5"]
+OF_EDGES = ["strategy.edge_columns=true"]
+OWN, ALL = ["strategy=boosting", "strategy.shared=[]"], ["dataset.counts=all", "strategy.pooled=true"]
+OWN_TREES, OWN_EDGES, LINKED, FEDERATED, BOTH, POOLED = METHODS = (
+    "own trees on the recipe",
+    "own trees, with columns of payments",
+    "own trees, with far-end columns",
+    "federated trees",
+    "federated trees, with far-end columns",
+    "pooled trees, columns of all books",
+)
+WORDS = {
+    OWN_TREES: OWN,
+    OWN_EDGES: OWN,
+    LINKED: [*OWN, *SHARED],
+    FEDERATED: ["strategy=boosting"],
+    BOTH: ["strategy=boosting", *SHARED],
+    POOLED: ["strategy=boosting", *ALL],
+}
+DIFFERENCES = [
+    (LINKED, OWN_TREES),
+    (FEDERATED, OWN_TREES),
+    (BOTH, OWN_TREES),
+    (BOTH, FEDERATED),
+    (LINKED, OWN_EDGES),
+    (POOLED, BOTH),
+]
+"""Compared methods; the third is the goal's."""
+
+
+class Cell(NamedTuple):
+    """One score: task, data, method and seed."""
+
+    task: str
+    data: str
+    method: str
+    seed: int
+
+    @property
+    def words(self) -> list[str]:
+        """Keys of its run."""
+        reads = self.task == "accounts" and self.method not in (OWN_TREES, FEDERATED)
+        books = [*TASKS[self.task], *BOOKS, *RECIPE, *DATA[self.data], f"seed={self.seed}"]
+        return [*books, *WORDS[self.method], *(OF_EDGES if reads else [])]
+
+
+def cells(seeds: int, only: str) -> Iterator[Cell]:
+    """Yield the cells whose TASK/DATA/METHOD/SEED has the text; a payment's columns are those of payments anyway."""
+    for data in DATA:
+        for seed in range(FIRST, FIRST + seeds):
+            for task in TASKS:
+                for method in METHODS:
+                    cell = Cell(task, data, method, seed)
+                    if (task == "accounts" or method != OWN_EDGES) and only in "/".join(map(str, cell)):
+                        yield cell
+
+
+def stored(path: Path) -> dict[Cell, float]:
+    """Return the scores of a file."""
+    if not path.is_file():
+        return {}
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file)
+        return {Cell(r["task"], r["data"], r["method"], int(r["seed"])): float(r["test"]) for r in rows}
+
+
+def run(seeds: int, only: str, path: Path) -> None:
+    """Run the missing cells, and append each row when its run ends."""
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    known = stored(path)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    for cell in cells(seeds, only):
+        if cell in known:
+            continue
+        start = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["checkpoint_every=0", f"out={folder}/run"]
+            found = api.run(*cell.words, *options, progress=False).summary["metrics"]["best_val"]
+        row = cell._asdict() | {"test": found["test_average_precision"], "validation": found["val_average_precision"]}
+        row |= {"cpu_seconds": round(time.process_time() - start, 1), "commit": commit}
+        fresh = not path.is_file()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, [*row], lineterminator="\n")
+            if fresh:
+                writer.writeheader()
+            writer.writerow(row)
+        print(f"{' / '.join(map(str, cell))}: {100 * float(row['test']):.1f}", flush=True)
+
+
+def tables(scores: dict[Cell, float]) -> str:
+    """Return the Markdown tables in %: means and 95 % intervals over seeds, and differences paired by seed."""
+    held: dict[tuple[str, str, str], dict[int, float]] = {}
+    for cell, value in scores.items():
+        held.setdefault((cell.task, cell.data, cell.method), {})[cell.seed] = 100 * value
+    heads = [(task, data) for task in TASKS for data in DATA]
+
+    def shown(found: Interval | None, sign: str = "") -> str:
+        return f"{found.mean:{sign}.1f} ± {found.half:.1f}" if found is not None else ""
+
+    def line(name: str, texts: list[str]) -> str:
+        return f"| {name} | {' | '.join(texts)} |"
+
+    names = [f"{task}, {data}" for task, data in heads]
+    rows = [line("average precision", names), line("---", ["---"] * len(heads))]
+    for method in METHODS:
+        of = [held.get((*head, method), {}) for head in heads]
+        rows.append(line(method, [shown(interval([*values.values()]) if values else None) for values in of]))
+    rows += ["", line("paired by seed", names), line("---", ["---"] * len(heads))]
+    for first, second in DIFFERENCES:
+        pairs = [paired(held.get((*head, first), {}), held.get((*head, second), {})) for head in heads]
+        rows.append(line(f"{first} − {second}", [shown(found, "+") for found in pairs]))
+    return "\n".join(rows)
+
+
+def write_page(scores: dict[Cell, float]) -> None:
+    """Put the tables between the marks of the page."""
+    before, mark, rest = PAGE.read_text().partition(MARKS[0])
+    if not mark:
+        raise SystemExit(f"{PAGE} has no line {MARKS[0]}: put it where the tables belong, and {MARKS[1]} after it")
+    PAGE.write_text(f"{before}{MARKS[0]}\n{tables(scores)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}")
+
+
+def main() -> None:
+    """Run the missing cells, and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
+    parser.add_argument("--only", default="", help="run only cells whose TASK/DATA/METHOD/SEED contains this text")
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"CSV of the rows (default: {RESULTS.name})")
+    parser.add_argument("--write", action="store_true", help="put the tables of the stored rows into the page")
+    args = parser.parse_args()
+    if not args.write:
+        run(args.seeds, args.only, args.out)
+    scores = stored(args.out)
+    print(tables(scores))
+    if args.write:
+        write_page(scores)
+
+
+if __name__ == "__main__":
+    main()
