@@ -1,5 +1,6 @@
 """Columns of far ends: forms of values, and what a client's graph reads of accounts of other clients."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.far_ends import (
     LEVELS,
     Column,
+    edge_maxima,
     far_rows,
     neighbour_means,
     with_far_ends,
@@ -208,6 +210,43 @@ def test_means_over_neighbours_are_those_of_a_loop():
             assert found[node, half * whole.num_features].item() == pytest.approx(
                 np.mean(own) if own else np.nan, nan_ok=True
             )
+
+
+@pytest.mark.parametrize("share", [[], ["partition.share=[edges.n_in_2d:exact]"]])
+def test_largest_columns_of_edges_are_those_of_a_loop(share):
+    """Of payments from another bank, columns of the recipe count if its bank shares them; the amount is on the payment."""
+    base = ["dataset=payments", "dataset.accounts=60", "dataset.background=200", "dataset.per_kind=0", "num_clients=2"]
+    cfg = compose([*base, *share, "dataset.recipe=payments", "dataset.windows=[2]", "split.min_train=1"])
+    graph = load(cfg.dataset, seed=0, num_clients=2)
+    width, shared = graph.num_edge_features, graph.num_shared_edge_features
+    told = shared + [column.name for column in recipe_of(graph).edge_columns].index("n_in_source_2d")
+    for client in make(graph, cfg):
+        own = client.node_id.tolist()
+        expected = np.full((len(own), 2 * width), np.nan)
+        far = 0
+        for ends, attr, sides in (
+            (client.edge_index, client.edge_attr, (0, 1)),
+            (client.cut_out, client.cut_out_edge_attr, (0,)),
+            (client.cut_in, client.cut_in_edge_attr, (1,)),
+        ):
+            for edge, (a, b) in enumerate(ends.T.tolist()):
+                for side in sides:
+                    values = attr[edge].double().numpy().copy()
+                    if sides == (1,):
+                        known = [*range(shared), *([told] if share else [])]
+                        values[[place for place in range(width) if place not in known]] = np.nan
+                        far += 1
+                    node = a if sides != (0, 1) or side == 0 else b
+                    part = expected[node, side * width : (side + 1) * width]
+                    part[:] = np.fmax(part, values)
+        assert far > 20
+        for read in (client, with_far_ends(client)) if share else (client,):
+            np.testing.assert_array_equal(edge_maxima(read)[: len(own)].numpy(), expected)
+
+
+def test_edges_without_columns_have_no_largest_ones():
+    with pytest.raises(FedGraphError, match="edges without columns"):
+        edge_maxima(replace(shared("1:exact")[0], edge_attr=torch.zeros(0, 0)))
 
 
 def test_a_partition_tells_what_each_bank_computes_from_its_own_book():

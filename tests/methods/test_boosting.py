@@ -319,6 +319,7 @@ def test_protections_refuse_bagging_and_point_to_histograms(protection):
         (["task=links"], "does not serve task=links"),
         (["model=rgcn"], "one type"),
         (["strategy.inputs=both"], "pass the run folder"),
+        (["task=edges", "strategy.edge_columns=true"], "reads columns of the edges of nodes, got task=edges"),
         (["strategy.mode=stacking"], "strategy.mode"),
     ],
 )

@@ -85,6 +85,22 @@ def test_columns_of_payments_have_the_names_of_the_recipe(payments):
     assert "column" not in next(iter(shares)) or not predictor.input_spec.schema
 
 
+def test_accounts_read_the_largest_columns_of_their_payments(tmp_path):
+    """The model, its export and a predictor read the same columns, also where a far end's bank shares one."""
+    sizes = {"dataset.accounts": 200, "dataset.background": 1500, "dataset.per_kind": 6, "dataset.days": 30}
+    keys = {"task": "nodes", "dataset": "payments", "dataset.recipe": "payments", "num_clients": 2, "rounds": 1}
+    keys |= {"strategy.edge_columns": True, "partition.share": ["edges.n_in_2d"], "strategy.min_data_in_leaf": 5}
+    ran = fg.run(**keys, **sizes, strategy="boosting", out=tmp_path / "run", progress=False)
+    predictor = load_predictor(ran.path, 0)
+    shares = importance(predictor)
+    assert any(name.startswith("largest of edges") for name in shares)
+    nodes, edges = predictor.feature_names(predictor.own)
+    assert len(predictor.column_names) == len(nodes) + 2 * len(edges)
+    assert cli.main(["export", str(ran.path), "--out", str(tmp_path / "trees")]) == 0
+    found = load_export(tmp_path / "trees").predict(predictor.own).probabilities
+    np.testing.assert_allclose(found, predictor.predict(predictor.own).probabilities, rtol=1e-12)
+
+
 def test_columns_of_nodes_that_look_ahead_are_not_read(payments):
     """They count all payments of the training time, also those after a training payment."""
     predictor = load_predictor(payments.path, 0)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedgraph_flwr.data.features import WINDOWS, Book, Recipe, edge_columns, node_columns
+from fedgraph_flwr.data.features import COUNT, WINDOWS, Book, Recipe, edge_columns, node_columns
 from fedgraph_flwr.data.schema import Column, feature_names
 from fedgraph_flwr.party.tables.columns import Treatment, features
 from fedgraph_flwr.party.use.wording import Wording
@@ -102,3 +102,11 @@ def test_means_over_neighbours_are_shares_and_small_numbers_have_digits():
         assert said.text(f"mean of sources {name}", {f"mean of sources {name}": 0.6}) == f"mean of sources {text}"
     assert said.text("rate", {"rate": 0.6}) == "rate 0.0042, usually 0.003"
     assert said.text("rate", {"rate": -1.5 - 1e-7}) == "rate 0, usually 0.003"
+
+
+def test_largest_columns_of_edges_are_said_as_those_of_a_payment():
+    name = "largest of edges out: n_in_target_2d"
+    forms = ({"n_in_target_2d": COUNT}, {})
+    value, usual = (float(np.log1p(count)) - 1 for count in (6, 1))
+    said = Wording(forms=forms, usual={name: usual}).text(name, {name: value})
+    assert said == "largest of edges out: the receiver received 6 payments within 2 days, usually 1"
