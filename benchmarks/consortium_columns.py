@@ -4,7 +4,7 @@
     python -m benchmarks.consortium_columns --seeds 2 --only accounts/hours
     python -m benchmarks.consortium_columns --write         # put the tables of the stored rows into docs/links-worth.md
 
-Books of `benchmarks.dates_and_hours` and two harder ones. Average precision on test items, mean over banks, at the best
+Books of `benchmarks.dates_and_hours`, and harder ones with decoys. Average precision on test items, mean over banks, at the best
 validation round, with default hyper-parameters. Seeds 0 to 3 served to choose the columns, 10 to 19 are measured.
 """
 
@@ -34,7 +34,6 @@ FIRST = 10
 DATA = {
     "hours": TIMES["hours"],
     "dates": TIMES["dates"],
-    "hours, all cross": [*TIMES["hours"], "dataset.cross=1"],
     "hours, decoys": [*TIMES["hours"], "dataset.decoy_dir=1", "dataset.decoy_time=1"],
 }
 SHARED = ["partition.share=['edges.*']", "partition.min_records=5"]
