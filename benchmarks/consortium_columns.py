@@ -60,7 +60,7 @@ DIFFERENCES = [
     (FEDERATED, OWN_TREES),
     (BOTH, OWN_TREES),
     (BOTH, FEDERATED),
-    (LINKED, OWN_EDGES),
+    (BOTH, OWN_EDGES),
     (POOLED, BOTH),
 ]
 """Compared methods; the third is the goal's."""

@@ -430,8 +430,8 @@ def _trees(folder: Path, index: Mapping[str, Any]) -> ExportedTrees:
     columns, outputs = len(index["columns"]), int(index["outputs"])
     check_forest(forest, outputs, columns, outputs * MAX_TREES, MAX_NODES, f"{folder / 'trees.npz'} holds trees")
     fields = _common(folder, index) | {"forest": forest, "columns": columns, "num_outputs": outputs}
-    more = {"neighbours": bool(index["neighbours"]), "edge_columns": bool(index.get("edge_columns"))}
-    return ExportedTrees(**fields, binary=bool(index["binary"]), **more)
+    fields |= {"neighbours": bool(index["neighbours"]), "edge_columns": bool(index.get("edge_columns"))}
+    return ExportedTrees(**fields, binary=bool(index["binary"]))
 
 
 def _loaded_blend(folder: Path, index: Mapping[str, Any]) -> Blended:
