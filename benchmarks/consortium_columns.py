@@ -31,6 +31,9 @@ MARKS = "<!-- consortium: made by python -m benchmarks.consortium_columns --writ
 FIRST = 10
 """First seed that is measured."""
 
+SEEDS = 10
+"""Number of seeds; a cell of fewer states their number."""
+
 DATA = {
     "hours": TIMES["hours"],
     "dates": TIMES["dates"],
@@ -132,10 +135,11 @@ def tables(scores: dict[Cell, float]) -> str:
     held: dict[tuple[str, str, str], dict[int, float]] = {}
     for cell, value in scores.items():
         held.setdefault((cell.task, cell.data, cell.method), {})[cell.seed] = 100 * value
-    heads = [(task, data) for task in TASKS for data in DATA]
+    heads = [(task, data) for task in TASKS for data in DATA if (task, data, OWN_TREES) in held]
 
     def shown(found: Interval | None, sign: str = "") -> str:
-        return f"{found.mean:{sign}.1f} ± {found.half:.1f}" if found is not None else ""
+        fewer = f" ({found.n})" if found is not None and found.n < SEEDS else ""
+        return f"{found.mean:{sign}.1f} ± {found.half:.1f}{fewer}" if found is not None else ""
 
     def line(name: str, texts: list[str]) -> str:
         return f"| {name} | {' | '.join(texts)} |"
@@ -163,7 +167,7 @@ def write_page(scores: dict[Cell, float]) -> None:
 def main() -> None:
     """Run the missing cells, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=10, help="number of seeds (default: 10)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds (default: {SEEDS})")
     parser.add_argument("--only", default="", help="run only cells whose TASK/DATA/METHOD/SEED contains this text")
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"CSV of the rows (default: {RESULTS.name})")
     parser.add_argument("--write", action="store_true", help="put the tables of the stored rows into the page")

@@ -5,7 +5,7 @@ import re
 import numpy as np
 from scipy import stats
 
-from benchmarks import dates_and_hours
+from benchmarks import consortium_columns, dates_and_hours
 from benchmarks import payments_worth as worth
 
 ROOT = worth.RESULTS.parents[1]
@@ -77,3 +77,21 @@ def test_the_page_is_written_between_its_marks(tmp_path):
     assert page.read_text().startswith(f"before\n{worth.MARKS[0]}\n| data | columns | Local |\n")
     assert page.read_text().endswith(f"| 50.0 |\n{worth.MARKS[1]}\nafter\n<!-- end -->\n")
     assert "old" not in page.read_text()
+
+
+def test_the_tables_of_consortium_columns_say_what_their_rows_say():
+    """Federated trees with shared columns exceed own trees by more than five points."""
+    scores = consortium_columns.stored(consortium_columns.RESULTS)
+    text = consortium_columns.tables(scores)
+    assert text in consortium_columns.PAGE.read_text()
+    row = next(
+        line for line in text.splitlines() if line.startswith("| federated trees, with far-end columns − own trees on")
+    )
+    for task in ("accounts", "payments"):
+        both, own = (
+            [scores[consortium_columns.Cell(task, "hours", method, seed)] for seed in range(10, 20)]
+            for method in (consortium_columns.BOTH, consortium_columns.OWN_TREES)
+        )
+        low, high = (100 * bound for bound in stats.ttest_rel(both, own).confidence_interval(0.95))
+        assert f"| {(low + high) / 2:+.1f} ± {(high - low) / 2:.1f} |" in row
+        assert low > 5
