@@ -83,9 +83,7 @@ def test_a_dead_server_app_is_named_at_once_and_its_run_resumed(fleet):
     assert f"error: {why}; to continue, run: fedgraph-flwr run resume={out}" in fleet.log("run-dies")
     for folder in (out, fleet.runs / "dies"):
         assert json.loads((folder / "failure.json").read_text())["error"] == why
-    done = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])["round"]
-    found = fleet.run(out, f"resume={out}", f"rounds={done + 1}")
-    assert found.summary["rounds"] == done + 1
+    assert fleet.run(out, f"resume={out}", "rounds=10").summary["rounds"] == 10
     assert not (fleet.runs / "dies" / "failure.json").exists()
 
 
@@ -151,4 +149,4 @@ def _replace(fleet: GuardedFleet, node: int, **environment: str) -> None:
 
 def _rounds(folder: Path) -> list[dict]:
     path = folder / "rounds.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()[:-1] or []] if path.is_file() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
