@@ -59,6 +59,7 @@ WORDS = {
     POOLED: ["strategy=boosting", *ALL],
 }
 DIFFERENCES = [
+    (OWN_EDGES, OWN_TREES),
     (LINKED, OWN_TREES),
     (FEDERATED, OWN_TREES),
     (BOTH, OWN_TREES),
@@ -66,7 +67,7 @@ DIFFERENCES = [
     (BOTH, OWN_EDGES),
     (POOLED, BOTH),
 ]
-"""Compared methods; the third is the goal's."""
+"""Compared methods."""
 
 
 class Cell(NamedTuple):
