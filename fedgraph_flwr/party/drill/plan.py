@@ -43,6 +43,9 @@ STAGES = ("training", "validation", "test")
 SHARES = 0.6, 0.8
 """Shares of the days until the end of training and of validation."""
 
+MOST = 1000
+"""Most patterns of each kind and stage, since a plan comes from another party."""
+
 _MEDIAN = math.exp(5)
 """Median of the first payments that `data.payments.passed_on` draws."""
 
@@ -114,9 +117,9 @@ class Plan:
         names = fold(self.parties).tolist()
         if len(names) < 2 or len({*names}) < len(names) or not all(names):
             raise FedGraphError(f"a drill needs two parties or more with different names, got {self.parties}")
-        if len(self.counts) != 3 or min(self.counts) < 1:
+        if len(self.counts) != 3 or not 1 <= min(self.counts) <= max(self.counts) <= MOST:
             raise FedGraphError(
-                f"counts must be three numbers of patterns from 1, such as [6, 3, 3], got {self.counts}"
+                f"counts must be three numbers of patterns from 1 to {MOST}, such as [6, 3, 3], got {self.counts}"
             )
         if len(self.size) != 2 or not 2 <= self.size[0] <= self.size[1] <= 50:
             raise FedGraphError(f"size must be [low, high] with 2 <= low <= high <= 50, got {self.size}")

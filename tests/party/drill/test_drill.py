@@ -245,6 +245,11 @@ def test_recall_by_hand():
     assert found.loc[ALL, ["payments", "found", "recall", "alerts", "test"]].tolist() == [5, 2, 0.4, 4, 9]
 
 
+def test_a_plan_with_huge_counts_is_refused():
+    with pytest.raises(FedGraphError, match="from 1 to 1000"):
+        Plan(parties=["a", "b"], start="2026-01-01", counts=[1, 1, 100_000_000])
+
+
 def test_refusals(tmp_path):
     files = books(tmp_path / "books", hours=False)
     made, book = plan(dates=True), read_book(files[0])
