@@ -76,6 +76,7 @@ def unread_edge_features(cfg: RunConfig) -> str:
     network = models.network(cfg.model)
     # a task may read the columns of edges beside a model that reads none
     by_task = network.capabilities.row_wise and kind_of(cfg).capabilities.reads_edges
+    by_task |= bool(cfg.strategy.params.get("edge_columns"))
     if cfg.on_fleet or network.capabilities.reads_edges or by_task:
         return ""
     shapes, values = read_header(files(client_files(cfg))[0])

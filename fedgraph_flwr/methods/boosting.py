@@ -81,6 +81,14 @@ class BoostingParams:
     patience: int = 20
 
     @property
+    def blocks(self) -> list[str]:
+        """Names of the groups of columns that trees read, in their order."""
+        found = ["columns"] if self.inputs != "embeddings" else []
+        found += ["neighbours"] if self.neighbours else []
+        found += ["edge_columns"] if self.edge_columns else []
+        return [*found, *(["outputs"] if self.inputs != "columns" else [])]
+
+    @property
     def of_class(self) -> int:
         """Fewest training items of a class with which a party's trees add more than noise (bagging)."""
         return min(5, self.min_data_in_leaf)

@@ -14,11 +14,13 @@ one.
 
 from collections.abc import Mapping
 from logging import WARNING
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
@@ -43,6 +45,7 @@ from fedgraph_flwr.numerics.forest import (
     forest_fields,
     joined,
 )
+from fedgraph_flwr.store.results import CONFIG
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
@@ -86,12 +89,34 @@ class Boosting(GraphStrategy):
         return empty_forest() if self.cfg.strategy.shared else {}
 
     def accepted(self, arrays: Arrays, where: str) -> Arrays:
-        """Return the arrays of a file, whose sizes follow from its trees, after the checks of `check_forest`."""
+        """Return the arrays of a file, whose sizes follow from its trees, after the checks of `check_forest`.
+
+        Raises:
+            FedGraphError: its trees read other columns at the same places, or they cannot be evaluated.
+        """
+        self._check_columns()
         if not self.cfg.strategy.shared:
             return super().accepted(arrays, where)
         model = self.build_model()
         model.fit_to(arrays, where)
         return model.arrays
+
+    def _check_columns(self) -> None:
+        """Refuse the trees of a run whose columns are not the first ones of this run."""
+        key, folder = ("init", self.cfg.init) if self.cfg.init else ("evaluate", self.cfg.evaluate)
+        if not folder or not (Path(folder) / CONFIG).is_file():
+            return
+        params = compose([], Path(folder) / CONFIG).strategy.params
+        names = ("inputs", "neighbours", "edge_columns")
+        earlier = BoostingParams(**{name: params[name] for name in names if name in params}).blocks
+        if self.params.blocks[: len(earlier)] != earlier:
+            given = ", ".join(
+                f"strategy.{name}={str(params[name]).lower()}" for name in names if name in params
+            )
+            raise FedGraphError(
+                f"{key}={folder} has trees that read {', '.join(earlier)}, but those of this run read"
+                f" {', '.join(self.params.blocks)}: set the keys of that run ({given or 'their defaults'})"
+            )
 
     # --- set-up -----------------------------------------------------------------------------------
 

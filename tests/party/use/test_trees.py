@@ -10,6 +10,7 @@ import pytest
 import fedgraph_flwr as fg
 from fedgraph_flwr import cli
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.prepare import unread_edge_features
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_predictor
@@ -99,6 +100,11 @@ def test_accounts_read_the_largest_columns_of_their_payments(tmp_path):
     assert cli.main(["export", str(ran.path), "--out", str(tmp_path / "trees")]) == 0
     found = load_export(tmp_path / "trees").predict(predictor.own).probabilities
     np.testing.assert_allclose(found, predictor.predict(predictor.own).probabilities, rtol=1e-12)
+    assert not unread_edge_features(ran.config)
+    more = {**keys, **sizes, "strategy": "boosting", "strategy.neighbours": True, "progress": False}
+    for key in ("init", "evaluate"):  # the means would stand at the places of the largest columns
+        with pytest.raises(FedGraphError, match="trees that read columns, edge_columns, but those of this run"):
+            fg.run(**more, **{key: str(ran.path)}, out=tmp_path / key)
 
 
 def test_columns_of_nodes_that_look_ahead_are_not_read(payments):
