@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from fedgraph_flwr.config import RunConfig, one_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.report.units import duration
+from fedgraph_flwr.report.units import about
 
 if TYPE_CHECKING:  # SciPy and Torch come with these, which `--help` does not need
     from fedgraph_flwr.sweeps.execution import How
@@ -32,6 +32,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sweep``."""
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
+    parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
     add_options(parser, _OPTIONS, search={"default": 0}, margin={"type": float, "default": None}, keep=_KEEP)
 
 
@@ -50,6 +51,7 @@ _OPTIONS = """
 --retry  repeat failed runs
 --dry-run  list the runs and exit
 --table-only  only write the table of the available rows
+--quiet  print only the verdicts and the table
 --json  print scores, intervals, verdicts and costs as JSON
 """
 
@@ -107,7 +109,7 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
         try:
             folder = sweep.folder / f"{sweep.name}-runs"
             keep = None if args.keep == "none" else Keep(folder, args.keep == "all")
-            _run(index, How(jobs, args.only, keep), configs, sys.stderr if args.json else sys.stdout)
+            _run(index, How(jobs, args.only, keep), configs, sys.stderr if args.json else sys.stdout, args.quiet)
         except KeyboardInterrupt:
             present(index)
             where = f"interrupted; finished runs are in {sweep.results}"
@@ -165,14 +167,14 @@ def _plan(index: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: floa
     if not missing:
         return text
     side = f", {jobs} in parallel" if jobs > 1 else ""
-    time = "duration unknown" if seconds is None else f"about {duration(seconds / max(jobs, 1))}"
+    time = "duration unknown" if seconds is None else about(seconds / max(jobs, 1))
     return f"{text}{side}, {time}"
 
 
-def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextIO) -> None:
-    """Run missing cells; print a line per finished run, and a progress bar over runs and their rounds in a terminal."""
+def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextIO, quiet: bool) -> None:
+    """Run missing cells; in a terminal one line shows the progress, elsewhere a line follows each run; none if quiet."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     from fedgraph_flwr.sweeps.execution import execute, probe
     from fedgraph_flwr.sweeps.rows import Row, failure, number
@@ -181,26 +183,40 @@ def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextI
     seconds = index.seconds(missing)
     if seconds is None and how.jobs and len(missing) > 1:
         seconds = probe(missing, configs)
-    console = Console(file=out)
+    console = Console(file=out, quiet=quiet)
     console.print(_plan(index, missing, how.jobs, seconds), markup=False, highlight=False, soft_wrap=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(index.sweep.name, total=len(missing), left="")
-        done, shares = 0, dict[str, float]()
+    live = console.is_terminal and not quiet
+    columns = BarColumn(20), TextColumn("{task.description}", markup=False)
+    with Progress(*columns, console=console, disable=not live, transient=True) as bar:
+        task = bar.add_task(index.sweep.name, total=len(missing))
+        done, left, shares, remaining = 0, len(missing), dict[str, float](), ""
+
+        def show() -> None:
+            running = next(iter(shares), "")
+            text = ", ".join(filter(None, [f"run {min(done + 1, done + left)} of {done + left}", running, remaining]))
+            bar.update(task, description=text, completed=done + sum(shares.values()), total=done + left)
 
         def on_share(cell: Cell, share: float) -> None:
-            shares[cell.label] = share
-            bar.update(task, completed=done + sum(shares.values()))
+            shares[_name(cell)] = share
+            show()
 
-        def on_row(cell: Cell, row: Row, left: int, seconds: float | None) -> None:
-            nonlocal done
-            done += 1
-            shares.pop(cell.label, None)
-            score = sanitize(failure(row)) or f"{100 * number(row, 'value'):.2f} %"
-            remaining = f"about {duration(seconds)} left" if seconds else ""
-            bar.update(task, completed=done + sum(shares.values()), total=done + left, left=remaining)
-            line = f"{done}/{done + left} {cell.setting}, {cell.method}, seed {cell.seed}: {score}"
-            more = f"  ({remaining})" if remaining and not console.is_terminal else ""
+        def on_row(cell: Cell, row: Row, missing: int, seconds: float | None) -> None:
+            nonlocal done, left, remaining
+            done, left = done + 1, missing
+            shares.pop(_name(cell), None)
+            remaining = f"{about(seconds)} left" if seconds else ""
+            show()
+            failed = sanitize(failure(row))
+            if live and not failed:
+                return
+            score = failed or f"{100 * number(row, 'value'):.2f} %"
+            line = f"{done}/{done + left} {_name(cell)}: {score}"
+            more = f"  ({remaining})" if remaining and not live else ""
             console.print(line + more, markup=False, highlight=False, soft_wrap=True)
 
         execute(index, how, on_row, on_share)
+
+
+def _name(cell: Cell) -> str:
+    """Return setting, method and seed of a run."""
+    return f"{cell.setting}, {cell.method}, seed {cell.seed}"

@@ -63,11 +63,12 @@ BEFORE, WHOLE = DAYS = ("before", "whole")
 
 
 class Form(NamedTuple):
-    """Transform of a value: ln(1 + v) if ``log``, then minus ``center``, divided by ``scale``."""
+    """Transform of a value: ln(1 + v − start) if ``log``, then minus ``center``, divided by ``scale``."""
 
     log: bool
     center: float
     scale: float
+    start: float = 0.0
 
 
 COUNT, SUM, SECONDS, HOURS, STEPS, SHARE = (
@@ -91,6 +92,11 @@ class Column(NamedTuple):
 
     name: str
     form: Form
+
+
+def window_label(days: float) -> str:
+    """Return the length of a window as names of columns have it: ``6h`` for a quarter of a day, ``2d``."""
+    return f"{days:g}d" if days == round(days) else f"{days * 24:g}h"
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ class Recipe:
     @property
     def labels(self) -> list[str]:
         """Windows as names of columns have them: ``6h`` for a quarter of a day, ``2d``."""
-        return [f"{days:g}d" if days == round(days) else f"{days * 24:g}h" for days in self.windows]
+        return [window_label(days) for days in self.windows]
 
     def keeps(self, name: str) -> bool:
         """Return whether a column is not left out."""

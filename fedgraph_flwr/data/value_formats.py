@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -156,6 +157,19 @@ def read_dates(column: Any, formats: str) -> Any:
             raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
         read = found if read is None else read.fillna(found)
     return read
+
+
+SIMULATED = 10 * 365
+"""Days since 1970. If all times lie between 0 and this, they count the days of a simulation and are no dates."""
+
+
+def time_texts(seconds: NDArray[np.int64]) -> NDArray[Any]:
+    """Return times in seconds as text [N]: ``2026-03-01T12:30:00``; of a simulation ``day 12 06:30:00``, from day 0."""
+    if not seconds.size or seconds.min() < 0 or seconds.max() >= SIMULATED * 86_400:
+        return np.asarray(np.datetime_as_string(seconds.astype("datetime64[s]"))).astype(object)
+    day, rest = np.divmod(seconds, 86_400)
+    clock = [f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" for second in rest.tolist()]
+    return np.array([f"day {number} {time}" for number, time in zip(day.tolist(), clock, strict=True)], dtype=object)
 
 
 def since_1970(moments: Any, seconds: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.payment_names import payment_names
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation import adversaries, chance
 from fedgraph_flwr.launch.checks import startup_notes
@@ -21,6 +22,7 @@ from fedgraph_flwr.store.events import OnRound
 from fedgraph_flwr.store.folder import INPUT_SPEC, InUse, owned
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.store.results import FAILURE, headline_score
+from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tracking import Trackers
 
 
@@ -51,7 +53,10 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
                 recorder.extra["aggregated"] = "actors"
             trackers.begin(recorder.run_name)
             known = input_spec(cfg) if not cfg.on_fleet else {}
-            recorder.extra |= {"classes": known["classes"]} if known else {}
+            named = not cfg.on_fleet and not cfg.graph and kind_of(cfg).capabilities.classes
+            built_in = payment_names(cfg.dataset).classes if named else ()
+            if known or built_in:
+                recorder.extra["classes"] = known["classes"] if known else list(built_in)
             recorder.extra |= (
                 {"parties": names} if not cfg.on_fleet and (names := parties(cfg)) else {}
             )
@@ -59,7 +64,7 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
             strategy.start(grid)
             names = [str(number) for number in range(strategy.described.size("num_classes"))]
             plain = {
-                "classes": names,
+                "classes": list(built_in) if len(built_in) == len(names) else names,
                 "num_features": strategy.described.size("num_features"),
                 "schema": {},
                 "undirected": False,

@@ -27,6 +27,11 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
+def about(seconds: float) -> str:
+    """Format an estimate in whole seconds: ``about 1 s``, ``about 12 min 5 s``."""
+    return f"about {duration(max(1, round(seconds)))}"
+
+
 def percent(share: float, digits: int = 1) -> str:
     """Format a share: ``84.1 %``."""
     return "–" if math.isnan(share) else f"{100 * share:.{digits}f} %"

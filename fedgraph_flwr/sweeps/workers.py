@@ -33,20 +33,22 @@ def rows(
         waiting: queue of cells to run.
         processes: number of parallel processes; 0: run in this process.
         keep: see `fedgraph_flwr.sweeps.runs.run_cell`.
-        on_share: called with a running cell and the share of its rounds that are done; not without processes.
+        on_share: called with a cell when it starts, then, with processes, with the share of its rounds that are done.
     """
     if not processes:
         from fedgraph_flwr.sweeps import runs
 
         while waiting:
             cell = waiting.popleft()
+            on_share(cell, 0.0)
             yield cell, runs.run_cell(cell, keep)
         return
     pool: list[_Worker] = []
     try:
         while waiting or any(worker.cell for worker in pool):
             while waiting and (worker := _idle(pool, processes, keep)):
-                worker.take(waiting.popleft())
+                worker.take(cell := waiting.popleft())
+                on_share(cell, 0.0)
             ready = wait([worker.pipe for worker in pool if worker.cell])
             ended = [(worker, worker.cell) for worker in pool if worker.cell and worker.pipe in ready]
             for worker, cell in ended:

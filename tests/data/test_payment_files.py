@@ -13,9 +13,11 @@ from fedgraph_flwr.data import payment_files
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.features import Recipe
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.payment_names import payment_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import store
+from fedgraph_flwr.party.use.wording import _raw
 
 ROWS = """2022/09/01 00:20,010,8000EBD30,010,8000EBD30,3697.34,US Dollar,3697.34,US Dollar,Reinvestment,0
 2022/09/01 00:26,03208,8000F4580,001,8000F5340,0.01,Euro,0.02,US Dollar,Cheque,0
@@ -58,6 +60,46 @@ def test_rows_become_payments_in_order_of_time(folder):
     assert graph.edge_attr[:, 3:6].argmax(1).tolist() == [1, 0, 0, 0, 2]
     assert graph.edge_attr.shape == (5, 1 + 2 + 3 + 4)
     assert graph.y.tolist() == [int(n in graph.edge_index[:, 4].tolist()) for n in range(5)]
+
+
+def amounts_by_name(graph: Graph, cfg: DatasetConfig) -> list[float]:
+    """Amounts of a graph's payments, by the name and the transform of the column."""
+    column = payment_names(cfg).edges[0]
+    assert column.name == ("log amount" if cfg.params.get("recipe") else "amount")
+    return [_raw(column.form, value) for value in graph.edge_attr[:, 0].double().tolist()]
+
+
+def test_the_named_column_is_the_amount(folder):
+    for word in ("dataset.ports=false", "dataset.recipe=payments"):
+        cfg = dataset(word)
+        np.testing.assert_allclose(amounts_by_name(load(cfg), cfg), [3697.34, 1, 2, 0.02, 99], rtol=1e-4)
+        assert payment_names(cfg).classes == ("clean", "laundering")
+    names = payment_names(dataset("dataset.name=LI-Small", "dataset.features=activity"))
+    assert [column.name for column in names.nodes][:4] == ["n_out", "n_in", "partners_out", "partners_in"]
+
+
+def test_the_named_columns_of_activity_are_counts(folder):
+    cfg = dataset("dataset.features=activity", "dataset.windows=[1.0]")
+    graph, names = load(cfg), payment_names(cfg)
+    ends, time = graph.edge_index.numpy(), graph.edge_time.numpy()
+    column = {c.name: [round(_raw(c.form, v)) for v in graph.x[:, i].tolist()] for i, c in enumerate(names.nodes)}
+    assert len(column) == graph.num_features
+    for node in range(graph.num_nodes):
+        out, into = (np.flatnonzero(ends[side] == node) for side in (0, 1))
+
+        def most(of, by):
+            return max((int(((time[of] <= t) & (time[of] >= t - 86_400)).sum()) for t in time[by]), default=0)
+
+        expected = {
+            "n_out": out.size,
+            "n_in": into.size,
+            "partners_out": len(set(ends[1][out])),
+            "partners_in": len(set(ends[0][into])),
+            "n_out_1d": most(out, out),
+            "n_in_1d": most(into, into),
+            "n_before_1d": most(into, out),
+        }
+        assert {name: values[node] for name, values in column.items()} == expected
 
 
 def test_columns_of_own_records(folder):
@@ -166,6 +208,8 @@ def test_an_experiment_of_amlgentex_becomes_banks_accounts_and_payments(experime
     assert (graph.edge_time // 86_400).tolist() == [0, 1, 2, 2]
     assert graph.edge_y.tolist() == [0, 0, 1, 1]
     np.testing.assert_allclose(np.expm1(10 * graph.edge_attr[:, 0].double()), [50, 9, 70.5, 20], rtol=1e-4)
+    cfg = compose(["dataset=amlgentex", "dataset.recipe=payments"]).dataset
+    np.testing.assert_allclose(amounts_by_name(graph, cfg), [50, 9, 70.5, 20], rtol=1e-4)
     assert graph.edge_attr.size(1) == 1 + len(Recipe(windows=(1.0,)).edge_columns)  # no balance, pattern or model
 
 
@@ -227,6 +271,16 @@ def mobile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def paysim(*overrides: str) -> Graph:
     return load(compose(["dataset=paysim", *overrides]).dataset)
+
+
+def test_the_named_columns_of_paysim_are_amount_and_types(mobile):
+    cfg = compose(["dataset=paysim", "dataset.balances=true"]).dataset
+    graph, names = load(cfg), payment_names(cfg)
+    assert names.classes == ("clean", "fraud")
+    np.testing.assert_allclose(amounts_by_name(graph, cfg), [9839.64, 0, 5.5, 181], rtol=1e-4, atol=1e-3)
+    kinds = [names.edges[1 + place].name for place in graph.edge_attr[:, 1:6].argmax(1).tolist()]
+    assert kinds == ["type=PAYMENT", "type=TRANSFER", "type=CASH_IN", "type=CASH_OUT"]
+    assert len(names.edges) == 6
 
 
 def test_rows_of_paysim_become_payments_between_banks_by_hash(mobile):

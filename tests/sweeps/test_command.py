@@ -1,6 +1,8 @@
 """The command as processes meet it: side by side, killed, interrupted, two at once."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +137,46 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(toy, ran, capsys):
 def test_the_time_is_told_before_the_first_run(toy, capfd):
     sweep(toy, "--jobs", "1", "--only", "few/FedAvg")
     assert "toy: 12 runs, 2 to do, about" in capfd.readouterr().out
+
+
+class Screen(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_shows_one_live_line(toy, ran, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "stdout", screen := Screen())
+    sweep(toy, "--only", "few")
+    text = screen.getvalue()
+    live = text[: text.index("Mean over seeds")]
+    assert "\r" in live
+    assert "FedAvg, seed 0: " not in live  # no line per run
+    assert "run 6 of 6" in live
+    sweep(toy, "-q")
+    rest = screen.getvalue()[len(text) :]
+    assert "\r" not in rest
+    assert "run " not in rest[: rest.index("Mean over seeds")]
+
+
+def test_a_file_gets_a_line_per_run_and_q_none(toy, ran, capsys):
+    sweep(toy, "--only", "few")
+    out = capsys.readouterr().out
+    assert "\r" not in out
+    assert "\x1b" not in out
+    lines = [line for line in out.splitlines() if line.partition("/")[0].isdigit()]
+    assert len(lines) == 6
+    assert re.fullmatch(r"1/6 few, \w+, seed \d: \d+\.\d\d %(  \(about \d+ s left\))?", lines[0])
+    assert re.fullmatch(r"6/6 few, \w+, seed \d: \d+\.\d\d %", lines[-1])
+    sweep(toy, "-q")
+    out = capsys.readouterr().out
+    assert len(ran) == 12
+    assert "12 runs" not in out
+    assert not [line for line in out.splitlines() if line.partition("/")[0].isdigit()]
+    assert "table: " in out
 
 
 def test_default_jobs_use_each_core_once(monkeypatch):

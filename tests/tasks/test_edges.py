@@ -1,27 +1,36 @@
 """task=edges: labels of stored edges, without leaks, and scores of a plain loop."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 from torch_geometric.nn import GCNConv
 
 import fedgraph_flwr as fg
+from fedgraph_flwr import cli
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import score
 from fedgraph_flwr.config import SplitConfig, compose
+from fedgraph_flwr.data import payments
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
+from fedgraph_flwr.data.payment_names import Names, payment_names
 from fedgraph_flwr.data.split import split_graph
+from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method, client_class
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.partition.clients import cut, pool
+from fedgraph_flwr.party.use.explain import explain
 from fedgraph_flwr.party.use.predict import load_predictor
+from fedgraph_flwr.store.folder import INPUT_SPEC
 from fedgraph_flwr.sweeps.runs import majority
 from fedgraph_flwr.tasks import edges
 from fedgraph_flwr.tasks.edges import Edges
@@ -441,7 +450,7 @@ def test_predictions_list_edges_as_they_were_scored(inline):
     run = fg.load_run(inline)
     found = run.predict(client=1)
     frame = found.to_frame()
-    assert list(frame.columns) == ["edge", "source", "target", "p_0", "p_1", "class"]
+    assert list(frame.columns) == ["edge", "source", "target", "p_clean", "p_laundering", "class"]
     own = load_client(run.config, 1)
     inner = own.edge_index.size(1)
     assert len(frame) == inner + own.cut_out.size(1)
@@ -451,6 +460,90 @@ def test_predictions_list_edges_as_they_were_scored(inline):
     made.model.load_state_dict(final(inline), strict=False)
     expected = made.predict()[task_of(made).order.argsort()]
     assert torch.equal(load_predictor(inline, 1, "last").predict(own).logits, expected)
+
+
+def test_reasons_of_built_in_payments_have_names_and_days(inline, tmp_path):
+    predictor = load_predictor(inline, 1)
+    own = predictor.party_graph()
+    spec = payments.PaymentsSpec(accounts=150, background=600, per_kind=2)
+    made = payments.generate(spec, seed=0, banks=3)
+    every = {
+        f"amount {amount:,.0f}" if amount >= 99.995 else f"amount {amount:.2f}".removesuffix(".00")
+        for amount in made.amount
+    }
+    found = explain(predictor, own, None, None, ["3", "7"], checks=False)
+    for reasons in found:
+        frame = reasons.to_frame(400)
+        text = frame[frame["name"] == "amount"]["text"]
+        assert set(text.str.replace(r", usually.*", "", regex=True)) <= every
+        assert "format=1" in reasons.columns
+        assert not any("column" in name for name in reasons.columns)
+    frame = predictor.predict(own)
+    assert (
+        time_texts(frame.time)[0] == f"day {frame.time[0] // 86_400} {pd.Timestamp(frame.time[0], unit='s'):%H:%M:%S}"
+    )
+    assert time_texts(np.array([1_700_000_000])).tolist() == ["2023-11-14T22:13:20"]
+
+
+SMALL = ["accounts=150", "background=600", "per_kind=2"]
+
+
+def test_a_run_whose_classes_are_numbers_stays_readable(inline, tmp_path, capsys):
+    old = tmp_path / "old"
+    shutil.copytree(inline, old)
+    spec = json.loads((old / INPUT_SPEC).read_text())
+    assert spec["classes"] == ["clean", "laundering"]
+    (old / INPUT_SPEC).write_text(json.dumps(spec | {"classes": ["0", "1"]}))
+    summary = json.loads((old / "summary.json").read_text())
+    assert summary.pop("classes") == spec["classes"]
+    (old / "summary.json").write_text(json.dumps(summary))
+    new, before = (fg.load_run(path).predict(client=1).to_frame() for path in (inline, old))
+    renamed = new.rename(columns={"p_clean": "p_0", "p_laundering": "p_1"})
+    renamed["class"] = renamed["class"].map({"clean": "0", "laundering": "1"})
+    pd.testing.assert_frame_equal(before, renamed)
+    out = tmp_path / "alerts.csv"
+    for more in (["--budget", "1"], ["--out", str(out), "--explained", "1"]):
+        assert cli.main(["alerts", str(old), "--client", "1", *more]) == 0, capsys.readouterr().err
+    listed = pd.read_csv(out)
+    assert len(listed)
+    assert listed["time"].str.fullmatch(r"day \d+ \d\d:\d\d:\d\d").all()
+    assert "column" not in str(listed.iloc[0]["reasons"])
+    assert (fg.load_run(old).report(tmp_path / "old.html")).is_file()
+
+
+def test_only_generated_payments_and_published_ones_have_names(inline, tmp_path):
+    assert payment_names(compose(["dataset=csbm"]).dataset) == Names()
+    own = replace(compose(["dataset=payments"]).dataset, source="my_package:payments", params={})
+    assert payment_names(own) == Names()
+    predictor = load_predictor(inline, 1)
+    assert predictor.built_in.edges
+    for change in ({"graph": str(tmp_path)}, {"engine": "fleet"}):
+        cfg = replace(predictor.cfg, **change)
+        assert replace(predictor, cfg=cfg).built_in == Names()
+    assert replace(predictor, file=tmp_path / "own.safetensors").built_in == Names()
+    turned = payment_names(replace(compose(["dataset=payments"]).dataset, undirected=True))
+    assert (turned.classes, turned.nodes, turned.edges) == (("clean", "laundering"), (), ())
+
+
+def test_times_of_tables_stay_dates():
+    day = 86_400
+    assert time_texts(np.array([-day, 0])).tolist() == ["1969-12-31T00:00:00", "1970-01-01T00:00:00"]
+    assert time_texts(np.array([0, 3 * day + 61])).tolist() == ["day 0 00:00:00", "day 3 00:01:01"]
+
+
+def test_names_of_payments_are_as_many_as_their_columns():
+    recipe = ["recipe=payments", "windows=[1]"]
+    names = payment_names(
+        compose(["dataset=payments", *(f"dataset.{w}" for w in [*recipe, "features=activity"])]).dataset
+    )
+    assert names.nodes == ()  # a recipe's columns of accounts have the same names
+    assert [column.name for column in names.edges][:2] == ["log amount", "format=0"]
+    for words in (["windows=[1,0.5]"], ["counts=all", "causal=false", "windows=[2]", "ports=true"], ["ports=true"]):
+        cfg = compose(["dataset=payments", *(f"dataset.{word}" for word in [*words, "features=activity", *SMALL])])
+        graph = payments.load(cfg.dataset, num_clients=3)
+        names = payment_names(cfg.dataset)
+        own = graph.own_columns.get("edges", 0)
+        assert (len(names.nodes), len(names.edges)) == (graph.num_features, graph.num_edge_features - own), words
 
 
 def test_the_report_counts_edges(inline, tmp_path):

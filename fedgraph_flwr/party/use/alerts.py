@@ -23,6 +23,7 @@ from scipy.special import expit
 from scipy.stats import binomtest
 
 from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import curves
 from fedgraph_flwr.party.outcomes import FALSE, OPEN, TRUE, Outcomes
@@ -413,14 +414,12 @@ def alerts(choice: Choice, found: Any) -> Any:
         choice: the party's.
         found: `Predictions` of the items.
     """
-    import pandas as pd
-
     frame = found.to_frame()
     named = frame[[name for name in ("id", "edge", "source", "target") if name in frame]].copy()
     score = curves.margin(found.logits.numpy())
     time = getattr(found, "time", np.zeros(0))
     if time.size:
-        named["time"] = pd.to_datetime(time, unit="s").strftime("%Y-%m-%dT%H:%M:%S")
+        named["time"] = time_texts(time.astype(np.int64))
     named["score"], named["probability"], named["model"] = score, choice.calibration.apply(score), choice.model
     rows = np.flatnonzero(score >= choice.threshold)
     rows = rows[np.argsort(-score[rows], kind="stable")]

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.payment_names import Names
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.prepare import check_unused
@@ -135,6 +136,12 @@ class Blended(TaskPredictor):
     def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
         """As of the first member."""
         names: tuple[list[str], list[str]] = self.first.feature_names(graph)
+        return names
+
+    @property
+    def built_in(self) -> Names:
+        """As of the first member."""
+        names: Names = self.first.built_in
         return names
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.party.use.blend import Blended, Weights
@@ -117,7 +118,7 @@ class Reasons:
         parts["name"][is_edge], value = self.edges[edges], np.full(len(rows), np.nan)
         parts["source"][is_edge], parts["target"][is_edge] = self.ends[:, edges]
         if self.time.size:
-            parts["time"][is_edge] = pd.to_datetime(self.time[edges], unit="s").strftime("%Y-%m-%dT%H:%M:%S")
+            parts["time"][is_edge] = time_texts(self.time)[edges]
         value[~is_edge] = self.values[columns]
         kind = np.where(is_edge, "payment", "column")
         held = dict(zip(self.columns, self.values.tolist(), strict=True))

@@ -1,6 +1,7 @@
 """Pages of a desk: alerts, drift, reasons and worth as self-contained HTML, drawn as the report of runs."""
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -65,9 +66,10 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
     cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""
     shown = listed.drop(columns="model")[:MAX_ROWS]
     if "time" in shown and len(shown):
-        days, counts = np.unique(listed["time"].str[:10], return_counts=True)
-        data: dict[str, Any] = {"unit": "count", "name": "", "categories": days.tolist()}
-        data["series"] = [{"name": "alerts", "values": counts.tolist(), "colour": 0}]
+        counts = Counter(listed["time"].str.replace(r"[T ]\d\d:.*", "", regex=True))
+        days = sorted(counts, key=lambda day: (len(day), day))
+        data: dict[str, Any] = {"unit": "count", "name": "", "categories": days}
+        data["series"] = [{"name": "alerts", "values": [counts[day] for day in days], "colour": 0}]
         chart = page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)
         page.section("days", "Alerts per day", "", [chart])
     page.section(

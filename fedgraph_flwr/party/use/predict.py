@@ -35,6 +35,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, graph_digest, read_tens
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.payment_names import Names, payment_names
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema, feature_names, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
@@ -521,8 +522,18 @@ class Predictor(TaskPredictor):
         recipe = recipe_of(graph)
         own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
         more = own[0] if "nodes" in graph.own_columns else ()
-        nodes = _sized(feature_names(self.input_spec.columns(NODE)), more, graph.num_features, "node")
-        return nodes, _sized(feature_names(self.input_spec.columns(EDGE)), own[1], graph.num_edge_features, "edge")
+        known = self.built_in
+        first = feature_names(self.input_spec.columns(NODE)) or [column.name for column in known.nodes]
+        of_edges = feature_names(self.input_spec.columns(EDGE)) or [column.name for column in known.edges]
+        nodes = _sized(first, more, graph.num_features, "node")
+        return nodes, _sized(of_edges, own[1], graph.num_edge_features, "edge")
+
+    @property
+    def built_in(self) -> Names:
+        """Names of the columns of a built-in dataset; none of a party's own graphs."""
+        if self.file or self.cfg.graph or self.cfg.on_fleet or self.input_spec.schema:
+            return Names()
+        return payment_names(self.cfg.dataset)
 
     @cached_property
     def column_names(self) -> list[str]:

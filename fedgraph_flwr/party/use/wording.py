@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.features import ALIKE, DAY, NEVER, Form, Recipe
 from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.payment_names import Names
 from fedgraph_flwr.data.schema import EDGE, NODE, Column
 
 ENDS = ("source ", "target ")
@@ -104,7 +105,7 @@ class Wording:
                 way = TOWARDS[base.split("_")[1]]
                 amount = self.money(_raw(form, value))
                 said = said.replace(amount, f"{amount} {way} {number} account{'s' * (number != 1)}", 1)
-        normal = "" if usual != usual else write(_raw(form, usual))
+        normal = "" if usual != usual or kind == "flag" else write(_raw(form, usual))
         return f"{said}, usually {normal}" if normal and normal != write(_raw(form, value)) else said
 
     def _of_table(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
@@ -153,7 +154,7 @@ def _prefix(name: str) -> tuple[str, str]:
 def _raw(form: Form, value: float) -> float:
     """Return the value before the transform of a column of the recipe."""
     found = value * form.scale + form.center
-    return float(np.expm1(min(found, 700.0))) if form.log else float(found)
+    return float(np.expm1(min(found, 700.0))) + form.start if form.log else float(found)
 
 
 def _written(column: Column, value: float) -> str:
@@ -215,10 +216,14 @@ _WRITERS: dict[str, Callable[[float], str]] = {
     "share": _share,
     "gap": _gap,
     "steps": _count,
+    "flag": lambda value: "" if value > 0.5 else "not ",
 }
 
 _PHRASES = {
     "amount": ("amount {}", "money"),
+    "log amount": ("amount {}", "money"),
+    "port_in": ("payers that paid the receiver before the payer first did: {}", "count"),
+    "port_out": ("receivers that the payer paid before it first paid this one: {}", "count"),
     "pair_before": ("earlier payments from the payer to the receiver: {}", "count"),
     "back_before": ("earlier payments from the receiver to the payer: {}", "count"),
     "flow_out_count": ("payments of a like amount that the receiver makes on that day: {}", "count"),
@@ -236,6 +241,7 @@ _PHRASES = {
 """Phrase of a column of payments, and how its value is written; ``{}`` of the first format is the window."""
 
 _OF_ACCOUNTS = {
+    "n_before": ("most payments received{} before one that it made: {{}}", "count"),
     "back": ("share of payments to accounts that had paid it before: {}", "share"),
     "active": ("time from its first to its last payment: {}", "seconds"),
     "common": ("most accounts between it and a receiver{}: {{}}", "count"),
@@ -259,6 +265,8 @@ _OF_ACCOUNTS = {
 def _phrase(base: str, who: str) -> tuple[str, str]:
     """Return the phrase of a column of the recipe with a place for its value, and how that is written."""
     stem, window = _window(base)
+    if "=" in base:
+        return base.replace("=", " is {}", 1), "flag"
     if match := re.fullmatch(r"since_(out|in)_(source|target)", base):
         return f"{ROLES[match[2]]} last {VERBS[match[1]]} {{}} before", "seconds"
     if match := re.fullmatch(r"(n|sum|partners|largest|mean|elsewhere|hop2)_(out|in)(?:_(source|target))?", stem):
@@ -310,7 +318,9 @@ def wording(predictor: Any, graph: Any, columns: list[str], inputs: NDArray[Any]
         inputs: of the own stored items [V, F].
     """
     recipe: Recipe | None = recipe_of(graph)
-    of_edges, of_nodes = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
+    built_in: Names = predictor.built_in
+    own = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
+    of_edges, of_nodes = ([*first, *more] for first, more in zip((built_in.edges, built_in.nodes), own, strict=True))
     spec = predictor.input_spec
     known = ~np.isnan(inputs).all(axis=0) if len(inputs) else np.zeros(len(columns), dtype=bool)
     medians = np.full(len(columns), np.nan)
