@@ -38,6 +38,8 @@ KINDS = ("number", "category", "date", "flag", "ignored")
 SCALES = ("standard", "robust", "log", "none")
 SCALINGS = ("none", "local", "federated")
 NODE = "node"
+DRILL = "drill-"
+"""Start of the class of payments that a drill planted, which no real label has."""
 EDGE = "node:edge:node"
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " "}

@@ -20,6 +20,7 @@ amount and time in both books, because both derive them.
 
 import hashlib
 import math
+import re
 from dataclasses import asdict, dataclass, field, fields
 from datetime import date, timedelta
 from functools import cached_property
@@ -34,7 +35,7 @@ from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data import payments
 from fedgraph_flwr.data.book import DAY
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.data.schema import flow
+from fedgraph_flwr.data.schema import DRILL, flow
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.parties import fold
 
@@ -45,6 +46,9 @@ SHARES = 0.6, 0.8
 
 MOST = 1000
 """Most patterns of each kind and stage, since a plan comes from another party."""
+
+_NAME = re.compile(r"\w[\w .&-]{0,63}")
+"""Names go into tables and messages of other parties."""
 
 _MEDIAN = math.exp(5)
 """Median of the first payments that `data.payments.passed_on` draws."""
@@ -97,9 +101,9 @@ class Plan:
     seed: int = number(0)
     parties: list[str] = field(default_factory=list)
     start: str = ""
-    days: int = number(90, low=10)
+    days: int = number(90, 10, 3660)
     dates: bool = False
-    amount: float = number(150.0, without_low=True)
+    amount: float = number(150.0, high=1e9, without_low=True)
     kinds: list[str] = field(default_factory=lambda: list(KINDS))
     counts: list[int] = field(default_factory=lambda: [6, 3, 3])
     size: list[int] = field(default_factory=lambda: [4, 8])
@@ -117,6 +121,11 @@ class Plan:
         names = fold(self.parties).tolist()
         if len(names) < 2 or len({*names}) < len(names) or not all(names):
             raise FedGraphError(f"a drill needs two parties or more with different names, got {self.parties}")
+        if unfit := [name for name in self.parties if not _NAME.fullmatch(name)]:
+            raise FedGraphError(
+                f"parties {unfit!a}: a name has up to 64 letters, digits, spaces, '.', '_', '&' or '-', and starts with a letter,"
+                " a digit or '_'"
+            )
         if len(self.counts) != 3 or not 1 <= min(self.counts) <= max(self.counts) <= MOST:
             raise FedGraphError(
                 f"counts must be three numbers of patterns from 1 to {MOST}, such as [6, 3, 3], got {self.counts}"
@@ -179,7 +188,7 @@ class Plan:
     @property
     def label(self) -> str:
         """Name of the class of planted payments, which no real label has."""
-        return f"drill-{self.digest[:8]}"
+        return f"{DRILL}{self.digest[:8]}"
 
     @cached_property
     def patterns(self) -> list[Pattern]:

@@ -44,6 +44,20 @@ def id_form(graph: ClientGraph) -> str:
     return form
 
 
+def _aliases(graph: ClientGraph) -> dict[int, str]:
+    """Return the names of own ends by record.
+
+    Raises:
+        FedGraphError: they are no pairs of a number and a text.
+    """
+    pairs = graph.linking.get(ALIASES, [])
+    if not isinstance(pairs, list) or any(
+        not isinstance(pair, list | tuple) or [type(part) for part in pair] != [int, str] for pair in pairs
+    ):
+        raise FedGraphError(f"linking.{ALIASES} must be pairs of a record's number and a name: plant and import again")
+    return dict(pairs)
+
+
 def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
     """Return the keys of records with one other party, each with its copy number.
 
@@ -60,7 +74,7 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
     others = normal_ids(unpack_words(graph.foreign_id)[rows], form)
     extra = unpack_words(graph.foreign_key)[rows]
     outgoing = graph.foreign_out.numpy()[rows]
-    if aliases := dict(graph.linking.get(ALIASES, ())):
+    if aliases := _aliases(graph):
         ids = np.array(
             [aliases.get(row, word) for row, word in zip(rows.tolist(), ids.tolist(), strict=True)], dtype=str
         )

@@ -14,10 +14,12 @@ Examples:
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
 
@@ -99,6 +101,24 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
 
 
 def load_chosen(args: argparse.Namespace) -> Any:
+    """Load the predictor selected by the options, and warn if a drill's copies trained it.
+
+    Raises:
+        FedGraphError: neither or both of a run and a node are given.
+    """
+    from fedgraph_flwr.data.schema import DRILL
+
+    predictor = _loaded(args)
+    if marked := [name for name in predictor.input_spec.classes if name.startswith(DRILL)]:
+        log(
+            WARNING,
+            "this model finds payments that a drill planted (class %s), not real cases: do not use it",
+            marked[0],
+        )
+    return predictor
+
+
+def _loaded(args: argparse.Namespace) -> Any:
     """Load the predictor selected by the options.
 
     Raises:

@@ -1,5 +1,6 @@
 """A drill plants the patterns of its plan in copies of books, both halves alike, and counts which of them are found."""
 
+import json
 from itertools import pairwise
 
 import networkx as nx
@@ -204,6 +205,9 @@ def test_planted_records_match_like_real_ones(planted):
     shared = keys[0] & keys[1]
     assert sum(made.label.encode() in key for key in shared) == crossing
     assert keys[0] == keys[1]  # these books have no payment of one side
+    graphs[0].linking["aliases"] = [["0", 1]]
+    with pytest.raises(FedGraphError, match="pairs of a record's number and a name"):
+        record_keys(graphs[0], np.arange(3), "b")
 
 
 def test_accounts_are_ordinary_and_take_one_slot(planted):
@@ -245,9 +249,23 @@ def test_recall_by_hand():
     assert found.loc[ALL, ["payments", "found", "recall", "alerts", "test"]].tolist() == [5, 2, 0.4, 4, 9]
 
 
-def test_a_plan_with_huge_counts_is_refused():
-    with pytest.raises(FedGraphError, match="from 1 to 1000"):
-        Plan(parties=["a", "b"], start="2026-01-01", counts=[1, 1, 100_000_000])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"counts": [1, 1, 100_000_000]}, "from 1 to 1000"),
+        ({"amount": 1e300}, "amount"),
+        ({"days": 10**9}, "days"),
+        ({"parties": ["a", "=1+1"]}, "starts with a letter"),
+        ({"parties": ["../x", "b"]}, "starts with a letter"),
+        ({"parties": ["a\n", "b"]}, "starts with a letter"),
+        ({"parties": ["a", "b" * 65]}, "up to 64"),
+    ],
+)
+def test_a_plan_of_another_party_is_not_trusted(values, message, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(json.dumps({"parties": ["a", "b"], "start": "2026-01-01"} | values))
+    with pytest.raises(FedGraphError, match=message):
+        Plan.load(path)
 
 
 def test_refusals(tmp_path):
@@ -310,7 +328,7 @@ def test_digests_of_other_plans_are_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_drill_from_books_to_recall(tmp_path, capsys):
+def test_a_drill_from_books_to_recall(tmp_path, capsys, caplog):
     files = books(tmp_path / "books")
     before, out = content(tmp_path / "books"), tmp_path / "drill"
     words = ["--seed", "3", "--budget", "15", "--counts", "4,1,2", "--size", "4,5", "--hold-out", "cycle", "--kinds"]
@@ -333,6 +351,8 @@ def test_a_drill_from_books_to_recall(tmp_path, capsys):
     assert "cycle (held out)" in shown
     one = ["drill", "report", str(out / "runs/own"), str(out / "runs/federated"), "--planted", str(out / "party_0")]
     assert main([*one, "--client", "0", "--budget", "15", "--out", str(tmp_path / "a.csv")]) == 0
+    assert main(["predict", str(out / "runs/federated"), "--client", "0", "--out", str(tmp_path / "p.csv")]) == 0
+    assert "a drill planted (class drill-" in caplog.text
     alone = pd.read_csv(tmp_path / "a.csv").query("kind == 'all'").set_index("method")
     payers = sum(p.parties[t.source] == 0 for p in test for t in p.transfers)
     assert alone["payments"].tolist() == [payers] * 3
