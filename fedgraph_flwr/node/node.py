@@ -213,17 +213,20 @@ class Party(Node):
 
     @contextlib.contextmanager
     def withheld(self, cfg: RunConfig, phase: str = "") -> Iterator[None]:
-        """Keep the reasons of refusals that may depend on data in the log, under privacy.dp.
+        """Keep the reasons of failures that may depend on data in the log, under privacy.dp.
 
         "It has 3 training nodes in a step, expected at least 5" tells a number that no noise
-        covers. Exchanges around secure sums depend on no data.
+        covers, and so may the place of an exception in a method's code. Exchanges around secure
+        sums depend on no data.
         """
         try:
             yield
-        except FedGraphError as error:
+        except MemoryError:
+            raise
+        except Exception as error:
             if cfg.privacy.dp == "none" or phase in STEPS:
                 raise
-            log(ERROR, str(error))
+            log(ERROR, str(error), exc_info=None if isinstance(error, FedGraphError) else error)
             raise Refusal(
                 f"this node refuses the request; under privacy.dp={cfg.privacy.dp} only its own log"
                 " has the reason, which may depend on its data"

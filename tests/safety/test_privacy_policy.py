@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedomd import range_of
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.config.lookup import locate
@@ -262,6 +263,22 @@ def test_a_refusal_under_privacy_tells_no_number(node, caplog, method):
     )
     assert not re.search("[0-9]", reply)
     assert re.search("min_nodes", caplog.text)
+
+
+def test_an_exception_under_privacy_tells_no_place(node, caplog, monkeypatch):
+    """A method's code may fail where a party's data decide."""
+
+    def fails(client, *_):
+        raise IndexError("index 37 is out of bounds")
+
+    monkeypatch.setattr(GraphClient, "fit", fails)
+    asked = node("strategy=fedavg", *PRIVATE, policy={"min_nodes": 0})
+    reply = asked.request("train", 1, {"model": model_of(asked)})
+    assert reply.startswith("this node refuses the request")
+    assert "IndexError" not in reply
+    assert "index 37 is out of bounds" in caplog.text
+    plain = node("strategy=fedavg", policy={"min_nodes": 0})
+    assert "IndexError" in plain.request("train", 1, {"model": model_of(plain)})
 
 
 def test_without_privacy_a_refusal_has_its_reason(node):
