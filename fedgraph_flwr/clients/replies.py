@@ -1,6 +1,6 @@
 """Replies of a client to the server's messages.
 
-The session calls, in this order:
+`node/clients.py` calls, in this order:
 
 sum_request     takes the server's part of a secure sum out of a message
 plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a phase of the method

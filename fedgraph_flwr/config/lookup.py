@@ -34,7 +34,9 @@ def locate(target: str) -> Any:
     except Exception as error:
         why = error if isinstance(error, ImportError | AttributeError) else located(error)
         what = f"'{target}' cannot be imported ({why})"
-        raise FedGraphError(f"{what}; expected module:name, installed or on PYTHONPATH") from error
+        raise FedGraphError(
+            f"{what}; expected module:name, installed or on PYTHONPATH (PYTHONPATH=. for this folder)"
+        ) from error
 
 
 def named_code(cfg: RunConfig) -> dict[str, str]:
