@@ -18,6 +18,7 @@ from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, check, config_digest, read_rule, sign, stored
 from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.wire.messages import DECLINED
 
 NOW = 1_800_000_000.0
 BUNDLE = b"a bundle"
@@ -220,7 +221,7 @@ def test_a_task_checks_before_it_unpacks_the_bundle(keys, rule, tmp_path, signer
         assert flower_patches.os.environ[flower_patches.SIGNERS] == "alice, bob"
     else:
         assert done == []
-        assert reply.error.code == 1001
+        assert reply.error.code == DECLINED
         assert reply.error.reason.endswith("the approval has alice: missing is 1 of bob, carol")
 
 
