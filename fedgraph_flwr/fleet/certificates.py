@@ -239,7 +239,9 @@ def revoke_operator(folder: Path, certificate: Path) -> bool:
         ) from error
     name = re.sub(r"[^\w .=-]", "?", found.subject.rfc4514_string(), flags=re.ASCII)
     date = datetime.datetime.now(datetime.UTC).date()
-    line, before = f'"{found.fingerprint(hashes.SHA1()).hex()}" 1;', path.read_text() if path.is_file() else ""
+    serial = f"{found.serial_number:X}"
+    line = f'"{serial.zfill(len(serial) + len(serial) % 2)}" 1;'  # whole bytes, as nginx writes it
+    before = path.read_text() if path.is_file() else ""
     if line in before:
         return False
     write_bytes(path, f"{before}{line} # {name} removed {date}\n".encode())

@@ -17,7 +17,8 @@ import pytest
 import uvicorn
 import uvicorn.config
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedgraph_flwr.cli import main
@@ -311,6 +312,18 @@ def test_a_server_that_refuses_a_removed_key_is_understood(keys, monkeypatch):
         operating.admit(keys / "node_0.pub", "fleet")
 
 
+def with_other_signature(certificate: x509.Certificate) -> x509.Certificate:
+    """The same certificate with the other valid form of its ECDSA signature (r, n − s), which anyone can calculate."""
+    order = int("ffffffffffffffffffffffffffffffffffffffffffffffffc7634d81f4372ddf581a0db248b0a77aecec196accc52973", 16)
+    r, s = decode_dss_signature(certificate.signature)
+    changed = encode_dss_signature(r, order - s)
+    der = certificate.public_bytes(Encoding.DER)
+    head = der[der.index(certificate.tbs_certificate_bytes) : len(der) - len(certificate.signature)]
+    head = head[: head.rindex(b"\x03")]  # up to the bit string of the signature
+    body = head + b"\x03" + bytes([len(changed) + 1]) + b"\0" + changed
+    return x509.load_der_x509_certificate(b"\x30\x82" + len(body).to_bytes(2, "big") + body)
+
+
 @pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
 def test_a_removed_operator_is_refused_and_the_others_are_not(tmp_path, capsys):
     ports = {name: f"127.0.0.1:{free_port()}" for name in ("--listen", "--superlink", "--operator")}
@@ -340,6 +353,11 @@ def test_a_removed_operator_is_refused_and_the_others_are_not(tmp_path, capsys):
         process.send_signal(signal.SIGHUP)  # as `certificates.watch` lets the server do
         wait_for(lambda: status("operator") == 403, "nginx to read the list")
         assert status("bob") == 502
+        other = with_other_signature(read(tmp_path / "operator.crt"))
+        other.verify_directly_issued_by(read(tmp_path / "operators.crt"))
+        (tmp_path / "again.crt").write_bytes(other.public_bytes(Encoding.PEM))
+        shutil.copy(tmp_path / "operator.key", tmp_path / "again.key")
+        wait_for(lambda: status("again") == 403, "all workers of nginx to read the list")
         assert main(["fleet", "remove", str(tmp_path / "server.crt"), "--keys", str(tmp_path)]) == 2
         assert "is not signed by" in capsys.readouterr().err
     finally:

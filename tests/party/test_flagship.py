@@ -1,7 +1,7 @@
 """The path of a bank's desk, all features crossed: tables of linked banks, a run, and each command on tomorrow's file.
 
     task              accounts, payments
-    model             network, trees, blend of both
+    model             network, trees (of linked accounts: with columns of their payments), blend of both
     banks             linked, not linked
     time              dates, hours
     place             simulation, fleet (each party's own node, whose messages pass through protobuf)
@@ -116,6 +116,12 @@ KEYS = {
 MODELS = (*KEYS, "blend")
 
 
+def keys_of(setting: Sequence[str]) -> dict[str, list[str]]:
+    """Keys of each model; trees of linked accounts also read the largest columns of their payments."""
+    more = ["strategy.edge_columns=true"] if {"accounts", "linked"} <= {*setting} else []
+    return KEYS | {"trees": [*KEYS["trees"], *more]}
+
+
 def stored(folder: Path) -> set[Path]:
     """Folders of runs in which bank A's node stored a model."""
     return {file.parents[1] for file in folder.glob("state_0/**/model_last.safetensors")}
@@ -136,7 +142,7 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
     if fleet:
         party_nodes(patch, sorted(graph.glob("client_*.safetensors")), folder / "policy.yaml", folder)
     given, runs = dict[str, list[object]](), []
-    for model, own in KEYS.items():
+    for model, own in keys_of(setting).items():
         before = stored(folder)
         table.go(model, "run", *keys, *own, f"out={folder / model}")
         state = sorted(stored(folder) - before)
@@ -168,7 +174,7 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
             pd.testing.assert_frame_equal(
                 *(pd.read_csv(out / name).iloc[:, :-1] for name in ("p.csv", "e.csv")), check_exact=False, atol=1e-4
             )
-    for model, own in KEYS.items():
+    for model, own in keys_of(setting).items():
         if not fleet:
             table.go(model, "forget", folder / model, "--party", "B", "--out", folder / f"{model}-without")
             continue
