@@ -33,6 +33,7 @@ OVERLAPS = Path(__file__).with_name("overlaps.js").read_text()
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
+        playwright.expect.set_options(timeout=1000 * PATIENCE)
         chromium = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
         yield chromium
         chromium.close()
@@ -107,6 +108,11 @@ def opened(browser, pages):
         context.close()
 
 
+def shown(place):
+    """Assertions that wait: a chart draws in the browser's next frame, which a busy machine delays."""
+    return playwright.expect(place)
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 @pytest.mark.parametrize(
     "name",
@@ -123,10 +129,10 @@ def test_nothing_overlaps_or_overflows_and_the_console_is_silent(opened, name, w
 def test_a_key_hides_its_series_and_a_column_sorts(opened):
     page, said = opened("several.html")
     curves = page.locator("#training .chart").first
-    drawn = "chart => chart.querySelectorAll('path[stroke-width=\"2.2\"]').length"
-    assert curves.evaluate(drawn) == 2
+    drawn = curves.locator('path[stroke-width="2.2"]')
+    shown(drawn).to_have_count(2)
     page.locator("#training .keys button").first.click()
-    assert curves.evaluate(drawn) == 1
+    shown(drawn).to_have_count(1)
     head = page.locator("#compared th button", has_text="test accuracy").first
     column = "table => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[2].textContent))"
     table = page.locator("#compared table").first
@@ -136,7 +142,7 @@ def test_a_key_hides_its_series_and_a_column_sorts(opened):
     head.click()
     assert table.evaluate(column) == sorted(rising, reverse=True) != rising
     page.locator("#training select").first.select_option(label="loss")
-    assert "loss" in curves.inner_text()
+    shown(curves).to_contain_text("loss")
     assert said == []
 
 
@@ -146,8 +152,7 @@ def test_a_hover_tells_the_figure(opened):
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    shown = "[...document.querySelectorAll('.chart > div')].some((tip) => /round 2/.test(tip.innerText))"
-    page.wait_for_function(shown, timeout=1000 * PATIENCE)
+    shown(page.locator(".chart > div", has_text="round 2").first).to_be_attached()
     assert said == []
 
 
