@@ -17,7 +17,7 @@ from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.party_file import COLUMNS, read_party, table_order
-from fedgraph_flwr.party.tables.guessing import guess
+from fedgraph_flwr.party.tables.guessing import guess, without_role
 from fedgraph_flwr.party.tables.options import ROLES
 
 ROOT = Path(__file__).parents[2]
@@ -227,8 +227,10 @@ def test_guesses_follow_values_before_names():
     prefixed = book.assign(
         von="A:" + book["von"], an=["A:2", "B:3", "B:9"], tag=["2026-01-01", "2026-01-02", "2026-01-03"]
     )
-    found = guess({"people": people, "book": prefixed}, {"party": "A", "party_prefix": ":"}).values
+    named = people.assign(konto="A:" + people["konto"])
+    found = guess({"people": named, "book": prefixed}, {"party": "A", "party_prefix": ":"}).values
     assert (found["columns"]["source"], found["columns"]["time"], found["features"]) == ("von", "tag", "payments")
+    assert guess({"people": named, "book": prefixed}, {}).values == found | {"party": "a"}
     assert found["match"] == {"tag": "date", "betrag": "amount"}
     with pytest.raises(FedGraphError, match=r"no column of people or book lists ids.*pass --id-column"):
         guess({"people": people, "book": book[["betrag"]]}, {})
@@ -313,9 +315,39 @@ def test_names_of_labels_are_labels_or_questions():
     assert [question.split("'")[1] for question in found.questions] == ["is_mule"]
 
 
+@pytest.mark.parametrize(
+    "names", ["Betrag Auftragsreferenz kz_verdacht", "montant_eur référence fraude", "importe referencia es_fraude"]
+)
+def test_names_of_amounts_references_and_labels_are_known_in_other_languages(names):
+    """`importo` was no amount, so the recipe was left out; `riferimento` was no reference, so payments matched by day only."""
+    amount, reference, label = names.split()
+    accounts, payments = linked("from_iban", "to_iban")
+    table = payments.rename(columns={"amount": amount, "ref": reference}).assign(**{label: ["0"] * 55 + ["1"] * 5})
+    found = guess({"accounts": accounts, "payments": table.assign(note="rent")}, {})
+    assert found.values["match"] == {"booked": "date", amount: "amount", reference: "text"}
+    assert (found.values["columns"]["edge_label"], found.values["edge_classes"]) == (label, ["0", "1"])
+    roles = ("source", "target", "time", "amount", "edge_label")
+    assert without_role(table.assign(note="rent"), found.values, roles) == ["note (rent)"]
+
+
+def test_a_party_without_a_positive_leaves_the_classes_to_the_schema():
+    accounts, payments = linked("from_iban", "to_iban")
+    found = guess({"accounts": accounts.assign(is_mule="no"), "payments": payments.assign(fraud="0")}, {}).values
+    assert found["columns"]["label"] == "is_mule"
+    assert not found.keys() & {"classes", "edge_classes"}
+
+
+def test_payments_with_accounts_of_unnamed_parties_are_a_question():
+    accounts, payments = linked("from_iban", "to_iban")
+    found = guess({"accounts": accounts, "payments": payments.drop(columns=["pay_bank", "get_bank"])}, {})
+    assert found.questions[0].startswith("67 % of the payments name an account that is not in the node table")
+
+
 def test_the_first_payment_is_shown_as_a_sentence(tmp_path, capsys):
     accounts, payments = linked("from_iban", "to_iban")
     for name, table in (("accounts", accounts), ("payments", payments)):
         table.to_csv(tmp_path / f"{name}.csv", index=False)
     assert main(["init-party", str(tmp_path / "accounts.csv"), str(tmp_path / "payments.csv")]) == 0
-    assert "first row: B0 pays A1 10.50 on 2026-01-01" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "first row: B0 pays A1 10.50 on 2026-01-01" in said
+    assert "columns of payments.csv without a role" not in said

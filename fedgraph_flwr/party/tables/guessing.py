@@ -22,11 +22,16 @@ NAMES = {
     "id": ("id", "account", "customer", "iban", "konto", "kunde", "node"),
     "label": ("label", "class", "fraud", "is_fraud", "status", "outcome", "suspicious", "laundering", "is_laundering"),
     "time": ("time", "timestamp", "booked", "booked_at", "date", "datetime", "value_date", "zeit", "datum", "step"),
-    "amount": ("amount", "value", "sum", "betrag", "amount_paid", "montant"),
+    "amount": ("amount", "value", "sum", "betrag", "amount_paid", "montant", "importe", "monto", "importo"),
     "edge_id": ("edge_id", "payment_id", "transaction_id", "tx_id", "txid", "id"),
-    "reference": ("reference", "ref", "e2e", "end_to_end_id", "uetr", "message_id", "referenz"),
+    "reference": (
+        *("reference", "ref", "e2e", "end_to_end_id", "uetr", "message_id", "referenz", "referencia", "riferimento"),
+    ),
 }
-"""Names that a column of a role often has, the most frequent first; compared without case."""
+"""Names that a column of a role often has, the most frequent first; compared without case and accents."""
+
+ENDINGS = {"amount": ("betrag",), "reference": ("referenz",), "label": ("verdacht",)}
+"""Ends of compound words, such as Zahlungsbetrag."""
 
 PAYING = frozenset(
     (
@@ -66,11 +71,34 @@ PAIRS = {("de", "a"), ("de", "para"), ("da", "a"), ("du", "au"), ("od", "do")}
 """Words for "from" and "to" that mean this only as a pair, when all other words of the two names are equal."""
 
 SUSPECTED = frozenset(
-    ("label", "class", "fraud", "fraudulent", "target", "mule", "chargeback", "laundering", "suspicious", "outcome")
+    (
+        *(
+            "label",
+            "class",
+            "fraud",
+            "fraudulent",
+            "target",
+            "mule",
+            "chargeback",
+            "laundering",
+            "suspicious",
+            "outcome",
+        ),
+        *("betrug", "verdacht", "verdaechtig", "verdachtig", "geldwasche", "geldwaesche"),  # German
+        *("fraude", "frauduleux", "suspect", "blanchiment"),  # French
+        *("fraudulento", "sospechoso", "sospechosa", "blanqueo"),  # Spanish
+        *("frode", "fraudolento", "sospetto", "sospetta", "riciclaggio"),  # Italian
+    )
 )
 """Words in names of columns that often follow from the label."""
 
 SPLIT = {"train", "val", "test", ""}
+
+PREFIXES = (":", "/", "|", "#", "-", "_")
+"""Signs that may end a party's name at the start of an id."""
+
+OF_NODES = ("id", "label", "split", "graph")
+"""Roles of columns of the node table; the other roles are those of the edge table."""
 
 FEW = 0.95
 """Share of rows that must agree with a guess about parties."""
@@ -115,8 +143,8 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
         words = {*np.char.lower(as_words(people[name])).tolist()}
         if "train" in words and words <= SPLIT:
             made.add("columns.split", name, "holds train, val and test; for edges, replace it by `split: temporal`")
-    ends = [np.isin(_ends(payments[roles[end]], made.values), ids) for end in ("source", "target")]
-    _parties(payments, made, ends)
+    ends = [_words(payments[roles[end]]) for end in ("source", "target")]
+    _parties(payments, made, ends, ids)
     _questions(people, made)
     used = {*roles.values(), *made.values.get("party_columns", ())}
     _facts(payments[[name for name in payments.columns if name not in used]], made)
@@ -132,8 +160,8 @@ def _facts(payments: Any, made: Guess) -> None:
     kinds = {name: _kind(payments[name]) for name in rest}
     _labels(payments, made, "columns.edge_label")
     for role, kind, others in (("time", "date", ("date", "number")), ("amount", "number", ("number",))):
-        named = [name for name in rest if name.lower() in NAMES[role] and kinds[name] in others]
-        best = min(named, key=lambda name: (kinds[name] != kind, NAMES[role].index(name.lower())), default="")
+        best = _first([name for name in rest if kinds[name] == kind], role)
+        best = best or _first([name for name in rest if kinds[name] in others], role)
         best = best or next((name for name in rest if kinds[name] == kind and role == "time"), "")
         made.add(f"columns.{role}", best, f"holds {'dates' if kinds.get(best) == 'date' else 'numbers'}")
     number = next((n for n in rest if n.lower() in NAMES["edge_id"] and payments[n].is_unique), "")
@@ -142,16 +170,13 @@ def _facts(payments: Any, made: Guess) -> None:
         _match(rest, kinds, made)
 
 
+def _words(column: Any) -> np.ndarray:
+    """Return ids in normal form."""
+    return normal_ids(as_words(column), "text")
+
+
 def _ids(column: Any) -> np.ndarray:
-    return np.unique(normal_ids(as_words(column), "text"))
-
-
-def _ends(column: Any, values: Mapping[str, Any]) -> np.ndarray:
-    """Return ids of one end in normal form, without the party's name at their start."""
-    words = as_words(column)
-    if prefix := values.get("party_prefix"):
-        words = np.array([word.partition(prefix)[2] or word for word in words.tolist()], dtype=str)
-    return normal_ids(words, "text")
+    return np.unique(_words(column))
 
 
 def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
@@ -219,7 +244,7 @@ def payment_direction(a: str, b: str) -> tuple[str, str] | None:
 def _ends_of(names: Any, payments: Any, values: Mapping[str, Any]) -> tuple[float, list[str]]:
     """Return the two columns that name most of the ids, and the sum of their shares of rows; 0 without two."""
     ids, roles = _ids(names), values["columns"]
-    share = {c: float(np.isin(_ends(payments[c], values), ids).mean()) for c in payments.columns}
+    share = {c: float(np.isin(_words(payments[c]), ids).mean()) for c in payments.columns}
     ends = [roles[end] for end in ("source", "target") if end in roles]
     named = {c: bool((PAYING | PAID) & {*words_of(c)}) for c in share}
     others = [c for c in share if c not in ends]
@@ -230,6 +255,18 @@ def _ends_of(names: Any, payments: Any, values: Mapping[str, Any]) -> tuple[floa
 
 def _named(column: str, role: str) -> bool:
     return str(column).lower() in NAMES[role]
+
+
+def without_role(table: Any, values: Mapping[str, Any], roles: Sequence[str]) -> list[str]:
+    """Return the columns of a table that have none of the roles and no other use, each with up to four of its values."""
+    used = {name for role, name in values["columns"].items() if role in roles}
+    used |= {*values.get("party_columns", ()), *values.get("match", ())}
+    texts = []
+    for name in (name for name in table.columns if name not in used):
+        words = np.unique(as_words(table[name]))
+        shown = ", ".join(sanitize(str(word), 30) for word in words[:4] if word)
+        texts.append(f"{sanitize(str(name), 60)} ({shown}{', ...' if len(words) > 4 else ''})")
+    return texts
 
 
 def suspected(column: str) -> bool:
@@ -262,7 +299,7 @@ def _leaks(people: Any, payments: Any, where: str, made: Guess) -> None:
         one, block = leaks.encoded(read.agreed, read.x.numpy())
         values, inputs = values | one, inputs | block
     ids, first = np.unique(normal_ids(as_words(people[roles["id"]]), "text"), return_index=True)
-    ends = [_ends(payments[roles[end]], made.values) for end in ("source", "target")]
+    ends = [_words(payments[roles[end]]) for end in ("source", "target")]
     places = [np.searchsorted(ids, end).clip(max=len(ids) - 1) for end in ends]
     ends = [np.where(ids[place] == end, first[place], -1) for place, end in zip(places, ends, strict=True)]
     for what, table, role, places in (
@@ -300,12 +337,16 @@ def first_edge(payments: Any, columns: Mapping[str, str]) -> str:
 
 
 def _first(columns: Sequence[str], role: str) -> str:
-    """Return the column with the most frequent name of a role; "" without one. ``is_NAME`` is a name of a label."""
-    named = [name for name in columns if name.lower() in NAMES[role]]
-    best = min(named, key=lambda name: NAMES[role].index(name.lower()), default="")
-    if not best and role == "label":
-        best = next((name for name in columns if {*words_of(name)} & (SUSPECTED - {"target"})), "")
-    return best
+    """Return the column with the most frequent name of a role, else one with such a word in its name; "" without one."""
+    names = NAMES[role]
+    plain = {name: unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower() for name in columns}
+    if whole := [name for name in columns if plain[name] in names]:
+        return min(whole, key=lambda name: names.index(plain[name]))
+    accepted = {"label": SUSPECTED - {"target"}, "amount": {*names} - {"value", "sum"}, "reference": {*names}}.get(
+        role, set()
+    )
+    ends = ENDINGS.get(role, ())
+    return next((c for c in columns if any(word in accepted or word.endswith(ends) for word in words_of(c))), "")
 
 
 def _labels(table: Any, made: Guess, key: str) -> None:
@@ -317,19 +358,53 @@ def _labels(table: Any, made: Guess, key: str) -> None:
         order = np.argsort(-counts, kind="stable") if (words != "").sum() == 2 else np.arange(len(words))
         classes = [sanitize(words[place], 60) for place in order if words[place]]
         about = "the values of the label; the rarer second" if len(classes) == 2 else "the values of the label, sorted"
-        made.add("classes" if key == "columns.label" else "edge_classes", classes if len(classes) <= 20 else [], about)
+        # a party without a positive leaves the classes to the schema of the others
+        fits = 2 <= len(classes) <= 20
+        made.add("classes" if key == "columns.label" else "edge_classes", classes if fits else [], about)
 
 
-def _parties(table: Any, made: Guess, own: Sequence[np.ndarray]) -> None:
-    """Set the two columns that hold one name exactly where the end is an own id, and that name."""
-    given = made.values.get("party_columns")
-    if made.values.get("party_prefix") or (not given and all(mask.all() for mask in own)):
+def _parties(table: Any, made: Guess, ends: Sequence[np.ndarray], ids: np.ndarray) -> None:
+    """Set how the table names the party of each end, by two columns or by the start of ids, and the own name.
+
+    Args:
+        table: one row per edge.
+        made: the guess.
+        ends: ids of sources and targets in normal form, two arrays [E].
+        ids: those of the node table [N].
+    """
+    own = [np.isin(end, ids) for end in ends]
+    given, sign = made.values.get("party_columns"), made.values.get("party_prefix", "")
+    if not (given or sign) and all(mask.all() for mask in own):
         return
+    if sign or (not given and not _party_columns(table, made, own)):
+        for each in [sign] if sign else PREFIXES:
+            starts = np.char.partition(ids, each)
+            others = np.char.partition(np.concatenate(ends)[~np.concatenate(own)], each)
+            named = (starts[:, 1] != "").all() and len({*starts[:, 0]}) == 1
+            if named and (sign or ((others[:, 1] != "") & (others[:, 0] != starts[0, 0])).mean() >= FEW):
+                made.add(
+                    "party_prefix", each, "ends a name at the start of ids: one for own accounts, others for the rest"
+                )
+                made.add("party", str(starts[0, 0]), "the name at the start of own ids")
+                return
+        if not sign:
+            share = 100 * float(np.mean([~(own[0] & own[1])]))
+            made.questions.append(
+                f"{share:.0f} % of the payments name an account that is not in the node table. Which party has it? Pass"
+                " --party-columns SOURCE,TARGET or --party-prefix SIGN, and --party; `import` refuses these rows otherwise"
+            )
+    elif given:
+        _party_columns(table, made, own)
+
+
+def _party_columns(table: Any, made: Guess, own: Sequence[np.ndarray]) -> bool:
+    """Set the two columns that hold one name exactly where the end is an own id, and that name; return whether there are two."""
+    given = made.values.get("party_columns")
     found: list[dict[str, str]] = []
     for place, mask in enumerate(own):
         held: dict[str, str] = {}
         for name in [given[place]] if given else table.columns:
-            words = normal_ids(as_words(table[name]), "text") if name in table.columns else np.full(len(table), "")
+            words = _words(table[name]) if name in table.columns else np.full(len(table), "")
             names, counts = np.unique(words[mask], return_counts=True)
             word = str(names[counts.argmax()]) if names.size else ""
             if word and ((words == word) == mask).mean() >= FEW:
@@ -339,6 +414,7 @@ def _parties(table: Any, made: Guess, own: Sequence[np.ndarray]) -> None:
     if pairs:
         made.add("party_columns", list(pairs[0]), "hold one name where the account is in the node table, else others")
         made.add("party", found[0][pairs[0][0]], "the name beside own accounts")
+    return bool(pairs)
 
 
 def _match(rest: Sequence[str], kinds: Mapping[str, str], made: Guess) -> None:

@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.data.files import write_bytes
     from fedgraph_flwr.data.schema import flow
     from fedgraph_flwr.party.party_file import read_party
-    from fedgraph_flwr.party.tables.guessing import first_edge, guess
+    from fedgraph_flwr.party.tables.guessing import OF_NODES, first_edge, guess, without_role
     from fedgraph_flwr.party.tables.options import layout_of
     from fedgraph_flwr.party.tables.reading import read_table
 
@@ -62,10 +62,19 @@ def main(args: argparse.Namespace) -> int:
         section, _, role = key.partition(".")
         value = found.values[section][role] if role else found.values[section]
         print(f"{key}: {flow(value)}  ({reason})")
-    missing = [role for role in ("label", "time", "amount") if role not in found.values["columns"]]
-    if missing and "edge_label" not in found.values["columns"]:
-        print(f"no column found for {', '.join(missing)}: if there is one, pass --{missing[0]}-column NAME")
     columns = found.values["columns"]
+    missing = [] if {"label", "edge_label"} & {*columns} else ["label", "edge-label"]
+    missing += [role for role in ("time", "amount") if role not in columns]
+    if missing:
+        options = ", ".join(f"--{role}-column" for role in missing)
+        print(f"no column found for {', '.join(missing)}: if there is one, pass {options}")
+    of_edges = [role for role in columns if role not in OF_NODES]
+    for key, roles, use in (
+        ("nodes", OF_NODES, "that become inputs, unless `kinds` ignores them"),
+        ("edges", of_edges, "without a role, which are not read"),
+    ):
+        if rest := without_role(tables[found.values[key]], found.values, roles):
+            print(f"columns of {found.values[key]} {use}: {', '.join(rest)}")
     print(
         f"first row: {first_edge(tables[found.values['edges']], columns)}; if the direction is wrong, pass --source-column"
     )

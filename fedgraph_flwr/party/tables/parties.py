@@ -89,7 +89,11 @@ class PartyRule:
         names = tuple(word.strip() for word in columns.split(",") if word.strip())
         if names and (len(names) != 2 or prefix):
             two = "expected two columns, the parties of source and target, and no --party-prefix"
-            raise FedGraphError(f"--party-columns {columns}: {two}")
+            alike = (
+                f". Parties compare ids as written, so all use one of the two: with the schema's columns, write the text before"
+                f" '{prefix}' into two columns, and the ids without it"
+            )
+            raise FedGraphError(f"--party-columns {columns}: {two}{alike if prefix else ''}")
         key = []
         for word in filter(None, (word.strip() for word in match.split(","))):
             name, _, kind = word.rpartition(":") if word.rpartition(":")[2] in KEY_KINDS else (word, "", "text")
