@@ -122,9 +122,9 @@ class Rows:
         sums = {name: torch.zeros_like(value) for name, value in values.items()}
         for part in chosen.split(self._block(values)) if chosen.numel() else ():
             taps = self._taps(values, part)
-            squares = torch.stack([tap.squares() for tap in taps]).sum(0)
-            factor = torch.where(squares > bound**2, bound * squares.rsqrt(), torch.ones(()))
-            factor = torch.where(squares.isfinite(), factor, 0.0)
+            norms = _lengths(torch.stack([tap.norms() for tap in taps], dim=1))
+            factor = torch.where(norms > bound, bound / norms, torch.ones(()))
+            factor = torch.where(norms.isfinite(), factor, 0.0)
             for tap in taps:
                 tap.add(sums, factor)
         return sums
@@ -208,14 +208,15 @@ class _Tap:
         self.grad = out.detach()
         self.of_rows: dict[str, Tensor] = {}
 
-    def squares(self) -> Tensor:
-        """Return the squared norm of each row's gradient of W and b [B]; not finite where it, or a part of it, overflows."""
+    def norms(self) -> Tensor:
+        """Return the norm of each row's gradient of W and b [B]; not finite where it, or a part of it, overflows."""
         if len(self.a) == 1:
-            return (self.a[0].square().sum(1) + bool(self.bias)) * self.grad[0].square().sum(1)
+            inputs = _lengths(self.a[0])
+            return (inputs.hypot(torch.ones(())) if self.bias else inputs) * _lengths(self.grad[0])
         self.of_rows = {self.weight: torch.einsum("ubi,ubj->bij", self.a, self.grad)}  # [B, a, b]
         if self.bias:
             self.of_rows[self.bias] = self.grad.sum(0)  # [B, b]
-        return torch.stack([gradient.square().flatten(1).sum(1) for gradient in self.of_rows.values()]).sum(0)
+        return _lengths(torch.stack([_lengths(gradient.flatten(1)) for gradient in self.of_rows.values()], dim=1))
 
     def add(self, sums: Mapping[str, Tensor], factor: Tensor) -> None:
         """Add the sum of the rows' gradients, each times its factor [B]; a row whose factor is 0 adds 0."""
@@ -229,6 +230,13 @@ class _Tap:
             kept = torch.where((factor > 0).view(-1, *[1] * (gradient.dim() - 1)), gradient, 0.0)
             sums[name].add_(torch.tensordot(factor, kept, dims=1))
         self.of_rows = {}
+
+
+def _lengths(values: Tensor) -> Tensor:
+    """Return the L2 norm of each row [B, n] → [B], also where squares would overflow, or vanish next to a tiny bound."""
+    most = F.pad(values, (0, 1)).abs().amax(1, keepdim=True)
+    unit = torch.where(most > 0, most, 1.0)
+    return most[:, 0] * (values / unit).square().sum(1).sqrt()
 
 
 def _rows_of(values: Tensor, places: Tensor) -> Tensor:

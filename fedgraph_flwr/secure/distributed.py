@@ -25,12 +25,9 @@ from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure import noise, rows
 from fedgraph_flwr.secure.adaptive import count_noise, value_multiplier
-from fedgraph_flwr.secure.lattice import rounded, skellam
+from fedgraph_flwr.secure.lattice import LARGEST_VARIANCE, rounded, skellam
 from fedgraph_flwr.secure.noise import Noise
 from fedgraph_flwr.wire.messages import CLIPPED, Arrays, flat
-
-LARGEST_VARIANCE = 2.0**42
-"""Largest variance of the noise of one client: tests compare its distribution up to this value."""
 
 
 class DistributedNoise:

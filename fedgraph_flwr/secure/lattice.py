@@ -15,12 +15,16 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.secure import noise
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.noise import Noise
 
 BITS = 20
-"""Bits of the noise's standard deviation in integers; a larger variance than 2^42 could not be drawn."""
+"""Bits of the noise's standard deviation in integers."""
+
+LARGEST_VARIANCE = 2.0**42
+"""Largest variance that is drawn: tests compare the distribution up to it. Far above, variates have no low bits, or overflow."""
 
 FINENESS = 2.0 ** (BITS - 1)
 """Least standard deviation of the noise in integers. The sensitivity is this over the noise multiplier, or more."""
@@ -57,6 +61,15 @@ def rounded(values: NDArray[np.float64], bound: float) -> NDArray[np.int64]:
 
 
 def skellam(variance: float, count: int, generator: Noise) -> NDArray[np.int64]:
-    """Independent Skellam variates of mean 0, [count]."""
+    """Independent Skellam variates of mean 0, [count].
+
+    Raises:
+        FedGraphError: the variance is too large.
+    """
+    if not variance <= LARGEST_VARIANCE:
+        raise FedGraphError(
+            f"noise of variance {variance:g} cannot be drawn, expected at most {LARGEST_VARIANCE:g}: lower"
+            " privacy.noise_multiplier"
+        )
     first, second = generator.poisson(variance / 2, count), generator.poisson(variance / 2, count)
     return np.asarray(first - second, np.int64)

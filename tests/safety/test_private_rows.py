@@ -197,3 +197,36 @@ def test_a_row_has_the_same_bits_among_other_rows(overrides):
         for (a, grad), (a_all, grad_all) in zip(gradients(chosen), every, strict=True):
             assert torch.equal(a, a_all[:, chosen])
             assert torch.equal(grad, grad_all[:, chosen])
+
+
+@pytest.mark.parametrize("multiplier", [1e5, 3e7, 1e9, 1e30])
+def test_noise_that_cannot_be_drawn_is_no_noise(node, multiplier):
+    """Far above 2^53 variates have no low bits, and above 2^63 all are equal: an exact sum left for an ε of 0."""
+    asked = node(*[*ROW[:-1], f"privacy.noise_multiplier={multiplier:g}", "model.hidden=512"], policy={"min_nodes": 0})
+    reply = asked.request("train", 1, {"model": model_of(asked)})
+    assert isinstance(reply, str)
+    assert "only its own log has the reason" in reply
+
+
+@pytest.mark.parametrize("overrides", [["task=nodes"], EDGES], ids=["mlp", "edges"])
+@pytest.mark.parametrize("bound", [1e-300, 1e-200, 1e-12, 1.0, 1e150])
+def test_a_norm_whose_square_vanishes_or_overflows_is_a_norm(overrides, bound):
+    """A server chooses the norm, too: with 1e-200, gradients of 1e-163 have a square of 0 and once left whole."""
+    client = planted_client(private_graph(edges="task=edges" in overrides), *overrides, "model.layers=3")
+    own, tensors = client.training_rows, client.model.tensors
+    last = "readout.last.bias" if "readout.last.bias" in tensors else "head.bias"
+    for sure, wide in itertools.product((0.0, 40.0, 375.0, 740.0), (1e-160, 1.0, 1e75, 1e150)):
+        with torch.no_grad():
+            for tensor in tensors.values():
+                tensor.zero_()
+            for name in [name for name in tensors if name.endswith("bias") and name != last]:
+                tensors[name].fill_(wide)
+            tensors[last][0] = sure
+        for row in range(len(own.y)):
+            gradient = np.concatenate(
+                [t.numpy().ravel() for t in own.clipped_sums(torch.tensor([row]), bound).values()]
+            )
+            largest = np.abs(gradient).max()
+            assert np.isfinite(largest)
+            length = largest * np.linalg.norm(gradient / largest) if largest else 0.0
+            assert length <= bound * (1 + 1e-9), (sure, wide, row)

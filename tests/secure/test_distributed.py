@@ -12,6 +12,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure import distributed, noise
 from fedgraph_flwr.secure.accounting import cost, epsilon_at, skellam_epsilon
 from fedgraph_flwr.secure.distributed import DistributedNoise, rounded, skellam
+from fedgraph_flwr.secure.lattice import LARGEST_VARIANCE
 from tests.secure.rounds import RULES
 
 WORDS = ["strategy.weighting=uniform", "privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=20"]
@@ -63,7 +64,7 @@ def test_epsilon_of_the_usual_run_is_near_that_of_gaussian_noise():
     assert cost(coarse, 200, 100) > cost(rules, 100, 100) + 0.1, "with Δ near 1 rounding costs"
 
 
-@pytest.mark.parametrize("variance", [0.5, 30.0, 2.0**24, distributed.LARGEST_VARIANCE])
+@pytest.mark.parametrize("variance", [0.5, 30.0, 2.0**24, LARGEST_VARIANCE])
 def test_the_noise_has_the_variance_that_is_asked_for(variance):
     drawn = skellam(variance, 200_000, np.random.default_rng(0)).astype(float)
     assert abs(drawn.mean()) < 5 * math.sqrt(variance / drawn.size)
