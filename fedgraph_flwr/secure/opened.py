@@ -59,6 +59,9 @@ BUCKETS = 128
 NEAR = 0.3
 """Least distance of each client's unit vector from the span of all opened vectors; 1: nothing is known of its values alone."""
 
+ROUNDING = 1e-6
+"""Relative difference of squared distances that counts as none."""
+
 EARLIER = re.compile(r"opened_sums_[0-9a-f]{32}\.json")
 """Ledgers of versions before 0.3, one per client file."""
 
@@ -224,10 +227,10 @@ def revealed(vectors: Sequence[Mapping[str, int]]) -> str:
 
 
 def nearly_revealed(vectors: Sequence[Mapping[str, int]], near: float = NEAR) -> str:
-    """Return a name whose unit vector is closer to the span of vectors than ``near``; empty if none is.
+    """Return a name whose unit vector is closer to the span of vectors than ``near`` and than to each of them; empty if none is.
 
     With an orthonormal basis Q of the span, the distance of e_i is √(1 - Σ_k Q_ki²). A name that one vector alone is as close to
-    has so large a weight in it that ``max_share`` of the policy decides.
+    has so large a weight in it that ``max_share`` of the policy decides. No other vector may bring it closer.
     """
     vectors = _connected(vectors)
     names = sorted({name for vector in vectors for name in vector})
@@ -237,7 +240,7 @@ def nearly_revealed(vectors: Sequence[Mapping[str, int]], near: float = NEAR) ->
     basis = rows[lengths > 1e-12 * lengths[0]]
     together = 1 - (basis**2).sum(0)
     alone = 1 - (matrix**2).max(0)
-    close = (together < near**2) & (alone >= near**2)
+    close = together < np.minimum(alone, near**2) * (1 - ROUNDING)
     return names[int(np.flatnonzero(close)[0])] if close.any() else ""
 
 
