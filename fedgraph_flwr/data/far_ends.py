@@ -99,11 +99,13 @@ class Entry:
         except ValueError:
             return float("nan")
 
-    def covers(self, name: str, form: str) -> bool:
-        """Return whether the entry names a column, and its form tells at least as much as another."""
-        if not fnmatch.fnmatchcase(name, self.pattern):
-            return False
-        order, other = [EXACT, BUCKETS], Entry(name, form)
+    def names(self, name: str) -> bool:
+        """Return whether the entry names a column; only one with `EDGES` names columns of edges."""
+        return name.startswith(EDGES) == self.pattern.startswith(EDGES) and fnmatch.fnmatchcase(name, self.pattern)
+
+    def covers(self, form: str) -> bool:
+        """Return whether the entry's form tells at least as much as another."""
+        order, other = [EXACT, BUCKETS], Entry(self.pattern, form)
         if self.form in order:
             return form not in order or order.index(form) >= order.index(self.form)
         return 0 < other.epsilon <= self.epsilon

@@ -13,7 +13,7 @@ from fedgraph_flwr.data.far_ends import LEVELS, Column
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.clients import make
-from fedgraph_flwr.party.link.policy import book_share
+from fedgraph_flwr.party.link.policy import LinkPolicy, book_share
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
@@ -72,6 +72,30 @@ def test_the_ledger_adds_forms_months_and_draws_of_earlier_versions(tmp_path):
     entries["b"]["age:eps=2"]["values"] = ["of an earlier version"]  # which drew the same levels otherwise
     ledger.write_text(json.dumps(entries))
     assert book("age:eps=2", files) == 1 + 2 + 2
+
+
+@pytest.mark.parametrize(
+    ("share", "name", "form", "accepted"),
+    [
+        (["*", "flag:eps=1"], "flag", "buckets", False),
+        (["flag:eps=1", "*:exact"], "flag", "exact", False),
+        (["flag:eps=1", "fl*:eps=2"], "flag", "eps=2", False),
+        (["flag:eps=2", "*:exact"], "flag", "eps=1.5", True),
+        (["*:exact"], "edges.sum_in_2d", "buckets", False),
+        (["?dges.*:exact"], "edges.sum_in_2d", "buckets", False),
+        (["*", "edges.n_*"], "edges.n_in_2d", "buckets", True),
+        (["edges.*"], "edges.sum_in_2d", "exact", False),
+        (["edges.*:exact"], "age", "exact", False),
+    ],
+)
+def test_a_policy_tells_no_more_than_each_entry_that_names_a_column(share, name, form, accepted):
+    """A later entry with a wider pattern once accepted exact values; a pattern for accounts, columns of single payments."""
+    policy, column = LinkPolicy(match=["payments"], share=share), Column(name, 0, form)
+    if accepted:
+        policy.check_share([column])
+        return
+    with pytest.raises(FedGraphError, match=f"does not share column '{name}' as {form}"):
+        policy.check_share([column])
 
 
 # --- probes by payments -----------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@
       max_ratio: 4.0                 # largest padded set of records of a peer, relative to the own records for it
       min_shared: 5                  # refuse a pair that shares fewer, unless it shares none
       max_shared: 1.0                 # refuse a pair that shares more of the own set
-      share: ["n_*", "flag:eps=1"]   # accepted columns of own accounts, each with the form that tells most; default: none
+      share: ["n_*", "flag:eps=1"]   # accepted columns of own accounts, each with the form that tells most; default: none. Of
+                                 # several entries that name a column, the strictest counts
       min_records: 5                 # tell nothing of an account with fewer records
       epsilon: 10                    # largest local ε of an account towards one peer, over all link runs
       hours: 24                      # least time between two runs with the same peer
@@ -87,14 +88,15 @@ class LinkPolicy(Section, group="policy.link"):
         return replace(rules, **{key: of(getattr(rules, key), getattr(self, key)) for key, of in stricter.items()})
 
     def check_share(self, columns: Sequence[Column]) -> None:
-        """Refuse to tell columns that the policy does not name, or in a form that tells more.
+        """Refuse to tell columns that the policy does not name, or in a form that tells more than each entry that names them.
 
         Raises:
             FedGraphError: names the column.
         """
         accepted = parse_share(self.share)
         for column in columns:
-            if not any(entry.covers(column.name, column.form) for entry in accepted):
+            naming = [entry for entry in accepted if entry.names(column.name)]
+            if not naming or not all(entry.covers(column.form) for entry in naming):
                 raise FedGraphError(
                     f"this node's policy does not share column '{column.name}' as {column.form}: it accepts"
                     f" {', '.join(map(str, accepted)) or 'none'}; to take part, add it to link: {{share: [...]}} in its policy"
