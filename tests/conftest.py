@@ -229,9 +229,38 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+SLOW_PART = "slow and not faults"
+LONG = (
+    "tests/test_docs.py",
+    "tests/test_notebook.py",
+    "tests/party/test_flagship.py",
+    "tests/engine/test_between_page.py",
+)
+"""Their tests begin first, so that no process works on one of them alone at the end."""
+
+
+@functools.cache
+def _has_slow_tests(path: Path) -> bool:
+    """Whether a file's text has the mark, or `tests.methods.small_runs.sampled`, which sets it."""
+    text = path.read_text()
+    return "slow" in text.lower() or "sampled(" in text
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the slow part, leave out files without slow tests, whose import would take each process seconds."""
+    of_tests = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if config.option.markexpr == SLOW_PART and of_tests and not _has_slow_tests(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``--dist loadgroup``, one process runs the tests that share what their module makes once, or once a method."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    hidden = {item.path for item in items if item.get_closest_marker("slow")}
+    if missed := [path for path in hidden if not _has_slow_tests(path)]:
+        raise pytest.UsageError(
+            f"{missed[0]} has slow tests that the slow part would not find: write the mark in that file"
+        )
     for item in (item for item in items if isinstance(item, pytest.Function)):
         made = {name: found[-1] for name, found in item._fixtureinfo.name2fixturedefs.items()}
         shared = any(one.scope == "module" and one.func.__module__ == item.module.__name__ for one in made.values())

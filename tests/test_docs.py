@@ -17,6 +17,7 @@ from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.config.composition import group_path
 from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, sections
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
+from tests.support import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("fedgraph_flwr", "fedgraph_baselines")
@@ -107,6 +108,8 @@ class Shell:
             if words[1] == "run" and not any(word.startswith("resume=") for word in words):
                 short = [] if any(arg.startswith("rounds=") for arg in words) else ["rounds=3"]
                 more = [*(["--dry-run"] if block.checked else []), *short, *more]
+            elif words[1] == "alerts" and "--out" in words:
+                more = ["--explained", "2"]  # the others have reasons for the same reason
             assert cli.main([*words[1:], *more]) == 0, (command, self.capsys.readouterr().err)
         else:
             assert not block.checked or words[:1] != ["fedgraph-flwr"]
@@ -245,12 +248,15 @@ def test_search_works_from_a_folder(site):
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-sync"]
+            executable_path=chromium,
+            args=["--no-sandbox", "--disable-gpu", "--disable-sync"],
+            timeout=1000 * PATIENCE,
         )
         page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(1000 * PATIENCE)
         page.goto((folder / "index.html").as_uri())
         page.get_by_placeholder("Search").first.fill("average precision")
-        page.wait_for_selector(".md-search-result__item", timeout=60_000)
+        page.wait_for_selector(".md-search-result__item")
         assert "matching document" in page.inner_text(".md-search-result__meta")
         searched = {
             "learning rate": "train.lr",
@@ -262,10 +268,11 @@ def test_search_works_from_a_folder(site):
         for words, expected in searched.items():
             page.goto((folder / "index.html").as_uri())
             page.get_by_placeholder("Search").first.fill(words)
-            page.wait_for_selector(".md-search-result__item", timeout=60_000)
+            page.wait_for_selector(".md-search-result__item")
             items = page.locator(".md-search-result__item")
             assert any(expected in items.nth(place).inner_text() for place in range(min(3, items.count()))), words
         phone = browser.new_page(viewport={"width": 390, "height": 844})
+        phone.set_default_timeout(1000 * PATIENCE)
         for name in ("keys.html", "compare.html", "results/robust.html"):  # their wide tables scroll, not the page
             phone.goto((folder / name).as_uri())
             phone.wait_for_selector(".md-typeset__scrollwrap")

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -295,9 +294,7 @@ def test_a_cluster_of_two_machines_gives_the_same_parameters_after_it_lost_one(d
         process = command(out, *overrides, "rounds=4000", FEDGRAPH_DATA=root)
         wait_for((out / "checkpoint.safetensors").is_file, "a checkpoint")
         cluster.remove_node(second, allow_graceful=False)
-        began = time.monotonic()
         _, err = process.communicate(timeout=PATIENCE)
-        assert time.monotonic() - began < 60
         assert process.returncode == 1, err
         lost = r"error: the Ray cluster lost \S+ \([0-9.]+\), and its other machines have room for 1 of 2 processes"
         assert re.search(lost, err), err

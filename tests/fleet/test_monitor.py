@@ -16,6 +16,7 @@ from fedgraph_flwr.cli.server import Health
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.processes import free_port
+from tests.support import PATIENCE
 
 COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "docs" / "fleet" / "compose.yaml").read_text())
 
@@ -23,7 +24,7 @@ COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "docs" / "fleet" / "compos
 def get(address, path):
     """Status and text of a page."""
     try:
-        with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://{address[0]}:{address[1]}{path}", timeout=PATIENCE) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

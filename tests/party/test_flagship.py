@@ -14,7 +14,6 @@ model and command. A refusal is a failure.
 import contextlib
 import io
 import itertools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -189,17 +188,12 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_every_command_serves_every_setting(tmp_path):
+@pytest.mark.parametrize("setting", SETTINGS, ids=" ".join)
+def test_every_command_serves_every_setting(setting, tmp_path, monkeypatch):
     pytest.importorskip("captum")
     pytest.importorskip("lightgbm")
-    found = []
-    for number, setting in enumerate(SETTINGS):
-        if os.environ.get("FLAGSHIP", str(number)) != str(number):
-            continue
-        (folder := tmp_path / str(number)).mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FEDGRAPH_DATA", str(folder / "root"))
-            found += failures(setting, folder, patch)
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
+    found = failures(setting, tmp_path, monkeypatch)
     assert not found, "\n".join([f"{len(found)} commands fail:", *found])
 
 

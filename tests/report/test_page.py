@@ -34,7 +34,7 @@ OVERLAPS = Path(__file__).with_name("overlaps.js").read_text()
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         playwright.expect.set_options(timeout=1000 * PATIENCE)
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET), timeout=1000 * PATIENCE)
         yield chromium
         chromium.close()
 
@@ -94,6 +94,7 @@ def opened(browser, pages):
 
     def open_(name, width=1280, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+        context.set_default_timeout(1000 * PATIENCE)
         contexts.append(context)
         page, said = context.new_page(), []
         page.on("console", lambda message: said.append(message.text))

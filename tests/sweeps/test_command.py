@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -37,10 +38,13 @@ def start(place: Path, *args: str) -> subprocess.Popen:
 
 
 @pytest.mark.slow
-def test_processes_side_by_side_give_the_same_values(toy):
+def test_processes_side_by_side_give_the_same_values(toy, capfd):
+    """And how long all will take is printed before the first run."""
     sweep(toy, "--only", "few/FedAvg")
     alone_ = {(r["method"], r["seed"]): r["value"] for r in rows(toy.with_suffix(".csv"))}
+    capfd.readouterr()
     sweep(toy, "--only", "few/FedAvg", "--jobs", "2", "--out", "other")
+    assert "toy: 12 runs, 2 to do, 2 in parallel, about" in capfd.readouterr().out
     assert {(r["method"], r["seed"]): r["value"] for r in rows(toy.parent / "other" / "toy.csv")} == alone_
 
 
@@ -133,12 +137,6 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(toy, ran, capsys):
     assert len(ran) == 6
 
 
-@pytest.mark.slow
-def test_the_time_is_told_before_the_first_run(toy, capfd):
-    sweep(toy, "--jobs", "1", "--only", "few/FedAvg")
-    assert "toy: 12 runs, 2 to do, about" in capfd.readouterr().out
-
-
 class Screen(io.StringIO):
     """Standard output that is a terminal."""
 
@@ -204,10 +202,9 @@ def test_wrong_input(toy, args, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_old_command_is_the_new_one(toy):
-    args = [sys.executable, "-m", "simulations.run", "toy.yaml", "--dry-run"]
-    done = subprocess.run(
-        args, cwd=toy.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
-    )
-    assert "toy: 12 runs" in done.stdout
+def test_the_old_command_is_the_new_one(toy, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run", "toy.yaml", "--dry-run"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("simulations.run", run_name="__main__")
+    assert ended.value.code == 0
+    assert "toy: 12 runs" in capsys.readouterr().out

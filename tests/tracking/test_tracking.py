@@ -15,6 +15,7 @@ from fedgraph_flwr import tracking
 from fedgraph_flwr.api import run
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.errors import FedGraphError
+from tests.support import PATIENCE
 
 TINY = {"num_clients": 2, "rounds": 2, "checkpoint_every": 0, "progress": False}
 WORDS = ("dataset.params.nodes=120", "model.hidden=4")
@@ -156,13 +157,13 @@ def test_a_failing_tracker_never_ends_a_run(where, wrong, monkeypatch, caplog):
 
 def test_a_tracker_that_hangs_is_left_behind(wrong, monkeypatch, caplog):
     never, closed = threading.Event(), threading.Event()
-    monkeypatch.setattr(wrong, "scalars", lambda *arguments: never.wait(20))
+    monkeypatch.setattr(wrong, "scalars", lambda *arguments: never.wait(PATIENCE))
     monkeypatch.setattr(wrong, "close", lambda *arguments: closed.set())
     monkeypatch.setattr(tracking, "PATIENCE", 0.2)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     assert run(*WORDS, **TINY, tracking=["wrong"]).summary["rounds"] == 2
     never.set()
-    assert closed.wait(20)  # left behind by the run, not by this test
+    assert closed.wait(PATIENCE)  # left behind by the run, not by this test
     assert any("the run ends without it" in record.getMessage() for record in caplog.records)
 
 
