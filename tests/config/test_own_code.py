@@ -290,16 +290,13 @@ def test_what_is_cut_from_an_own_dataset_does_not_outlive_it(own):
 # --- in other processes -------------------------------------------------------------------------------------------------
 
 
-def script(folder, *args, **environment):
-    done = subprocess.run(
-        [sys.executable, "-m", "fedgraph_flwr", *args],
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
+def program(folder, given, **environment):
+    """Our commands in one process, which imports torch once."""
+    code = f"import sys; from fedgraph_flwr.cli import main; sys.exit(max([main(args) for args in {given!r}]))"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
-    return done
 
 
 def installed(folder):
@@ -330,15 +327,16 @@ def test_an_installed_package_brings_its_methods_on_both_engines(tmp_path):
         "--quiet",
     ]
     environment = {"PYTHONPATH": path, "FEDGRAPH_DATA": str(tmp_path / "data")}
-    for engine in ("inline", "ray"):
-        done = script(tmp_path, "run", "strategy=gentle", f"engine={engine}", f"out={engine}", *args, **environment)
-        assert done.returncode == 0, done.stderr
+    engines = ("inline", "ray")
+    given = [["run", "strategy=gentle", f"engine={engine}", f"out={engine}", *args] for engine in engines]
+    given.append(["run", "strategy=fedavg", "--dry-run"])
+    done = program(tmp_path, given, **environment)
+    assert done.returncode == 0, done.stderr
     (a, b) = (Finished(compose([f"out={tmp_path / e}"]), json.loads((tmp_path / e / "summary.json").read_text()))
-              for e in ("inline", "ray"))  # fmt: skip
+              for e in engines)  # fmt: skip
     assert a.summary["strategy"] == b.summary["strategy"] == "gentle"
     assert_same_arrays(a.arrays, b.arrays)
-    plain = script(tmp_path, "run", "strategy=fedavg", "--dry-run", **environment)
-    assert "fraction: 1.0" in plain.stdout, "a package adds names and changes none of ours"
+    assert "fraction: 1.0" in done.stdout, "a package adds names and changes none of ours"
 
 
 def test_what_a_server_may_name_is_the_nodes_to_say(own, run, tmp_path, monkeypatch):

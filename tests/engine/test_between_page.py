@@ -5,11 +5,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 
 import pandas as pd
 import pytest
+import torch
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.flower import end_group
 from tests.engine.fleet import COMMAND, NAME, ROOT, Fleet
 from tests.support import PATIENCE, wait_for
@@ -47,6 +50,7 @@ def folders(tmp_path):
 @pytest.mark.fleet
 @pytest.mark.slow
 def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(folders, tmp_path, monkeypatch):
+    """The linked files are those of `link --simulate`, and a second link run on the same day is refused."""
     (graphs := tmp_path / "graphs").mkdir()
     for client in range(3):
         (graphs / f"client_{client:04d}.safetensors").touch()  # a fleet of so many nodes
@@ -98,8 +102,10 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
             wait_for(up, "a node to be taken by the server")
         (link,) = (args for args in those("On a fleet", "fedgraph-flwr", "link") if "num_clients=3" in args)
         run(link, f"out={tmp_path / 'linking'}")
-        files = [folder / "crossing" / f"linked_{bank}.safetensors" for bank, folder in folders.items()]
-        assert all(file.is_file() for file in files)
+        assert "one-sided (drop)" in fleet.log("node_1")
+        with pytest.raises(RuntimeError, match="hours ago"):
+            run(link, f"out={tmp_path / 'the_same_day'}")
+        check_files(folders, tmp_path / "simulated")
         for up in [node(number, restarted) for number in range(3)]:
             wait_for(up, "a restarted node to be taken by the server")
         short = ["rounds=2", "model.hidden=8", "--quiet", "--no-report"]
@@ -123,6 +129,20 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
         assert {key: found[key] for key in compared} == {key: expected[key] for key in compared}
     finally:
         fleet.stop()
+
+
+def check_files(folders, out):
+    """The nodes wrote the files that `link --simulate` writes."""
+    imported = [folder / "crossing" / f"{bank}.safetensors" for bank, folder in folders.items()]
+    assert cli.main(["link", "--simulate", *map(str, imported), "--out", str(out)]) == 0
+    for client, file in enumerate(imported):
+        found = ClientGraph.load(file.with_name(f"linked_{file.name}"))
+        expected = ClientGraph.load(out / f"client_{client:04d}.safetensors")
+        assert found.cut_out.size(1) > 5
+        assert found.linking | {"link": ""} == expected.linking | {"link": ""}
+        for field in fields(expected):
+            if isinstance(tensor := getattr(expected, field.name), torch.Tensor):
+                assert torch.equal(getattr(found, field.name), tensor), field.name
 
 
 def accuracy_of(tested):

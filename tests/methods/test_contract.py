@@ -17,7 +17,6 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine import stacking
 from fedgraph_flwr.engine.inline import InlineGrid
-from fedgraph_flwr.engine.ray import ray_session
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.launch.checks import not_stacked
 from fedgraph_flwr.launch.simulations import run_ray
@@ -317,17 +316,18 @@ def test_a_method_says_what_leaves_a_client(method):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("one ray")
+@pytest.mark.usefixtures("one_ray")
 def test_methods_of_every_purpose_give_the_same_on_ray(first, tmp_path):
-    """One Ray instance for all of them, so one test. Every method's clients are rebuilt, and its messages encoded, in `LAWS`."""
+    """Every method's clients are rebuilt, and its messages encoded, in `LAWS`."""
     different = []
-    with ray_session():
-        for form in (form for form in FORMS if form[0] in representatives()):
-            inline = first(*form)
-            cfg = replace(inline.cfg, engine="ray", out=str(tmp_path / "_".join(form)))
-            try:
-                same_result(Finished(cfg, run_ray(cfg)), inline)
-            except AssertionError as error:
-                different.append(f"{' '.join(form)}: {error}")
+    for form in (form for form in FORMS if form[0] in representatives()):
+        inline = first(*form)
+        cfg = replace(inline.cfg, engine="ray", out=str(tmp_path / "_".join(form)))
+        try:
+            same_result(Finished(cfg, run_ray(cfg)), inline)
+        except AssertionError as error:
+            different.append(f"{' '.join(form)}: {error}")
     assert different == []
 
 

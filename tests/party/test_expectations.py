@@ -41,7 +41,7 @@ DEPTH = {
     8: ("an own payment booked twice too", "party/tables/test_second_day.py::test_own_payments_booked_twice"),
     9: ("a misspelt party is found", "party/tables/test_second_day.py::test_another_spelling_of_the_own_bank"),
     10: ("dry run", "party/link/test_linking.py::test_a_dry_run_learns_numbers_only"),
-    11: ("link on a fleet", "party/link/test_fleet.py::test_three_nodes_link_their_files"),
+    11: ("link on a fleet", "engine/test_between_page.py::test_three_banks_import_link_train"),
     12: ("training on a fleet", "engine/test_fleet.py::test_"),
     13: ("predict from the party's state", "party/use/test_prediction.py::test_a_party_predicts_with_what_its_node"),
     14: ("local, FedAvg, Central by one key", "methods/test_contract.py::test_"),

@@ -141,6 +141,8 @@ def test_each_dataset_is_a_client_with_its_own_features_and_classes(strategy, tw
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("one ray")
+@pytest.mark.usefixtures("one_ray")
 def test_ray_gives_the_bits_of_the_inline_engine(two, tmp_path):
     """Clients with other features and classes in Ray actors: the shared and the private parameters of one process."""
     runs = [fg.run(**two, engine=engine, out=tmp_path / engine) for engine in ("inline", "ray")]

@@ -1,8 +1,7 @@
-"""`fedgraph-flwr link` on a fleet: what a node's policy accepts, consent, the record of runs, and three SuperNodes."""
+"""`fedgraph-flwr link` on a fleet: what a node's policy accepts, consent, and the record of runs."""
 
 import contextlib
 import json
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -40,9 +39,8 @@ from fedgraph_flwr.party.link.uplink import STEP
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import read_policy
 from fedgraph_flwr.wire.messages import groups_of
-from tests.engine.fleet import COMMAND, Fleet
 from tests.party.linked_banks import BANKS, banks
-from tests.support import PATIENCE, recorded_messages
+from tests.support import recorded_messages
 
 IDS = LinkRules(match="ids", entities="overlap")
 CONSENT = Consent(2, "a model of fraud", "ids", "drop", "overlap", 1_000_000, "2026-12-31")
@@ -352,54 +350,3 @@ def test_the_command_prints_a_line_per_step(quiet, tmp_path, monkeypatch, capsys
     assert cli.main(["link", "engine=fleet", "num_clients=2", *["--quiet"] * quiet]) == 0
     assert json.loads(next(tmp_path.glob("runs/*/summary.json")).read_bytes()) == {"seed": 0}
     assert capsys.readouterr().err == ("" if quiet else "link mask (4 of 11): clients 0, 1\n")
-
-
-@pytest.mark.fleet
-@pytest.mark.slow
-def test_three_nodes_link_their_files(tmp_path):
-    """The files that nodes write are those of `--simulate`; a second run on the same day is refused."""
-    made = banks(tmp_path, accounts=12, payments=40)
-    files = []
-    for client, bank in enumerate(BANKS):
-        files.append(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
-        made.client(bank).save(files[-1])
-    fleet = Fleet(tmp_path, tmp_path / "graphs")
-    (peers := tmp_path / "peers").mkdir()
-    for node in range(3):
-        (peers / f"node_{node}.pub").write_text((fleet.keys / f"node_{node}.pub").read_text())
-    try:
-        fleet.start_superlink()
-        fleet.register(0, 1, 2)
-        for node in range(3):
-            (policy := tmp_path / f"policy_{node}.yaml").write_text(
-                "min_nodes: 0\nlink: {match: [payments], min_shared: 1}\n"
-            )
-            fleet.start_node(node, policy=str(policy), peers=str(peers))
-        command = [*COMMAND, "link", "engine=loopback", "num_clients=3", f"out={tmp_path / 'out'}"]
-        options = {"env": fleet.environment, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
-        done = subprocess.run(command, **options)
-        assert done.returncode == 0, done.stdout + done.stderr + fleet.log("node_0")
-        again = subprocess.run([*command[:-1], f"out={tmp_path / 'again'}"], **options)
-        assert again.returncode
-        assert "hours ago" in again.stdout + again.stderr
-    finally:
-        fleet.stop()
-    assert cli.main(["link", "--simulate", *map(str, files), "--out", str(tmp_path / "linked")]) == 0
-    for client, file in enumerate(files):
-        found = ClientGraph.load(file.with_name(f"linked_{file.name}"))
-        expected = ClientGraph.load(tmp_path / "linked" / f"client_{client:04d}.safetensors")
-        assert found.cut_out.size(1) > 5
-        assert found.linking | {"link": ""} == expected.linking | {"link": ""}
-        for key in (
-            "node_id",
-            "x",
-            "y",
-            "edge_index",
-            "edge_attr",
-            "cut_out",
-            "cut_in",
-            "cut_in_edge_attr",
-            "cut_in_edge_time",
-        ):
-            assert torch.equal(getattr(found, key), getattr(expected, key)), key
-    assert "one-sided (drop)" in fleet.log("node_1")
