@@ -14,6 +14,7 @@ examples:
 
 import argparse
 import contextlib
+import dataclasses
 import shlex
 import sys
 import textwrap
@@ -119,7 +120,8 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print(as_json({**run.summary, "out": cfg.out, **found}))
         return 0
-    print_summary(run.summary, cfg, args.verbose)
+    # files or a partition may decide how many clients there are
+    print_summary(run.summary, dataclasses.replace(cfg, num_clients=run.config.num_clients), args.verbose)
     for what, place in found.items():
         print(f"{what}: {place}")
     return 0
@@ -132,6 +134,7 @@ ROWS = 4
 def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     """Return a run's result in one line; empty without a score."""
     from fedgraph_flwr.evaluation.best_round import MISSING, coverage
+    from fedgraph_flwr.methods.declarations import declaration
     from fedgraph_flwr.report.headline import display_name, is_share, score_text
     from fedgraph_flwr.store.results import as_number, headline_score
 
@@ -141,7 +144,8 @@ def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     gap = f"{100 * abs(score - level):.1f} points" if is_share(metric) else f"{abs(score - level):.3g}"
     beside = "" if isnan(level) else f", {gap} {'above' if score >= level else 'below'} chance"
     who = coverage(summary) if MISSING in summary else f"{cfg.num_clients} clients"
-    return f"{score_text(score, metric)} test {display_name(metric)}{beside}, {cfg.model.name}, {who}"
+    model = "trees" if declaration(cfg.strategy.name).purpose == "trees" else cfg.model.name
+    return f"{score_text(score, metric)} test {display_name(metric)}{beside}, {model}, {who}"
 
 
 def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False) -> None:

@@ -363,8 +363,8 @@ def left_out(
 
 def _undefined(metric: str, count: float) -> str:
     if not count:
-        return "no scored test nodes"
-    return "one class among its scored test nodes" if metric in OF_RANKS else "not defined on its test nodes"
+        return "no scored test items"
+    return "one class among its scored test items" if metric in OF_RANKS else "not defined on its test items"
 
 
 def watched(cfg: EvaluationConfig, averages: Mapping[str, float]) -> float:

@@ -19,6 +19,18 @@ def test_the_first_line_of_a_run_is_its_result(run, capsys):
     )
 
 
+def test_the_first_line_names_the_clients_of_a_folder_and_trees(tmp_path, monkeypatch, capsys):
+    """It had the default number of clients and the network that trees do not have."""
+    monkeypatch.chdir(tmp_path)
+    common = ["dataset=csbm", "num_clients=2"]
+    assert cli.main(["partition", *common, "--out", "parts"]) == 0
+    assert (
+        cli.main(["run", "graph=parts", "strategy=boosting", "strategy.trees=2", "out=trees", "-q", "--no-report"]) == 0
+    )
+    first = next(line for line in capsys.readouterr().out.splitlines() if "% test accuracy" in line)
+    assert first.endswith(", trees, 2 clients")
+
+
 def test_a_bare_command_prints_the_help(capsys):
     assert cli.main([]) == 0
     assert "train a model in this process" in capsys.readouterr().out

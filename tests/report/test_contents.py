@@ -160,19 +160,19 @@ def test_clients_without_a_score_are_named_beside_the_mean(runs, tmp_path, capsy
     data[2].test_mask[:] = False
     overrides = ["model.hidden=8", "rounds=2", "evaluation.metric=average_precision"]
     run = fg.run(*overrides, graphs=data, out=str(tmp_path / "run"), progress=False)
-    reasons = {"1": "one class among its scored test nodes", "2": "no scored test nodes"}
+    reasons = {"1": "one class among its scored test items", "2": "no scored test items"}
     assert run.summary["left_out"] == reasons
     assert run.summary["test_average_precision"] == run.clients.test_average_precision[0]
     assert run.summary["chance"] == pytest.approx(float((data[0].y[data[0].test_mask] == 1).double().mean()))
     page = run.report().read_text()
     assert (
-        "It covers 1 of 3 clients (client 1: one class among its scored test nodes; client 2: no scored test nodes)."
+        "It covers 1 of 3 clients (client 1: one class among its scored test items; client 2: no scored test items)."
         in html.unescape(page)
     )
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", page)
-    assert {"one class among its scored test nodes", "no scored test nodes"} <= set(cells)
+    assert {"one class among its scored test items", "no scored test items"} <= set(cells)
     print_summary(run.summary, run.config)
-    assert "excluded from the headline score: client 1: one class among its scored test nodes" in " ".join(
+    assert "excluded from the headline score: client 1: one class among its scored test items" in " ".join(
         capsys.readouterr().out.split()
     )
 
