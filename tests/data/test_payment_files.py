@@ -17,7 +17,7 @@ from fedgraph_flwr.data.payment_names import payment_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import store
-from fedgraph_flwr.party.use.wording import _raw
+from fedgraph_flwr.party.use.wording import raw_value
 
 ROWS = """2022/09/01 00:20,010,8000EBD30,010,8000EBD30,3697.34,US Dollar,3697.34,US Dollar,Reinvestment,0
 2022/09/01 00:26,03208,8000F4580,001,8000F5340,0.01,Euro,0.02,US Dollar,Cheque,0
@@ -66,7 +66,7 @@ def amounts_by_name(graph: Graph, cfg: DatasetConfig) -> list[float]:
     """Amounts of a graph's payments, by the name and the transform of the column."""
     column = payment_names(cfg).edges[0]
     assert column.name == ("log amount" if cfg.params.get("recipe") else "amount")
-    return [_raw(column.form, value) for value in graph.edge_attr[:, 0].double().tolist()]
+    return [raw_value(column.form, value) for value in graph.edge_attr[:, 0].double().tolist()]
 
 
 def test_the_named_column_is_the_amount(folder):
@@ -82,7 +82,7 @@ def test_the_named_columns_of_activity_are_counts(folder):
     cfg = dataset("dataset.features=activity", "dataset.windows=[1.0]")
     graph, names = load(cfg), payment_names(cfg)
     ends, time = graph.edge_index.numpy(), graph.edge_time.numpy()
-    column = {c.name: [round(_raw(c.form, v)) for v in graph.x[:, i].tolist()] for i, c in enumerate(names.nodes)}
+    column = {c.name: [round(raw_value(c.form, v)) for v in graph.x[:, i].tolist()] for i, c in enumerate(names.nodes)}
     assert len(column) == graph.num_features
     for node in range(graph.num_nodes):
         out, into = (np.flatnonzero(ends[side] == node) for side in (0, 1))

@@ -75,7 +75,9 @@ def calibrate(margin: Floats, y: Ints, kind: str = "auto") -> Calibration:
     """
     if not 0 < y.sum() < len(y):
         what = f"{int(y.sum())} of {len(y)} positive"
-        raise FedGraphError(f"a calibration needs validation items of both classes, got {what}")
+        raise FedGraphError(
+            f"a calibration needs validation items of both classes, got {what}; --budget K alone needs no positive"
+        )
     if kind == "isotonic" or (kind == "auto" and min(y.sum(), len(y) - y.sum()) >= ISOTONIC_FROM):
         from sklearn.isotonic import IsotonicRegression
 
@@ -139,7 +141,7 @@ class Rule:
 
 
 def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict[str, Any]:
-    """Return precision, recall and alerts per day of items, each with a 95 % interval.
+    """Return precision, recall (with positives) and alerts per day of items, each with a 95 % interval.
 
     Args:
         margin: s [V].
@@ -162,6 +164,8 @@ def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict
     for name, values in sampled.items():
         low, high = np.nanpercentile(values, [2.5, 97.5])
         found[name] = [float(value) for value in (whole[name][0], low, high)]
+    if not found["positives"]:
+        del found["recall"]
     return found
 
 
@@ -196,7 +200,7 @@ class Choice:
         positive: name of the second class.
         rule: how the threshold was chosen.
         threshold: lowest margin of an alert.
-        calibration: of its probabilities.
+        calibration: of its probabilities; the model's own for a budget where validation items are of one class.
         validation: `figures` of the items that it was chosen on.
         test: `figures` of test items; empty without any.
         calibrated: `reliability` on test items before and after.
@@ -211,6 +215,11 @@ class Choice:
     validation: Mapping[str, Any]
     test: Mapping[str, Any]
     calibrated: Mapping[str, Any]
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether validation items of both classes calibrate the probabilities."""
+        return 0 < self.validation["positives"] < self.validation["items"]
 
     @property
     def probability(self) -> float:
@@ -331,18 +340,23 @@ def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
     """Choose a threshold and a calibration on the validation items of a party's own graph, and measure them on its test items.
 
     Raises:
-        FedGraphError: no graph, no validation items of both classes, or a rule that cannot be met.
+        FedGraphError: no graph, no labelled validation items (of both classes, for another rule than a budget), or a rule that
+            cannot be met.
     """
     margin, task = margins(predictor, predictor.party_graph())
     y = task.y.numpy()
     rows = {split: np.flatnonzero(task.masks[split].numpy() & (y >= 0)) for split in ("val", "test")}
     val, test = rows["val"], rows["test"]
-    calibration = calibrate(margin[val], y[val], kind)
+    if not val.size:
+        raise FedGraphError("a threshold needs labelled validation items, got none: import some with labels")
+    # a party without a positive chooses by numbers of alerts alone, and keeps the model's probabilities
+    one_class = bool(rule.budget) and len(np.unique(y[val])) < 2
+    calibration = Calibration() if one_class else calibrate(margin[val], y[val], kind)
     day = days_of(task, val)
     days = 0 if day is None else int(day.max() - day.min()) + 1
     threshold = rule.threshold(margin[val], y[val], days)
     calibrated = {}
-    if test.size:
+    if test.size and not one_class:
         plain, fitted = expit(margin[test]), calibration.apply(margin[test])
         calibrated = {"before": reliability(plain, y[test]), "after": reliability(fitted, y[test])}
     return Choice(

@@ -162,7 +162,10 @@ def _print(choice: Any) -> None:
     if finding := right_of_100(choice):
         print(finding)
     lowest = f"{choice.probability:.3g} (score {choice.threshold:.4g})"
-    print(f"alert: '{choice.positive}' with a calibrated probability of at least {lowest}")
+    kind = "calibrated " if choice.is_calibrated else ""
+    print(f"alert: '{choice.positive}' with a {kind}probability of at least {lowest}")
+    if not choice.is_calibrated:
+        print("not calibrated: the labelled validation items are of one class, so only the number of alerts is chosen")
     for split, figures in (("validation", choice.validation), ("test", choice.test)):
         if shown := ranges(figures, "{:.3g}".format):
             print(f"{split}: {', '.join(shown)} ({figures['items']} items, {figures['positives']} '{choice.positive}')")

@@ -20,11 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedgraph_flwr.data.features import Form
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import NOTHING, as_words
 from fedgraph_flwr.party.use.predict import as_client
+from fedgraph_flwr.party.use.wording import forms_of, raw_value
 from fedgraph_flwr.tasks.edges import ENTERING, own_rows
 
 Floats = NDArray[np.float64]
@@ -78,7 +80,9 @@ def _share(table: str, column: str, what: str, stored: tuple[float, int], new: t
     return _row(table, column, what, (stored[0] / max(stored[1], 1), new[0] / max(new[1], 1)), (counts[0], counts[1]))
 
 
-def of_numbers(table: str, column: str, stored: Floats, new: Floats, unit: Column | None = None) -> Row:
+def of_numbers(
+    table: str, column: str, stored: Floats, new: Floats, unit: Column | None = None, form: Form | None = None
+) -> Row:
     """Return the row of a number, with its medians in the unit of a column (a date: days since 1970).
 
     Args:
@@ -87,17 +91,26 @@ def of_numbers(table: str, column: str, stored: Floats, new: Floats, unit: Colum
         stored: values of the stored rows [n].
         new: values of the new rows [m].
         unit: the column whose features these are; None: values as they are.
+        form: the transform of a column that is computed from records.
     """
     medians = [float(np.median(side)) for side in (stored, new)]
     if unit is not None and "center" in unit.statistics:
         medians = [m * float(unit.statistics["spread"]) + float(unit.statistics["center"]) for m in medians]
         if unit.scale == "log":
             medians = [float(np.sign(m) * np.expm1(abs(m))) for m in medians]
+    if form is not None:
+        medians = [round(raw_value(form, m), 6) for m in medians]
     return _row(table, column, "median", (medians[0], medians[1]), binned(stored, new))
 
 
 def of_features(
-    table: str, columns: Mapping[str, Column], names: list[str], stored: Floats, new: Floats, gaps: Mapping[str, int]
+    table: str,
+    columns: Mapping[str, Column],
+    names: list[str],
+    stored: Floats,
+    new: Floats,
+    gaps: Mapping[str, int],
+    forms: Mapping[str, Form],
 ) -> Iterator[Row]:
     """Yield the rows of a table's columns: their values, values of categories that are not listed, and missing values.
 
@@ -108,6 +121,7 @@ def of_features(
         stored: features of the stored rows [n, F].
         new: features of the new rows [m, F].
         gaps: by column, the number of missing values of the new rows, for columns without an indicator.
+        forms: transforms of the columns that are computed from records, by name.
     """
     first, at = feature_names(columns), 0
     for name, column in columns.items() if names[: len(first)] == first else ():
@@ -134,7 +148,7 @@ def of_features(
         if any(missing):
             yield _share(table, name, "missing", (missing[0], len(stored)), (missing[1], len(new)))
     for place in range(at, len(names)):
-        yield of_numbers(table, names[place], stored[:, place], new[:, place])
+        yield of_numbers(table, names[place], stored[:, place], new[:, place], form=forms.get(names[place]))
 
 
 def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[str, Any]) -> Any:
@@ -161,11 +175,12 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
     if graph.schema.get(ENTERING):  # payments from other parties are items of the new tables
         own = replace(own, schema={**own.schema, ENTERING: True})
     names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))
+    forms = dict(zip((EDGE, NODE), forms_of(predictor, own), strict=True))
     found: list[Row] = []
     for kind, (stored, new) in _sides(predictor, own, graph, read).items():
         columns, table = predictor.input_spec.columns(kind), tables.get(kind, {})
         gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
-        found += of_features("nodes" if kind == NODE else "edges", columns, names[kind], stored, new, gaps)
+        found += of_features("nodes" if kind == NODE else "edges", columns, names[kind], stored, new, gaps, forms[kind])
     rows, between = _new_nodes(read), hasattr(graph, "cut_out")  # else edges to other parties are not read
     before, after = _spans(own, graph)
     for end, direction in ((1, "in"), (0, "out")):

@@ -60,7 +60,8 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
     if choice.calibrated:
         before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
         cells.append(("Brier score", f"{after:.3g}", f"{before:.3g} before calibration"))
-    lead = f"Items that the model takes for '{choice.positive}' with at least this calibrated probability, the surest first."
+    kind = "calibrated " if choice.is_calibrated else ""
+    lead = f"Items that the model takes for '{choice.positive}' with at least this {kind}probability, the surest first."
     page = _page(f"Alerts of {_whose(predictor)}", f"{lead} Model {choice.model}.", cells, right_of_100(choice))
     page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
     cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""

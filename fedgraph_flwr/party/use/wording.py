@@ -94,19 +94,19 @@ class Wording:
         who = ROLES.get(end, "" if self.edges else "the account")
         template, kind = _phrase(base, who)
         write: Callable[[float], str] = self.money if kind == "money" else _WRITERS[kind]
-        said = template.format(write(_raw(form, value)))
+        said = template.format(write(raw_value(form, value)))
         if base.startswith("sum_") and " at most" not in said:  # else they may be of other days
             partners = base.replace("sum_", "partners_", 1)
             key = f"{end} {partners}" if end else partners
             count = values.get(key, np.nan)
             shape = self.forms[int(not (self.edges and not end))].get(partners)
             if count == count and shape is not None:
-                number = round(_raw(shape, count))
+                number = round(raw_value(shape, count))
                 way = TOWARDS[base.split("_")[1]]
-                amount = self.money(_raw(form, value))
+                amount = self.money(raw_value(form, value))
                 said = said.replace(amount, f"{amount} {way} {number} account{'s' * (number != 1)}", 1)
-        normal = "" if usual != usual or kind == "flag" else write(_raw(form, usual))
-        return f"{said}, usually {normal}" if normal and normal != write(_raw(form, value)) else said
+        normal = "" if usual != usual or kind == "flag" else write(raw_value(form, usual))
+        return f"{said}, usually {normal}" if normal and normal != write(raw_value(form, value)) else said
 
     def _of_table(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
         """Return what a column of a table says; None for a column that the schema does not have."""
@@ -151,7 +151,16 @@ def _prefix(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _raw(form: Form, value: float) -> float:
+def forms_of(predictor: Any, graph: Any) -> tuple[dict[str, Form], dict[str, Form]]:
+    """Return the transforms of columns that a party computes from its records, or a generator did, of edges and of nodes."""
+    recipe: Recipe | None = recipe_of(graph)
+    built_in: Names = predictor.built_in
+    own = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
+    of_edges, of_nodes = ([*first, *more] for first, more in zip((built_in.edges, built_in.nodes), own, strict=True))
+    return {c.name: c.form for c in of_edges}, {c.name: c.form for c in of_nodes}
+
+
+def raw_value(form: Form, value: float) -> float:
     """Return the value before the transform of a column of the recipe."""
     found = value * form.scale + form.center
     return float(np.expm1(min(found, 700.0))) + form.start if form.log else float(found)
@@ -317,10 +326,6 @@ def wording(predictor: Any, graph: Any, columns: list[str], inputs: NDArray[Any]
         columns: names of the model's columns [F].
         inputs: of the own stored items [V, F].
     """
-    recipe: Recipe | None = recipe_of(graph)
-    built_in: Names = predictor.built_in
-    own = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
-    of_edges, of_nodes = ([*first, *more] for first, more in zip((built_in.edges, built_in.nodes), own, strict=True))
     spec = predictor.input_spec
     known = ~np.isnan(inputs).all(axis=0) if len(inputs) else np.zeros(len(columns), dtype=bool)
     medians = np.full(len(columns), np.nan)
@@ -328,7 +333,7 @@ def wording(predictor: Any, graph: Any, columns: list[str], inputs: NDArray[Any]
         medians[known] = np.nanmedian(inputs[:, known], axis=0)
     of_amounts = spec.columns(EDGE).get(spec.tables.amount or "amount")
     return Wording(
-        forms=({c.name: c.form for c in of_edges}, {c.name: c.form for c in of_nodes}),
+        forms=forms_of(predictor, graph),
         columns=(spec.columns(EDGE), spec.columns(NODE)),
         usual=dict(zip(columns, medians.tolist(), strict=True)),
         edges=bool(predictor.predicts_edges),

@@ -368,10 +368,18 @@ def _mcnemar(first: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
 
 def _cost(folders: Sequence[Path]) -> dict[str, float]:
     """Return the mean cost of runs per party."""
-    rows = []
-    for run in (load_run(folder) for folder in folders if (folder / CONFIG).is_file()):
-        traffic = run.moved / 1e6
-        spent = as_number((run.summary.get("privacy") or {}).get("epsilon"))
-        rows.append([run.number("rounds"), run.number("total_seconds"), traffic / run.cfg.num_clients, spent])
+    rows = [_cost_of(folder) for folder in folders if (folder / CONFIG).is_file()]
     names = ("rounds", "seconds", "megabytes", "epsilon")
     return dict(zip(names, np.mean(rows, axis=0).tolist() if rows else [np.nan] * len(names), strict=True))
+
+
+def _cost_of(folder: Path) -> list[float]:
+    """Return rounds, seconds, megabytes per party and ε of a run; of a blend the sums over its runs, NaN if one is missing."""
+    run = load_run(folder)
+    if isinstance(parts := run.summary.get("blend"), list):
+        places = [(Path(part), folder.parent / Path(part).name) for part in parts]
+        found = [next((place for place in both if (place / CONFIG).is_file()), None) for both in places]
+        sums: list[float] = np.sum([_cost_of(each) if each else [np.nan] * 4 for each in found], axis=0).tolist()
+        return sums
+    spent = as_number((run.summary.get("privacy") or {}).get("epsilon"))
+    return [run.number("rounds"), run.number("total_seconds"), run.moved / 1e6 / run.cfg.num_clients, spent]

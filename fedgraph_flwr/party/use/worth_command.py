@@ -88,7 +88,7 @@ def _contributions(args: argparse.Namespace) -> Any:
 def _cost(row: Any) -> str:
     """Return what a run cost, as far as it is known."""
     parts = [
-        ("rounds", f"{row.rounds:.0f} rounds"),
+        ("rounds", f"{row.rounds:.0f} round{'s' if row.rounds != 1 else ''}"),
         ("seconds", f"{row.seconds:.3g} s"),
         ("megabytes", f"{row.megabytes:.3g} MB per party"),
         ("epsilon", f"ε {row.epsilon:.3g}"),

@@ -3,16 +3,19 @@
 import functools
 import html
 import json
+from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.special import expit
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.use import alerts_command
+from fedgraph_flwr.party.use import alerts, alerts_command
 from fedgraph_flwr.party.use.alerts import Choice, Rule, calibrate, figures, reliability
 from fedgraph_flwr.party.use.explain import explain
 from fedgraph_flwr.party.use.pages import right_of_100
@@ -74,6 +77,28 @@ def test_a_rule_that_cannot_be_met_is_refused():
         Rule(precision=1).threshold(np.array([3.0, 2, 1]), np.array([0, 1, 1]), days=0)
     with pytest.raises(FedGraphError, match="both classes, got 0 of 300"):
         calibrate(margin, np.zeros(300, np.int64))
+
+
+def test_a_party_without_a_positive_chooses_by_a_budget(monkeypatch):
+    """Its desk was refused, although a budget needs no label; recall of no positives is no number."""
+    margin, day = np.arange(40.0), np.repeat(np.arange(10), 4)
+    half = torch.arange(40) < 20
+    task = SimpleNamespace(y=torch.zeros(40, dtype=torch.int64), masks={"val": half, "test": ~half})
+    task.time = torch.from_numpy(day * 86_400)
+    predictor = SimpleNamespace(
+        client=3, tensors={}, input_spec=SimpleNamespace(classes=["ok", "fraud"]), party_graph=lambda: None
+    )
+    monkeypatch.setattr(alerts, "margins", lambda *_: (margin, task))
+    found = alerts.choose(predictor, Rule(budget=2))
+    assert (found.threshold, found.is_calibrated, found.calibrated) == (10.0, False, {})
+    assert found.validation["alerts_per_day"][0] == 2
+    assert "recall" not in found.validation
+    assert not Choice.read(json.loads(json.dumps(asdict(found)))).is_calibrated
+    with pytest.raises(FedGraphError, match="got 0 of 20 positive; --budget K alone needs no positive"):
+        alerts.choose(predictor, Rule(precision=0.5))
+    task.y -= 1
+    with pytest.raises(FedGraphError, match="needs labelled validation items, got none"):
+        alerts.choose(predictor, Rule(budget=2))
 
 
 def test_a_calibration_finds_what_distorts_scores():

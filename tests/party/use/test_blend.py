@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.use.blend import Weights, blend, fit
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
+from fedgraph_flwr.party.use.worth import _cost
 
 RNG = np.random.default_rng(0)
 Y = (RNG.random(400) < 0.3).astype(np.int64)
@@ -129,6 +131,8 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
     assert summary["test_accuracy"] == pytest.approx(np.mean(scores))
     fitted = fit([np.concatenate(own) for own in zip(*val, strict=True)], np.concatenate(y))
     np.testing.assert_allclose(fitted.runs, weights.runs, rtol=1e-6)
+    parts, both = (list(_cost(places).values())[:3] for places in ([Path(one.out) for one in runs], [out]))
+    assert both == pytest.approx([2 * mean for mean in parts]), "a blend costs what its two runs cost"
     assert len(fg.compare([out, runs[0].out, runs[1].out])) == 3
     again = fg.blend([fg.load_run(runs[0].out), runs[1].out], tmp_path / "again")
     assert again.summary["test_accuracy"] == summary["test_accuracy"]

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.data.features import COUNT
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.use.drift import binned, psi
+from fedgraph_flwr.party.use.drift import binned, of_numbers, psi
 from tests.party import banks, two_banks
 
 
@@ -51,6 +52,13 @@ def test_equal_distributions_stay_below_chance():
     assert 2 <= passed <= 18, "10 of 1,000 are expected, ± 2.5 standard deviations"
     with pytest.raises(FedGraphError, match="no rows to compare: 0 are stored and 3 are new"):
         psi(np.zeros(2), np.array([1.0, 2]))
+
+
+def test_medians_of_own_columns_are_numbers_not_their_transform():
+    """A median of "-0.307" payments is 1: the model reads ln(1 + n) − 1."""
+    stored, new = np.array([0.0, 1, 5]), np.array([2.0, 3, 4])
+    row = of_numbers("edges", "n_in_2d", np.log1p(stored) - 1, np.log1p(new) - 1, form=COUNT)
+    assert (row["stored"], row["new"]) == (1, 3)
 
 
 @pytest.fixture(scope="module")
