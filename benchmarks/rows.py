@@ -25,7 +25,10 @@ DIGESTS = """
 import json, sys
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.store.code import digest
+try:
+    from fedgraph_flwr.store.code import digest
+except ModuleNotFoundError:  # before the room had its name
+    from fedgraph_flwr.runs.code import digest
 def code(words):
     try:
         return digest(configuration(words.split()))
@@ -81,6 +84,13 @@ def stale(tables: dict[str, list[dict[str, str]]]) -> list[list[str]]:
         elif row["code"] != now[seedless(row["words"])]:
             count[table, "the code has changed"] += 1
     return [[table, reason, str(number)] for (table, reason), number in sorted(count.items())]
+
+
+def carrying(other: Path, folder: Path = RESULTS) -> int:
+    """Return the number of rows with the digest of a checkout's code."""
+    known = [row for each in rows(folder).values() for row in each if row.get("code")]
+    codes = digests((seedless(row["words"]) for row in known), other)
+    return sum(row["code"] == codes[seedless(row["words"])] for row in known)
 
 
 def renew(other: Path, differing: set[str], folder: Path = RESULTS) -> int:

@@ -397,6 +397,16 @@ def main() -> int:
     places = ("conf/strategy/*.yaml", "fedgraph_baselines/conf/strategy/*.yaml")
     known = [{path.stem for place in places for path in checkout.glob(place)} for checkout in checkouts]
     patterns, expected = args.methods.split(","), read_expected(args.expected)
+    if args.renew:
+        from benchmarks import rows
+
+        if args.methods != "*" or {*SCENARIOS} - {*args.scenarios.split(",")}:
+            raise SystemExit("--renew needs all methods and scenarios; no row was changed")
+        if not rows.carrying(checkouts[1]):
+            when = "git log --format=%h -1 -- simulations/results/board.csv"
+            raise SystemExit(
+                f"no stored row has the digest of {args.other}: pass a checkout of the last renewal ({when})"
+            )
     different, moved = 0, set()
     with tempfile.TemporaryDirectory() as temporary:
         folders = [Path(temporary) / str(index) for index in range(2)]
@@ -424,12 +434,8 @@ def main() -> int:
                 listed = f" (expected: {reason})" if difference and reason else ""
                 print(f"{scenario:16} {method:20} {difference or same}{listed}", flush=True)
     if args.renew:
-        from benchmarks import rows
-
-        if different or args.methods != "*" or {*SCENARIOS} - {*args.scenarios.split(",")}:
-            raise SystemExit(
-                "--renew needs all methods and scenarios, without an unlisted difference; no row was changed"
-            )
+        if different:
+            raise SystemExit("--renew needs a pass without an unlisted difference; no row was changed")
         print(f"{rows.renew(checkouts[1], moved)} rows have the digest of this code")
     return int(different > 0)
 

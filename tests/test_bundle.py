@@ -3,7 +3,9 @@
 import dataclasses
 import io
 import logging
+import os
 import re
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -16,8 +18,11 @@ from flwr.cli.utils import collect_files
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
 from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
 
+from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli import run as cli_run
 from fedgraph_flwr.config import RunConfig, compose, from_run_config
 from fedgraph_flwr.config.key_docs import sections
+from fedgraph_flwr.engine import flower
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.flower_patches import TESTED
 
@@ -124,3 +129,21 @@ def test_the_workflows_test_every_python_that_the_package_is_for():
     assert project["requires-python"] == f">={tested[0]},<3.{int(tested[-1].split('.')[1]) + 1}"
     assert {f"Programming Language :: Python :: {version}" for version in tested} <= set(project["classifiers"])
     assert release["publish"]["needs"] == release["docs"]["needs"] == "checks"
+
+
+def test_a_bundle_runs_without_a_page_and_says_so_before_training(tmp_path, monkeypatch, capsys):
+    """Flower adds no files of style to a bundle."""
+    monkeypatch.setattr(cli_run, "ASSETS", tmp_path)
+    monkeypatch.setattr(cli_run, "train", lambda *args, **kwargs: pytest.fail("it trained"))
+    assert main(["run", "dataset=csbm", "num_clients=2", f"out={tmp_path / 'run'}"]) == 2
+    said = capsys.readouterr().err
+    assert "page.css is missing" in said
+    assert "Pass --no-report" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_server_that_does_not_confirm_a_stop_is_a_warning_with_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(flower, "STOP_TIMEOUT", 0.01)
+    with Path(os.devnull).open("w") as log:
+        flower._stop([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ), log)
+    assert "did not confirm within 0.01 s that the run stopped" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import same_bits
+from benchmarks import rows, same_bits
 from fedgraph_flwr.config import group_names
 
 ONE, TWO = np.ones(3, np.float32), np.full(2, 7, np.uint8)
@@ -47,6 +47,17 @@ def test_every_task_and_command_is_a_scenario():
     assert set(same_bits.cases()) == commands
     lines = [line for group in same_bits.cases().values() for case in group.values() for line in case]
     assert all(isinstance(line, str) and line.split()[0] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--methods", "fedavg"], "all methods"), ([], "no stored row has the digest")]
+)
+def test_what_cannot_renew_is_refused_before_hours_of_runs(monkeypatch, words, said):
+    monkeypatch.setattr(rows, "digests", lambda words, at: dict.fromkeys(words, "another"))
+    monkeypatch.setattr(same_bits, "prepare", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("sys.argv", ["same_bits", "elsewhere", "--renew", *words])
+    with pytest.raises(SystemExit, match=said):
+        same_bits.main()
 
 
 def test_listed_differences_have_a_reason():

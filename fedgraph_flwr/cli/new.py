@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.files import packaged, write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 
@@ -58,7 +58,7 @@ def write(name: str, where: Path) -> Path:
         raise FedGraphError(f"{folder} already exists: choose another name, or pass --dir DIR")
     placeholders = {"{{name}}": name, "{{Class}}": "".join(part.capitalize() for part in name.split("_"))}
     for template, path in _FILES.items():
-        text = (_TEMPLATE / f"{template}.txt").read_text()
+        text = packaged(_TEMPLATE / f"{template}.txt")
         for word, value in placeholders.items():
             text = text.replace(word, value)
         write_bytes(folder / path.format(name=name), text.encode())

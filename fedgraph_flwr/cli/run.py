@@ -25,8 +25,10 @@ from typing import Any
 
 from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
+from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.report import ASSETS
 from fedgraph_flwr.report.as_json import as_json
 from fedgraph_flwr.sweeps.search import is_distribution
 from fedgraph_flwr.sweeps.values import expand
@@ -103,6 +105,8 @@ def main(args: argparse.Namespace) -> int:
         from fedgraph_flwr.party.use.predict import check_predictable, predict_clients
 
         check_predictable(cfg, args.predictions)
+    if not args.no_report:
+        packaged(ASSETS / "page.css", "Pass --no-report. ")  # else the error would come after training
     cfg = with_folder(cfg)
     if not args.json and cfg.split.kind == "public" and not cfg.graph and datasets.own_path(cfg.dataset):
         print(f"split: imported with dataset={cfg.dataset.name} (pass split.kind=ratio to draw another)")

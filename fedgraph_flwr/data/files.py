@@ -1,4 +1,4 @@
-"""Write files atomically, and without torch."""
+"""Write files atomically, and read those of this package that are not Python, all without torch."""
 
 import contextlib
 import os
@@ -34,6 +34,25 @@ def writing(path: Path, size: int) -> Iterator[Any]:
     finally:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
+
+
+def packaged(path: Path, instead: str = "") -> str:
+    """Return the text of a file of this package, such as a template.
+
+    Args:
+        path: the file.
+        instead: what the user can do without it.
+
+    Raises:
+        FedGraphError: the file is missing, as in a bundle of `flwr build`, to which Flower adds no files of its kind.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise FedGraphError(
+            f"{path} is missing, which this command needs: `flwr build` adds no {path.suffix} files to a bundle."
+            f" {instead}Use the command of an installed fedgraph-flwr (docs/start.md)"
+        ) from error
 
 
 def require_space(folder: Path, size: int, what: str) -> None:

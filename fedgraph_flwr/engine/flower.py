@@ -4,12 +4,13 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
@@ -32,6 +33,9 @@ from fedgraph_flwr.store.results import FAILURE, ROUNDS, SUMMARY, read_rounds
 
 APP = "FEDGRAPH_APP"
 """Environment variable: name of a signed app that the fleet's SuperLink fetches instead of a bundle."""
+
+STOP_TIMEOUT = 60.0
+"""Seconds to wait until a server confirms that a run stopped."""
 
 STARTS = 3
 """Attempts to start a simulation; Ray waits 30 s for its own start, which a busy machine may exceed."""
@@ -219,6 +223,25 @@ class _Copies:
         return ""
 
 
+def _stop(command: Sequence[str], environment: dict[str, str], log: IO[str]) -> None:
+    """Stop a run on a fleet; say how to repeat it if the server does not respond."""
+    try:
+        subprocess.run(
+            command,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            timeout=STOP_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        print(
+            f"warning: the server did not confirm within {STOP_TIMEOUT:g} s that the run stopped:"
+            f" see `fedgraph-flwr fleet status`, and repeat `flwr {shlex.join(command[1:])}`",
+            file=sys.stderr,
+        )
+
+
 def _flwr_run(
     cfg: RunConfig,
     connection: str,
@@ -283,10 +306,7 @@ def _flwr_run(
         except BaseException:
             process.terminate()
             if run_id:  # else the run would continue
-                stop = [tool("flwr"), "stop", run_id, connection]
-                subprocess.run(
-                    stop, env=environment, stdout=log, stderr=log, timeout=60, check=False
-                )
+                _stop([tool("flwr"), "stop", run_id, connection], environment, log)
                 if copies:
                     copies.take(run_id)
             raise

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import NameOID
 
+from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.version import installed
 
@@ -35,6 +36,9 @@ PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"
 REVOKED_OPERATORS = "revoked_operators"
 """File of a fleet's folder: certificates of operators that the server's nginx refuses, as lines of its ``map``."""
+CONFIGURATIONS = ("server", "operator")
+"""Names of the nginx configurations."""
+
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -75,6 +79,8 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
         nodes: number of node key pairs.
         days: validity of certificates.
     """
+    for name in CONFIGURATIONS:
+        packaged(_TEMPLATES / f"{name}.conf")  # a missing one is an error before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     for authority in ("ca", "operators"):
         if not (folder / f"{authority}.key").exists():
@@ -87,7 +93,7 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
         make_certificate(folder, "operator", "operators", "operator", x509.ExtendedKeyUsageOID.CLIENT_AUTH, days)
     for node in range(nodes):
         make_node(folder / f"node_{node}")
-    for name in ("server", "operator"):
+    for name in CONFIGURATIONS:
         write_configuration(folder, name, places)
     (folder / FLEET).write_text(json.dumps({**asdict(places), "versions": versions()}, indent=1) + "\n")
 
@@ -95,7 +101,7 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
 def write_configuration(folder: Path, name: str, places: Places) -> Path:
     """Write the nginx configuration ``server`` or ``operator`` for this folder and return its path."""
     values, path = {"keys": folder.absolute(), **asdict(places)}, (folder / f"{name}.conf").absolute()
-    template = (_TEMPLATES / f"{name}.conf").read_text()
+    template = packaged(_TEMPLATES / f"{name}.conf")
     if name == "server":
         (folder / REVOKED_OPERATORS).touch()  # nginx includes it
     path.write_text(re.sub(r"@(\w+)@", lambda found: str(values[found[1]]), template))

@@ -8,15 +8,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.files import packaged, write_bytes
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.report import ASSETS
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.version import __version__
 
@@ -76,10 +76,7 @@ class Page:
 
     def html(self) -> str:
         """Return the whole page."""
-        assets = resources.files(__package__) / "assets"
-        style, library, script = (
-            Markup((assets / name).read_text(encoding="utf-8")) for name in ("page.css", "echarts.min.js", "page.js")
-        )
+        style, library, script = (Markup(packaged(ASSETS / name)) for name in ("page.css", "echarts.min.js", "page.js"))
         shown = {
             "title": self.title,
             "links": self._links,
@@ -102,6 +99,7 @@ class Page:
 
 @cache
 def _templates() -> Environment:
+    packaged(ASSETS / "page.css")  # else Jinja would only say which of its templates is missing
     templates = Environment(
         loader=PackageLoader(__package__), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )

@@ -26,6 +26,7 @@ from cryptography import x509
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import keys as fleet_keys
 from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import Finding, clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
@@ -56,6 +57,13 @@ def test_init_writes_keys_that_others_cannot_read_and_configurations(keys):
     assert {"localhost", "example.org"} == set(names.value.get_values_for_type(x509.DNSName))
     for name in ("server.conf", "operator.conf"):
         assert "@" not in "".join(line for line in (keys / name).read_text().splitlines() if not line.startswith("#"))
+
+
+def test_without_templates_as_in_a_bundle_init_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fleet_keys, "_TEMPLATES", tmp_path)
+    assert main(["fleet", "init", str(tmp_path / "keys")]) == 2
+    assert "`flwr build` adds no .conf files to a bundle" in capsys.readouterr().err
+    assert not (tmp_path / "keys").exists()
 
 
 @pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")

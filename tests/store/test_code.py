@@ -76,7 +76,9 @@ def test_rows_that_no_longer_hold_are_listed_and_renewed(tmp_path, monkeypatch):
     }
     for (commit, digest), expected in reasons.items():
         assert rows.stale(stored(tmp_path / "r", commit=commit, code=digest)) == expected
+    assert rows.carrying(tmp_path, tmp_path / "r") == 0
     stored(tmp_path / "r", commit="ours", code="old")
+    assert rows.carrying(tmp_path, tmp_path / "r") == 1
     assert rows.renew(tmp_path, {"fedavg"}, tmp_path / "r") == 0
     assert rows.renew(tmp_path, {"fedomd"}, tmp_path / "r") == 1
     assert rows.stale(rows.rows(tmp_path / "r")) == []

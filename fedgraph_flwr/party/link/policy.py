@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from hashlib import sha256
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from fedgraph_flwr.config.schema import Section
 from fedgraph_flwr.data.far_ends import Column, parse_share
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, first_line, sanitize
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link.rules import MATCHES, ONE_SIDED, LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 
@@ -255,16 +257,32 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
         FedGraphError: the last run with a peer is too recent, or the record cannot be read or written.
     """
     advice = f"move it away if no link run took place in the last {hours:g} hours"
-    with _record(policy.with_name(f"{policy.stem}.links.json"), "the record of link runs", advice) as record:
+    path = policy.with_name(f"{policy.stem}.links.json")
+    with _record(path, "the record of link runs", advice) as record:
         now = time.time() if now is None else now  # behind the lock, or a run that waited would be before the other
         for client in peers:
             name = peer_name(client, keyring)
-            if (passed := now - float(record.get(name, 0.0))) < 3600 * hours:
+            last = float(record.get(name, 0.0))
+            if (passed := now - last) < 3600 * hours:
+                peer = f"client {client} ('{sanitize(peers[client], 60)}')"
+                log(
+                    WARNING,
+                    "link: the run with %s is entry '%s' of %s. To accept another one now, remove this entry. Each run lets the"
+                    " peer test guesses about your records, so first ask the peer why the last run ended",
+                    peer,
+                    name,
+                    path,
+                )
                 raise FedGraphError(
-                    f"the last link run with client {client} ('{sanitize(peers[client], 60)}') was {passed / 3600:.1f} hours"
-                    f" ago: this node's policy accepts one in {hours:g} hours (link: hours)"
+                    f"the last link run with {peer} began {passed / 3600:.1f} hours ago, at {_utc(last)}: this node's policy"
+                    f" accepts one in {hours:g} hours (link: hours), and a run that was cut off counts. Link again after"
+                    f" {_utc(last + 3600 * hours)}, or ask this node's owner, whose log names the entry to remove"
                 )
             record[name] = now
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def book_share(policy: Path, peer: str, columns: Sequence[Column], digest: str, accounts: int, most: float) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr import partition
-from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.files import packaged, write_bytes
 from fedgraph_flwr.data.schema import EDGE, NODE
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError, sanitize
@@ -101,7 +101,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     spent = accounting.spent_text(found["privacy"], cfg.privacy.scores) if "privacy" in found else ""
     spent = spent or "No differential privacy"
     rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)
-    return TEMPLATE.read_text().format(
+    return packaged(TEMPLATE).format(
         cfg=cfg,
         predictor=predictor,
         data=escaped(cfg.data_text),

@@ -30,6 +30,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means, with_far_ends
+from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, check_names, first_line, sanitize, unknown
@@ -139,7 +140,7 @@ def _module(source: str, made: "Exported") -> str:
         net, constants = f"Items({net}, *READOUT{scale})", f"{constants}\nREADOUT = {plain.readout!r}"
         constants += f"\nSCALE = {made.target_stats.tolist()}" if made.in_unit else ""
     use, gives = USES[plain.readout[0]]
-    loader = Template(LOADER.read_text()).substitute(
+    loader = Template(packaged(LOADER)).substitute(
         classes=list(made.input_spec.classes),
         arguments=constants,
         file=WEIGHTS,

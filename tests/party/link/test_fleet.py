@@ -175,13 +175,17 @@ def test_the_command_writes_and_signs_a_consent(tmp_path, keys, capsys):
     assert "--sign-consent needs --key FILE and --client I" in capsys.readouterr().err
 
 
-def test_one_run_a_day_and_peer(tmp_path, keys):
+def test_one_run_a_day_and_peer(tmp_path, keys, caplog):
     policy, ours = tmp_path / "policy.yaml", ring(keys)
     book_link(policy, {1: "b"}, ours, 24, now=1e9)
     with pytest.raises(
-        FedGraphError, match=r"the last link run with client 1 \('b'\) was 23.0 hours ago.*one in 24 hours"
+        FedGraphError,
+        match=r"client 1 \('b'\) began 23.0 hours ago, at 2001-09-09 01:46 UTC.*one in 24 hours.* a run that was cut off counts."
+        r" Link again after 2001-09-10 01:46 UTC, or ask this node's owner",
     ):
         book_link(policy, {1: "b"}, ours, 24, now=1e9 + 23 * 3600)
+    (entry,) = json.loads((tmp_path / "policy.links.json").read_text())
+    assert f"entry '{entry}' of {tmp_path / 'policy.links.json'}" in caplog.text  # for the owner, not for the server
     book_link(policy, {1: "b"}, ours, 24, now=1e9 + 24 * 3600)
     other = ring([keys[0], generate_private_key(SECP384R1())])
     book_link(policy, {1: "b"}, other, 24, now=1e9 + 24 * 3600)  # another key is another peer
