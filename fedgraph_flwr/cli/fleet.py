@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from fedgraph_flwr.cli.node import check_address
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet.certificates import (
     REVOKED,
     REVOKED_OPERATORS,
@@ -150,6 +150,7 @@ def _join(args: argparse.Namespace) -> int:
                 raise Removed(path)
             check_connection(args.name)
             print(admit(path, args.name, args.party))
+            _keep(path, keys, args.party or path.stem)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         state = "exists" if path.exists() else "created"
@@ -158,6 +159,22 @@ def _join(args: argparse.Namespace) -> int:
         print(f"{path} {state}: keep it private and send {path}.pub to the operator, who runs")
         print(f"  fedgraph-flwr fleet join {path.name}.pub")
     return 0
+
+
+def _keep(public: Path, keys: Path, party: str) -> None:
+    """Copy an admitted key to the server's folder, which admits it again if the server loses its database."""
+    if not (keys / FLEET).is_file():  # an operator's machine
+        return
+    key = key_of(public.read_text(), str(public))
+    present = sorted(keys.glob("*.pub"))
+    if any(key_of(path.read_text(), str(path)) == key for path in present):
+        return
+    name, names = re.sub(r"[^A-Za-z0-9._-]", "_", party), {path.name for path in present}
+    numbers = (f"{name}{suffix}.pub" for suffix in ("", *(f"_{number}" for number in range(2, 10**4))))
+    copy = keys / next(file for file in numbers if file not in names)
+    with system_errors(f"the key is admitted, but cannot be copied to {copy}"):
+        copy.write_text(public.read_text())
+    print(f"copied to {copy}: the server admits it again if it loses its database")
 
 
 def _keys_of(args: argparse.Namespace) -> Path:

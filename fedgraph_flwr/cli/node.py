@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ WRONG_INPUT = {302, 303, 304, 600, 603, 604, 605, 606}
 
 PAUSES = (1.0, 2.0, 5.0, 10.0)
 """Seconds before each retry; the last value repeats."""
+
+SAME = 5
+"""How often the same reason of a missing connection is printed."""
 
 SETTLED = 60.0
 """Seconds of uptime after which the retry count is reset."""
@@ -269,6 +273,7 @@ class Node:
         self.looked = time.monotonic()
         self.restarts = 0
         self.refused = False  # the server's certificate
+        self.printed: Counter[str] = Counter()  # reasons, since the last connection
         self.lost = threading.Event()  # the SuperNode reported a lost connection
         self.unauthorized = False  # the server rejected a request of the SuperNode
 
@@ -321,7 +326,7 @@ class Node:
             tries = 0 if time.monotonic() - began > SETTLED else tries + 1
             pause, before, self.reason = PAUSES[min(tries, len(PAUSES) - 1)], self.reason, self._why()
             self.restarts += 1
-            if self.reason != before or tries <= len(PAUSES):  # later, the same reason once
+            if self.reason != before or tries < SAME:
                 say(f"{self.reason}; retrying {f'in {pause:g} s' if tries < len(PAUSES) else f'every {pause:g} s'}")
             time.sleep(pause)
 
@@ -330,10 +335,10 @@ class Node:
         server, found = self.server, self.server.reach()
         self.refused = found.certificate
         if not found.right:
-            self.reason = found.explanation
-            say(
-                f"no connection to the server {server.host}:{server.port} yet: {found.explanation}; the node keeps trying"
-            )
+            self.reason = why = found.explanation
+            self.printed[why] += 1
+            if self.printed[why] <= SAME:
+                say(f"warning: no connection to the server {server.host}:{server.port}: {why}; the node keeps trying")
         elif found.days is not None and found.days < WARNED:
             say(f"warning: the certificate of {server.host}:{server.port} ends in {found.days} days: tell the operator")
 
@@ -411,10 +416,11 @@ class Node:
             self.code = int(found[1])
         elif "SuperNode ID:" in line or "Connection successful" in line:
             self.reason = ""
+            self.printed.clear()
         elif "401 Unauthorized" in line:
             self.unauthorized = True
         elif "Connection attempt failed" in line:
-            self.reason = f"no connection to the server {self.server.host}:{self.server.port}"
+            self.reason = self.reason or f"no connection to the server {self.server.host}:{self.server.port}"
             self.lost.set()
 
     def _why(self) -> str:

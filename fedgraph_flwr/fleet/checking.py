@@ -104,8 +104,8 @@ def reach(host: str, port: int, authority: Path) -> Finding:
     except ConnectionRefusedError:
         return found(False, f"nothing listens on {where}: check the port, and that `fedgraph-flwr server` is running")
     except (TimeoutError, OSError) as error:
-        why = "no response" if isinstance(error, TimeoutError) else first_line(error)
-        return found(False, f"{where}: {why}; check for a firewall in between")
+        why = "no response" if isinstance(error, TimeoutError) else error.strerror or first_line(error)
+        return found(False, f"{where}: {why}; check this machine's network, and for a firewall in between")
     days = int((until - time.time()) / 86400)
     return Finding(
         "reachable",

@@ -212,7 +212,7 @@ def make_node(path: Path) -> None:
     secret = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     _write_private(path, secret)
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_suffix(".pub").write_bytes(public + b"\n")
+    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
 
 
 def _builder(

@@ -19,7 +19,7 @@ _MESSAGE = re.compile(r"\[RUN (\d{1,20})(?:, ROUND (\d{1,9}))?\]")  # a server c
 _RUN = re.compile(r"\brun (\d{8,20})\b")
 _ROUND = re.compile(r"\bround (\d{1,9})\b")
 _CLIENT = re.compile(r"\bclient (\d{1,9})\b")
-_REASON = re.compile(r"\b(?:failed|refused|refuses|no connection to the server [^:]*:\d+): (.*)")
+_REASON = re.compile(r"\b(?:failed|refused|refuses|was late|no connection to the server [^:]*:\d+): (.*)")
 
 
 class LogLines:

@@ -19,6 +19,9 @@ from prometheus_client.registry import Collector
 
 PREFIX = "fedgraph_"
 
+KINDS = ("no_reply", "refused", "invalid", "error")
+"""Reasons of failed replies (`fedgraph_flwr.strategies.round.Kind`)."""
+
 NAMED_RUNS = 20
 """Most runs that have numbers of their own: the last ones; totals are of all."""
 
@@ -86,6 +89,7 @@ def of_runs(
     seconds = Metric("exchange_seconds_total", "Seconds of exchanges by phase.")
     moved = Metric("bytes_total", "Bytes of messages: up from nodes, down to them.")
     failures = Metric("failures_total", "Failed replies by party and reason.")
+    late = Metric("late_replies_total", "Replies of a party that came after strategy.timeout.")
     replied = Metric("party_last_reply_timestamp_seconds", "Time of the last reply of a party in any run.")
     done = Metric("run_rounds_total", "Rounds that this server finished for a run.")
     wanted = Metric("run_rounds_planned", "Number of rounds of a run.")
@@ -99,6 +103,7 @@ def of_runs(
     by_phase: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     sums: Counter[str] = Counter({"up": 0, "down": 0})
     failed: Counter[tuple[str, str]] = Counter()
+    overdue: Counter[str] = Counter()
     last: dict[str, float] = {}
     for status in statuses.values():
         states[str(status.get("state"))] += 1
@@ -109,8 +114,13 @@ def of_runs(
         for node, entry in status.get("nodes", {}).items():
             party = names.get(node, node)
             last[party] = max(last.get(party, 0.0), entry.get("replied", 0.0))
+            overdue[party] += entry.get("late", 0)
             for kind, count in entry.get("failures", {}).items():
                 failed[party, kind] += count
+    for party in {*names.values(), *last}:  # a counter that begins at 1 has not increased, as Prometheus sees it
+        overdue[party] += 0
+        for kind in KINDS:
+            failed[party, kind] += 0
     for state in sorted({"running", "finished", "failed", "lost", "stopped", *states}):
         runs.add(states[state], state=state)
     for phase, (count, took) in sorted(by_phase.items()):
@@ -120,6 +130,8 @@ def of_runs(
         moved.add(total, direction=way)
     for (party, kind), count in sorted(failed.items()):
         failures.add(count, party=party, reason=kind)
+    for party, count in sorted(overdue.items()):
+        late.add(count, party=party)
     for party, at in sorted(last.items()):
         replied.add(at, party=party)
     newest = sorted(statuses, key=lambda run: statuses[run].get("started", 0.0))[-NAMED_RUNS:]
@@ -136,7 +148,22 @@ def of_runs(
         if (epsilon := privacy.get("epsilon")) is not None:
             spent.add(epsilon, run=run)
             budget.add(privacy.get("budget") or 0.0, run=run)
-    return [runs, done, wanted, reached, age, waiting, exchanges, seconds, moved, failures, replied, spent, budget]
+    return [
+        runs,
+        done,
+        wanted,
+        reached,
+        age,
+        waiting,
+        exchanges,
+        seconds,
+        moved,
+        failures,
+        late,
+        replied,
+        spent,
+        budget,
+    ]
 
 
 def of_parties(online: Mapping[str, bool]) -> Metric:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from fedgraph_flwr.errors import RunFailed, sanitize
@@ -74,6 +75,11 @@ def joined(
                 for node, of_node in _dict(status, "nodes").items()
                 if isinstance(of_node, dict) and of_node.get("failures")
             }
+            entry["late"] = {
+                names.get(node, node): of_node["late"]
+                for node, of_node in _dict(status, "nodes").items()
+                if isinstance(of_node, dict) and isinstance(of_node.get("late"), int)
+            }
         found.append(entry)
     return found
 
@@ -105,7 +111,8 @@ def lines(found: Mapping[str, Any], now: float | None = None) -> list[str]:
 def _node_line(node: Mapping[str, Any], now: float) -> str:
     words = [f"{sanitize(node['party'] or 'node', 60)} ({node['node']}): {_connected(node)}"]
     if versions := _dict(node, "versions"):
-        words.append(f"version {sanitize(versions.get('fedgraph-flwr', '?'), 40)}")
+        old = " before its restart" if _restarted(node) else ""
+        words.append(f"version {sanitize(versions.get('fedgraph-flwr', '?'), 40)}{old}")
     if replied := _number(node, "replied"):
         words.append(f"replied {_ago(now - replied)}")
     if node.get("run"):
@@ -115,6 +122,14 @@ def _node_line(node: Mapping[str, Any], now: float) -> str:
         ago, why = _ago(now - _number(failed, "at")), sanitize(failed.get("reason"), 200)
         words.append(f"last error {ago} ({_place(failed)}): {why}")
     return ", ".join(words)
+
+
+def _restarted(node: Mapping[str, Any]) -> bool:
+    """Return whether a node was started after its last reply: it may have another version since."""
+    try:
+        return datetime.fromisoformat(str(node["online_since"])).timestamp() > _number(node, "replied") + 1.0
+    except ValueError:  # never online
+        return False
 
 
 def _place(values: Mapping[str, Any]) -> str:
@@ -139,10 +154,16 @@ def _run_line(run: Mapping[str, Any]) -> str:
     if (left := _number(run, "seconds_left")) and run["waiting"]:
         words.append(f"about {_duration(left)} left")
     if run["failures"]:
-        words.append("failed replies: " + ", ".join(f"{sanitize(who, 60)} {n}" for who, n in run["failures"].items()))
+        words.append(f"failed replies: {_counts(run['failures'])}")
+    if run["late"]:
+        words.append(f"late replies: {_counts(run['late'])}")
     if run.get("reason"):
         words.append(sanitize(run["reason"], 300))
     return ", ".join(words)
+
+
+def _counts(parties: Mapping[str, int]) -> str:
+    return ", ".join(f"{sanitize(party, 60)} {number}" for party, number in parties.items())
 
 
 def _ago(seconds: float) -> str:

@@ -20,7 +20,7 @@ from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, sanitize
 from fedgraph_flwr.fleet.relay import Relay
 from fedgraph_flwr.fleet.run_folders import STATUS
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, DESCRIBE, METRICS, VERSIONS
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, METRICS, VERSIONS
 
 RECENT = 10
 """Number of last rounds whose median duration predicts the time left."""
@@ -87,6 +87,11 @@ class RunStatus:
         entry |= {} if client is None else {"client": client}
         entry |= {"versions": dict(versions)} if versions else {}
 
+    def late(self, node: int) -> None:
+        """Record a reply that came after ``strategy.timeout``; `write` stores it."""
+        entry = self._node(node)
+        entry["late"] = entry.get("late", 0) + 1
+
     def done(self, node: int) -> None:
         """Record that nothing more is expected of a node in this exchange; `write_progress` stores it."""
         self.waiting.pop(str(node), None)
@@ -139,6 +144,7 @@ class WatchedGrid(Relay):
     def __init__(self, grid: Grid, status: RunStatus, limit_pull: Callable[[float], None] | None = None):
         super().__init__(grid)
         self.status, self.begun = status, False
+        self.asked_versions: dict[int, Any] = {}  # by node, the round in which it was last asked for its versions
         self.blocks = bool(getattr(grid, "blocks", False))
         self.limit_pull = limit_pull
         self.overdue: dict[str, Any] = {}  # see `strategies.exchange`
@@ -151,11 +157,13 @@ class WatchedGrid(Relay):
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages, and ask for the versions of nodes with their descriptions."""
+        """Send messages; the first one of a round asks a node for its versions: it may have been upgraded since."""
         outgoing = list(messages)
         records = [message.content.config_records.get(CONFIG) for message in outgoing]
-        for record in records:
-            if record is not None and record.get("phase") == DESCRIBE:
+        for message, record in zip(outgoing, records, strict=True):
+            node = message.metadata.dst_node_id
+            if record is not None and self.asked_versions.get(node) != record.get("round"):
+                self.asked_versions[node] = record.get("round")
                 record[ASKS_VERSIONS] = True
         sent = self.grid.push_messages(outgoing)
         if outgoing and (first := records[0]) is not None:
@@ -175,9 +183,13 @@ class WatchedGrid(Relay):
 
     def _note(self, message: Message) -> None:
         node = message.metadata.src_node_id
-        self.status.done(node)
+        late = message.metadata.reply_to_message_id in self.overdue
+        if not late:
+            self.status.done(node)
         if message.has_error():
             return
+        if late:
+            self.status.late(node)
         numbers = message.content.get(METRICS)
         client = numbers.get("client") if numbers is not None else None
         found = message.content.pop(VERSIONS, None)

@@ -12,7 +12,7 @@ from fedgraph_flwr.node.clients import member_of
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.version import installed
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, DESCRIBE, FAILED, VERSIONS
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, FAILED, VERSIONS
 
 
 def respond(message: Message, context: Context) -> Message:
@@ -38,7 +38,7 @@ def respond(message: Message, context: Context) -> Message:
         groups, numbers = member.reply(request)
         member.remember(request)
         content = member.packed(groups, numbers)
-        if request.scalars.get(ASKS_VERSIONS) and request.phase == DESCRIBE:
+        if request.scalars.get(ASKS_VERSIONS):
             content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
         reply = Message(content, reply_to=message)
         entry = partial(

@@ -52,6 +52,8 @@ _GONE = (
 )
 """Errors that the SuperLink sends instead of a node."""
 
+_SILENT = "the SuperLink missed two heartbeats: the node, its machine or its connection is down"
+
 Read = Callable[[Message, int | None], Reply]
 """Returns the reply in a message of a client (None: index not known yet); raises `FedGraphError` if it is invalid."""
 
@@ -191,11 +193,16 @@ class Overdue:
 
     def warning(self, created: float) -> str:
         """Return what to know about the reply, which a node made at a time by its own clock."""
+        late = f"{self.name}: {self.who} was late"
+        if self.sent <= created < self.sent + self.timeout - 1.0:
+            return (
+                f"{late}: by its clock, its reply was ready after {created - self.sent:.0f} s, but it came after"
+                f" strategy.timeout={self.timeout:g} s, and was dropped: check this node's connection"
+            )
         took = min(max(created, self.sent + self.timeout), time.time()) - self.sent
         return (
-            f"{self.name}: the reply of {self.who} took {took:.0f} s, and was dropped because"
-            f" strategy.timeout={self.timeout:g}: set strategy.timeout above {took:.0f}, or give this node"
-            " less to compute"
+            f"{late}: its reply took {took:.0f} s, and was dropped because strategy.timeout={self.timeout:g}:"
+            f" set strategy.timeout above {took:.0f}, or give this node less to compute"
         )
 
 
@@ -290,7 +297,12 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
     if message.has_error():
         code = message.error.code
         kind = Kind.NO_REPLY if code in _GONE else Kind.DECLINED if code == DECLINED else Kind.ERROR
-        outcome.fail(who, sanitize(message.error.reason or f"error {code}", 1000), kind)
+        why = (
+            _SILENT
+            if code == ErrorCode.NODE_UNAVAILABLE
+            else message.error.reason or f"error {code}"
+        )
+        outcome.fail(who, sanitize(why, 1000), kind)
         return
     try:
         outcome.replies.append(read(message, client))

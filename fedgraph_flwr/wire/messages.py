@@ -42,7 +42,7 @@ SPEAKS = "protocol"
 PROTOCOL = 2
 
 ASKS_VERSIONS = "asks_versions"
-"""Scalar of a request for a description: the server of a fleet also asks for `VERSIONS`."""
+"""Scalar of a request: the server of a fleet also asks for `VERSIONS`."""
 
 VERSIONS = "versions"
 """Record of a reply: versions of the node's packages."""

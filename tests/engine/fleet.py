@@ -248,7 +248,7 @@ class GuardedFleet(Fleet):
         """The SuperLink, then both nginx."""
         super().start_superlink()
         for name, port in (("server", self.port), ("operator", self.operator_port)):
-            self._spawn(f"nginx-{name}", ["nginx", "-e", "stderr", "-c", str(self.keys / f"{name}.conf")])
+            self._spawn(f"nginx-{name}", ["nginx", "-e", "stderr", "-p", f"{self.keys}/", "-c", f"{name}.conf"])
             wait_for(lambda port=port: listens(port), f"the {name}'s nginx to listen")
 
 

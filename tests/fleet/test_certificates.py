@@ -236,6 +236,20 @@ def test_a_removed_key_stays_out_also_after_a_lost_database(keys, control, capsy
     assert "no removed key is admitted again: the party creates another key" in capsys.readouterr().err
 
 
+def test_an_admitted_key_is_kept_for_a_lost_database(keys, tmp_path, monkeypatch, capsys):
+    """Wherever its file lies, and also if two banks send files of one name."""
+    monkeypatch.setattr("fedgraph_flwr.cli.fleet.admit", lambda *args: "registered")
+    monkeypatch.setattr("fedgraph_flwr.cli.fleet.check_connection", lambda *args: None)
+    for bank, party in (("a", []), ("b", []), ("c", ["--party", "bank/c"]), ("a", [])):
+        path = tmp_path / bank / "node"
+        assert main(["fleet", "join", str(path)]) == 0
+        assert main(["fleet", "join", f"{path}.pub", "--keys", str(keys), *party]) == 0
+    for name, bank in (("node", "a"), ("node_2", "b"), ("bank_c", "c")):
+        assert (keys / f"{name}.pub").read_text() == (tmp_path / bank / "node.pub").read_text()
+    assert len(list(keys.glob("*.pub"))) == 2 + 3
+    assert capsys.readouterr().out.count("the server admits it again if it loses its database") == 3
+
+
 def respelled(text):
     """The same key with other unused bits at the end of its base64, which parsers ignore."""
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"

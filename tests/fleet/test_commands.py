@@ -71,7 +71,11 @@ def test_an_operators_nginx_answers_no_page_in_a_browser(tmp_path):
     """A page whose address changes to 127.0.0.1 could start runs with the operator's certificate."""
     address = f"127.0.0.1:{free_port()}"
     assert main(["fleet", "init", str(tmp_path), "--host", "localhost", "--operator", address]) == 0
-    process = subprocess.Popen(["nginx", "-e", "stderr", "-c", str(tmp_path / "operator.conf")])
+    moved = tmp_path / "operators machine"
+    moved.mkdir()
+    for name in ("ca.crt", "operator.crt", "operator.key", "operator.conf"):
+        (tmp_path / name).rename(moved / name)
+    process = subprocess.Popen(["nginx", "-e", "stderr", "-p", f"{moved}/", "-c", "operator.conf"])
 
     def status(headers):
         request = urllib.request.Request(f"http://{address}/v1/control/list-runs", b"{}", headers, method="POST")
@@ -154,6 +158,8 @@ def test_join_makes_a_pair_once(tmp_path, capsys):
         assert main(["fleet", "join", str(tmp_path / "party" / "node")]) == 0
         assert message in capsys.readouterr().out
     check_key(tmp_path / "party" / "node")
+    assert main(["fleet", "join", str(tmp_path / "bank.a")]) == 0
+    assert (tmp_path / "bank.a.pub").is_file()
 
 
 def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path, monkeypatch):
@@ -339,7 +345,7 @@ sys.exit(main(["node", "--plain", *{options!r}]))"""
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
     waits = process.stdout.readline()
-    assert "no connection to the server 127.0.0.1:1 yet: nothing listens on 127.0.0.1:1" in waits
+    assert "no connection to the server 127.0.0.1:1: nothing listens on 127.0.0.1:1" in waits
     assert "the node keeps trying" in waits
     started = process.stdout.readline()
     assert "starting: FLWR_DISABLE_UPDATE_CHECK=1" in started

@@ -25,6 +25,7 @@ from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_statu
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
+from fedgraph_flwr.strategies.round import Kind
 
 ALERTS = Path(__file__).parents[2] / "docs" / "fleet" / "alerts.yaml"
 NODES = {11: 0, 22: 1}
@@ -89,6 +90,8 @@ def watched(tmp_path):
         assert arrived.content.keys() == {"metrics"}  # the server's schema knows no other record
     assert read_status(folder)["waiting"] == []
     grid.push_messages([request(node, "train", 1) for node in NODES])
+    assert all(message.content["config"]["asks_versions"] for message in wire.sent)  # upgraded between two rounds
+    grid.push_messages([request(node, "evaluate", 1) for node in NODES])
     assert "asks_versions" not in wire.sent[0].content["config"]
     failed = {"1 (train)": "no reply within 30 s", "22 (describe)": "of a node without an index"}
     status.took_round(record(1, 4.0, failed, privacy={"epsilon": 0.5, "delta": 1e-5, "budget": 2.0, "noise": [1]}))
@@ -115,6 +118,41 @@ def test_replies_are_stored_at_most_once_a_second_and_at_the_end_of_an_exchange(
         clock += EVERY
         assert arrives(asked[1]) == ["33"]
         assert arrives(asked[2]) == []  # nobody is left
+
+
+def test_a_late_reply_is_counted_and_the_open_request_is_still_waited_for(tmp_path):
+    grid = WatchedGrid(wire := Wire(), RunStatus(tmp_path, 5))
+    with run_identity(1):
+        (first,) = [request(22, "train", 1)]
+        grid.push_messages([first])
+        answers = [reply(first), Message(Error(1001, "odd"), reply_to=first)]
+        grid.overdue[answers[0].metadata.reply_to_message_id] = "what the exchange notes"
+        grid.push_messages([request(22, "train", 2)])
+        wire.arriving += answers
+        grid.pull_messages([])
+        assert "late" not in grid.status.values["nodes"].get("22", {})  # an error is no late reply
+        grid.pull_messages([])
+        grid.status.write()
+    status = read_status(tmp_path)
+    assert (status["nodes"]["22"]["late"], status["waiting"]) == (1, ["22"])
+    page = samples(metrics.exposition(metrics.of_runs({"first": status}, {"11": "bank_a", "22": "bank_b"})))
+    assert page["fedgraph_late_replies_total", 'party="bank_b"'] == 1
+    assert page["fedgraph_late_replies_total", 'party="bank_a"'] == 0
+
+
+def test_counters_of_a_party_begin_at_zero():
+    """Prometheus sees no increase in a counter that appears with 1."""
+    page = samples(metrics.exposition(metrics.of_runs({}, {"11": "bank_a"})))
+    assert page["fedgraph_late_replies_total", 'party="bank_a"'] == 0
+    assert all(page["fedgraph_failures_total", f'party="bank_a",reason="{kind}"'] == 0 for kind in Kind)
+    assert set(metrics.KINDS) == set(Kind)
+
+
+def test_a_node_that_was_restarted_may_have_another_version(fleet, monkeypatch, capsys):
+    infos = [INFOS[0] | {"online_since": "2099-01-01 00:00:00Z", "last_seen": ""}]
+    monkeypatch.setattr(overview, "node_infos", lambda name: infos)
+    assert main(["fleet", "status"]) == 0
+    assert "version 0.2.0 before its restart, replied" in capsys.readouterr().out
 
 
 def test_a_status_has_phase_round_and_who_is_waited_for(folder):
@@ -215,9 +253,12 @@ def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):
     red = "\x1b[31m\x1b]0;title\x07"
     status["nodes"]["22"]["failed"] |= {"round": red, "phase": red, "reason": red}
     status["nodes"]["22"]["failures"] = {"error": red, "no_reply": 1}
+    status["nodes"]["22"]["late"] = 3
     (fleet / "status.json").write_text(json.dumps(status | {"round": red, "rounds": red, "phase": red}))
     assert main(["fleet", "status"]) == 0
-    assert not set(capsys.readouterr().out) & {"\x1b", "\x07"}
+    text = capsys.readouterr().out
+    assert not set(text) & {"\x1b", "\x07"}
+    assert "failed replies: bank_b 1, late replies: bank_b 3" in text
 
 
 def test_status_as_json_is_what_the_text_has(fleet, capsys):
@@ -279,6 +320,7 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
         {"nodes": []},
         {"nodes": {"11": 3}},
         {"nodes": {"11": {"failures": {"error": "x"}}}},
+        {"nodes": {"11": {"late": "x"}}},
         {"exchanges": {"train": 1}},
         {"bytes_up": "x"},
         {"updated": "x"},
@@ -340,7 +382,8 @@ def test_prometheus_reads_the_page(folder):
     page = metrics.exposition(metrics.of_runs({"first": read_status(folder)}, {"22": 'bank "b"\n'}))
     families = {family.name: family for family in parser.text_string_to_metric_families(page)}
     assert families["fedgraph_failures"].type == "counter"
-    assert families["fedgraph_failures"].samples[0].labels == {"party": 'bank "b"\n', "reason": "no_reply"}
+    (counted,) = [sample for sample in families["fedgraph_failures"].samples if sample.value]
+    assert counted.labels == {"party": 'bank "b"\n', "reason": "no_reply"}
 
 
 def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):

@@ -611,7 +611,7 @@ def test_a_request_without_a_reply_in_time_is_overdue(monkeypatch):
     assert min(grid.limits) <= 1  # near the end, a reply that has only begun to arrive keeps no look waiting
 
 
-@pytest.mark.parametrize(("created", "took"), [(1061.0, 61), (9e9, 99), (0.0, 40)])
+@pytest.mark.parametrize(("created", "took"), [(1061.0, 61), (9e9, 99), (0.0, 40), (1005.0, None)])
 def test_a_late_reply_is_named_with_what_it_took_and_what_to_set(monkeypatch, caplog, created, took):
     """An honest node says when it made the reply; another time counts only within what is possible."""
     grid = _Fleet([1])
@@ -629,10 +629,15 @@ def test_a_late_reply_is_named_with_what_it_took_and_what_to_set(monkeypatch, ca
         monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.time", lambda: 1099.0)
         name_late_replies(grid, grid.overdue)
         name_late_replies(grid, grid.overdue)  # none is left
-    assert caplog.messages == [
-        f"round 3, train: the reply of client 1 took {took} s, and was dropped because strategy.timeout=40:"
-        f" set strategy.timeout above {took}, or give this node less to compute"
-    ]
+    slow = (
+        f"its reply took {took} s, and was dropped because strategy.timeout=40: set strategy.timeout above {took},"
+        " or give this node less to compute"
+    )
+    cut = (
+        "by its clock, its reply was ready after 5 s, but it came after strategy.timeout=40 s, and was dropped: check"
+        " this node's connection"
+    )
+    assert caplog.messages == [f"round 3, train: client 1 was late: {slow if took else cut}"]
 
 
 def test_a_failure_has_the_kind_that_its_code_or_its_exception_names():
