@@ -67,6 +67,7 @@ def _copy(server: str | None, run: str, folder: Path) -> int:
     """Copy a run from a server to a new folder of its name."""
     from fedgraph_flwr.errors import FedGraphError
     from fedgraph_flwr.fleet.run_folders import ServerRuns, run_folder
+    from fedgraph_flwr.store.results import CONFIG
 
     if server is None:
         raise FedGraphError(f"--copy {run} needs --server NAME, a connection of Flower's configuration")
@@ -74,7 +75,7 @@ def _copy(server: str | None, run: str, folder: Path) -> int:
     remote = ServerRuns(server)
     if not remote.files(run):
         raise FedGraphError(f"--copy {run}: the server of '{server}' has no such run; list them with --server {server}")
-    if to.exists():
+    if (to / CONFIG).exists():  # else it has only what the launch of a run leaves
         raise FedGraphError(f"--copy {run}: {to} exists: pass another DIR")
     files = remote.copy(run, to)
     print(f"copied {len(files)} files to {to}")

@@ -8,7 +8,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -39,6 +40,12 @@ STOP_TIMEOUT = 60.0
 
 STARTS = 3
 """Attempts to start a simulation; Ray waits 30 s for its own start, which a busy machine may exceed."""
+
+LOOK = 10.0
+"""Seconds between questions for the state of a run whose log broke off."""
+
+LOST = 600.0
+"""Seconds without a response after which the command gives up such a run."""
 
 APPROVAL = "FEDGRAPH_APPROVAL"
 """Environment variable: file of an approval, which the run brings to nodes that ask for signatures."""
@@ -197,6 +204,16 @@ class _Copies:
         self.out = out
         self.begun = False
 
+    @property
+    def shared(self) -> bool:
+        """Whether the server writes to this very folder."""
+        return (self.out / STATUS).is_file() and not self.begun
+
+    def ended(self, run_id: str) -> bool:
+        """Return whether the server's files, which are copied, have a result of this run."""
+        self.take(run_id, [SUMMARY, FAILURE])
+        return any((self.out / name).is_file() for name in (SUMMARY, FAILURE))
+
     def take(self, run_id: str, names: Sequence[str] = ()) -> str:
         """Copy files, and return why that failed, or "".
 
@@ -205,8 +222,7 @@ class _Copies:
                 name.
             names: the files; default: all.
         """
-        shared = (self.out / STATUS).is_file() and not self.begun
-        if shared or not run_id:
+        if self.shared or not run_id:
             return ""
         run = self.out.name
         try:
@@ -274,6 +290,15 @@ def _flwr_run(
     rounds = out / ROUNDS
     shown = 0
     run_id = ""
+    followed = False
+
+    def show() -> None:
+        nonlocal shown
+        if on_round:
+            for record in read_rounds(rounds, skip=shown):
+                on_round(record)
+                shown += 1
+
     say(f"submitting the app to '{connection}'")
     tail: list[str] = []
     with (out / "flower.log").open("w") as log:
@@ -299,10 +324,16 @@ def _flwr_run(
                     print(f"warning: {text}", file=sys.stderr)  # a node may need attention
                 if copies and re.search(r"INFO\b.*?: +round \d+:", line):
                     copies.take(run_id, [ROUNDS])
-                if on_round:
-                    for record in read_rounds(rounds, skip=shown):
-                        on_round(record)
-                        shown += 1
+                show()
+            if (
+                copies
+                and run_id
+                and not copies.shared
+                and (process.wait() or not copies.ended(run_id))
+            ):
+                followed = _follow(copies, connection, run_id, show)
+        except ConnectionLost:
+            raise
         except BaseException:
             process.terminate()
             if run_id:  # else the run would continue
@@ -313,7 +344,7 @@ def _flwr_run(
     process.wait()
     if copies and (problem := copies.take(run_id)):
         print(f"warning: {problem}", file=sys.stderr)
-    if process.returncode != 0 and not (out / FAILURE).is_file():
+    if process.returncode != 0 and not followed and not (out / FAILURE).is_file():
         why = sanitize(_why(tail), 2000)
         what = f"flwr run on '{connection}' ended with code {process.returncode}: {why}"
         raise _failed(out, what + _resume_text(out))
@@ -321,6 +352,46 @@ def _flwr_run(
         state, why = run_state(connection, run_id)
         reason = f"the run ended on the server: {sanitize(why or state, 1000)}"
         raise _failed(out, (STOPPED if state == "finished:stopped" else reason) + _resume_text(out))
+
+
+class ConnectionLost(RunFailed):
+    """Error: the server of a run does not respond; the run may continue there."""
+
+
+def _follow(copies: _Copies, connection: str, run_id: str, show: Callable[[], None]) -> bool:
+    """Wait for the end of a run whose log broke off, as by a lost connection.
+
+    Args:
+        copies: the run's files.
+        connection: name of the connection.
+        run_id: Flower's number of the run.
+        show: called when further rounds may have arrived.
+
+    Returns:
+        Whether the run ended after its log.
+
+    Raises:
+        ConnectionLost: the server did not respond for `LOST` seconds.
+    """
+    waited = False
+    answered = time.monotonic()
+    while not (state := run_state(connection, run_id)[0]).startswith("finished"):
+        if not waited:
+            warning = f"the log of run {run_id} broke off: the run continues on the server of '{connection}'"
+            print(f"warning: {warning}; waiting for it", file=sys.stderr)
+        waited = True
+        if state:
+            answered = time.monotonic()
+            copies.take(run_id, [ROUNDS])
+            show()
+        elif time.monotonic() - answered > LOST:
+            copy = f"fedgraph-flwr runs {copies.out.parent} --server {connection} --copy {copies.out.name}"
+            raise ConnectionLost(
+                f"the server of '{connection}' did not respond for {LOST / 60:g} min. Run {run_id} may continue"
+                f" there; later, copy it with: {copy}"
+            )
+        time.sleep(LOOK)
+    return waited
 
 
 def _failed(out: Path, what: str) -> RunFailed:

@@ -52,7 +52,11 @@ _GONE = (
 )
 """Errors that the SuperLink sends instead of a node."""
 
-_SILENT = "the SuperLink missed two heartbeats: the node, its machine or its connection is down"
+_REASONS: dict[int, str] = {
+    ErrorCode.NODE_UNAVAILABLE: "the SuperLink missed two heartbeats: the node, its machine or its connection is down",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "its reply did not arrive completely: its connection is slow, or was cut",
+}
+"""What some of them mean; others have a reason of their own."""
 
 Read = Callable[[Message, int | None], Reply]
 """Returns the reply in a message of a client (None: index not known yet); raises `FedGraphError` if it is invalid."""
@@ -297,11 +301,7 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
     if message.has_error():
         code = message.error.code
         kind = Kind.NO_REPLY if code in _GONE else Kind.DECLINED if code == DECLINED else Kind.ERROR
-        why = (
-            _SILENT
-            if code == ErrorCode.NODE_UNAVAILABLE
-            else message.error.reason or f"error {code}"
-        )
+        why = _REASONS.get(code) or message.error.reason or f"error {code}"
         outcome.fail(who, sanitize(why, 1000), kind)
         return
     try:

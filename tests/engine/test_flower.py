@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -140,6 +142,51 @@ def test_whoever_waits_is_told_for_what(tmp_path, monkeypatch):
         "run 42 is waiting for 3 SuperNodes, then for round 1",
         "link mask (4 of 11): clients 0, 1 replied",
     ]
+
+
+class _Copied:
+    """The files of a run on a server, which has a summary when the run has ended."""
+
+    shared = False
+
+    def __init__(self, out):
+        self.out, self.done = out, False
+
+    def ended(self, run_id):
+        return False
+
+    def take(self, run_id, names=()):
+        if not names:
+            (self.out / "summary.json").write_text("{}")
+        return ""
+
+
+@pytest.mark.parametrize("code", [1, 0])
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_run_whose_log_breaks_off_is_waited_for(tmp_path, monkeypatch, capsys, comes_back, code):
+    """By a lost connection: the run continues on the server, and this command must neither stop nor fail it."""
+    import fedgraph_flwr.engine.flower as flower
+
+    fake, calls = tmp_path / "flwr", tmp_path / "calls"
+    fake.write_text(f"#!/bin/sh\necho $1 >> {calls}\necho Successfully started run 42\nexit {code}\n")
+    fake.chmod(0o755)
+    states = iter(["running", "", "", "finished:completed"] if comes_back else ["running"])
+    clock = iter(range(0, 10**6, 250))
+    monkeypatch.setattr(flower, "tool", lambda name: str(fake))
+    monkeypatch.setattr(flower, "run_state", lambda *args: (next(states, ""), ""))
+    monkeypatch.setattr(flower, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: next(clock)))
+    cfg = compose(["engine=far", f"out={tmp_path}"])
+    run = partial(flower._flwr_run, cfg, "far", dict(os.environ), None, lambda what: None, copies=_Copied(tmp_path))
+    if comes_back:
+        run()
+        assert (tmp_path / "summary.json").is_file()
+    else:
+        copy = f"--server far --copy {tmp_path.name}"
+        with pytest.raises(RunFailed, match=f"did not respond for 10 min. Run 42 may continue there; later.* {copy}$"):
+            run()
+    assert capsys.readouterr().err.count("the log of run 42 broke off: the run continues on the server") == 1
+    assert not (tmp_path / "failure.json").exists()
+    assert calls.read_text() == "run\n"
 
 
 @pytest.mark.parametrize(("late", "starts"), [(1, 2), (9, 3)])

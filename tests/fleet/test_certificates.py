@@ -131,7 +131,7 @@ def test_an_expired_certificate_is_named_at_once_and_the_node_waits(keys, monkey
         node.run()
     assert looked == [0, 0, 0]
     assert started == [node]
-    assert f"localhost:{port} yet: the certificate of localhost:{port} has expired" in capsys.readouterr().out
+    assert f"localhost:{port}: the certificate of localhost:{port} has expired" in capsys.readouterr().out
 
 
 def test_an_expired_authority_of_a_party_is_named(keys):

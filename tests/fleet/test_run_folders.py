@@ -224,3 +224,24 @@ def test_a_run_that_starts_from_a_folder_of_its_own_last_name_leaves_it_as_it_wa
     with pytest.raises(InUse, match="reads the folder that out= would replace"):
         serve_run(None, in_folder_of_runs(given, tmp_path))
     assert [path.name for path in out.iterdir()] == ["summary.json"]
+
+
+def test_a_run_is_copied_to_where_its_launch_was_cut_off_and_to_no_other_run(tmp_path, monkeypatch, capsys):
+    class Remote:
+        def __init__(self, name):
+            pass
+
+        def files(self, run):
+            return {"config.yaml": 1}
+
+        def copy(self, run, to):
+            (to / "config.yaml").write_text("seed: 0")
+            return ["config.yaml"]
+
+    monkeypatch.setattr("fedgraph_flwr.fleet.run_folders.ServerRuns", Remote)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "flower.log").touch()
+    command = ["runs", str(tmp_path), "--server", "far", "--copy", "first"]
+    assert main(command) == 0
+    assert main(command) == 2
+    assert f"{tmp_path / 'first'} exists: pass another DIR" in capsys.readouterr().err
