@@ -442,7 +442,8 @@ def _result(out: Path) -> dict[str, Any]:
     if (out / FAILURE).is_file():
         failure = json.loads((out / FAILURE).read_text())
         code = failure["exit_code"]
-        what = failure["error"] + (_resume_text(out) if failure.get("resumable") is True else "")
+        resumable = failure.get("resumable", code == RunFailed.exit_code)  # wrong input fails again
+        what = failure["error"] + (_resume_text(out) if resumable is True else "")
         error = FedGraphError(what) if code == FedGraphError.exit_code else RunFailed(what)
         if code in EXIT_CODES:
             error.exit_code = code

@@ -252,6 +252,10 @@ def test_the_error_of_a_server_keeps_its_exit_code(tmp_path, written, code):
     with pytest.raises(FedGraphError, match="client 1 shares nothing") as caught:
         _result(tmp_path)
     assert caught.value.exit_code == code
+    (tmp_path / "checkpoint.safetensors").touch()
+    with pytest.raises(FedGraphError) as caught:
+        _result(tmp_path)
+    assert ("; to continue, run: fedgraph-flwr run resume=" in str(caught.value)) == (written == 1)
 
 
 def test_what_the_how_to_leaves_in_the_checkout_is_not_packed_into_the_app(tmp_path):
