@@ -1,7 +1,8 @@
 """Calls of the Python API as type checkers see them: keys and their values have types.
 
-Each `type: ignore` marks a mistake that mypy finds. Where it did not, mypy would report the comment as unused.
+Each `type: ignore` marks a mistake that mypy and pyright find. Where they did not, they would report the comment as unused.
 """
+# pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from typing import Any, assert_type
 

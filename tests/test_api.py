@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -632,3 +633,14 @@ def test_tables_have_a_type():
     for table in (*tables, vars(fg.SweepResult)["rows"].fget, fg.compare):
         assert table.__annotations__["return"] == "pd.DataFrame"
     assert typing.get_type_hints(fg.run)["keys"] == typing.Unpack[RunKeys]
+
+
+@pytest.mark.slow
+def test_pyright_finds_the_mistakes_that_the_example_marks():
+    """As mypy does, which checks all files."""
+    pytest.importorskip("pyright", reason="pyright is not installed (pip install -e .[dev])")
+    if not shutil.which("node"):
+        pytest.skip("pyright needs Node.js")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "examples/typed_calls.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

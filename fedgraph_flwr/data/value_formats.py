@@ -160,12 +160,17 @@ def read_dates(column: Any, formats: str) -> Any:
 
 
 SIMULATED = 10 * 365
-"""Days since 1970. If all times lie between 0 and this, they count the days of a simulation and are no dates."""
+"""Days since 1970. If all times of data without tables lie between 0 and this, they count the days of a simulation."""
 
 
-def time_texts(seconds: NDArray[np.int64]) -> NDArray[Any]:
-    """Return times in seconds as text [N]: ``2026-03-01T12:30:00``; of a simulation ``day 12 06:30:00``, from day 0."""
-    if not seconds.size or seconds.min() < 0 or seconds.max() >= SIMULATED * 86_400:
+def time_texts(seconds: NDArray[np.int64], dated: bool = False) -> NDArray[Any]:
+    """Return times as text [N]: ``2026-03-01T12:30:00``; of a simulation ``day 12 06:30:00``, from day 0.
+
+    Args:
+        seconds: since 1970, or since the first day of a simulation [N].
+        dated: whether they are of tables, whose times are always dates.
+    """
+    if dated or not seconds.size or seconds.min() < 0 or seconds.max() >= SIMULATED * 86_400:
         return np.asarray(np.datetime_as_string(seconds.astype("datetime64[s]"))).astype(object)
     day, rest = np.divmod(seconds, 86_400)
     clock = [f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" for second in rest.tolist()]

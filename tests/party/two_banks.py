@@ -38,8 +38,8 @@ def payments():
     )
 
 
-def books(folder, rows, *recipe, share="", split="temporal", withheld=()):
-    """Import each bank's rows and link them, with the columns that are shared; bank b does not book the withheld references."""
+def books(folder, rows, *recipe, share="", split="temporal", withheld=(), since=20_000):
+    """Import each bank's rows, which start on a day, and link them, with shared columns; b does not book withheld references."""
     folder.mkdir()
     for number, bank in enumerate(BANKS):
         pd.DataFrame({"id": [f"{bank}{n}" for n in range(EACH)], "age": range(EACH)}).to_csv(
@@ -60,7 +60,7 @@ def books(folder, rows, *recipe, share="", split="temporal", withheld=()):
             "1",
         ]
         if split == "temporal":
-            args += ["--split", "temporal", "--until", f"{20_000 * DAY + 120 * 1800},{20_000 * DAY + 180 * 1800}"]
+            args += ["--split", "temporal", "--until", f"{since * DAY + 120 * 1800},{since * DAY + 180 * 1800}"]
         assert (
             main([*args, "--client", str(number), "--num-clients", "2", "--out", f"{folder / bank}.safetensors"]) == 0
         )

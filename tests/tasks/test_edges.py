@@ -529,6 +529,8 @@ def test_times_of_tables_stay_dates():
     day = 86_400
     assert time_texts(np.array([-day, 0])).tolist() == ["1969-12-31T00:00:00", "1970-01-01T00:00:00"]
     assert time_texts(np.array([0, 3 * day + 61])).tolist() == ["day 0 00:00:00", "day 3 00:01:01"]
+    of_tables = time_texts(np.array([0, 3 * day + 61]), dated=True)
+    assert of_tables.tolist() == ["1970-01-01T00:00:00", "1970-01-04T00:01:01"]
 
 
 def test_names_of_payments_are_as_many_as_their_columns():

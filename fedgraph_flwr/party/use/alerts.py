@@ -419,7 +419,7 @@ def lived_text(choice: Choice, outcomes: Outcomes) -> list[str]:
     return lines
 
 
-def alerts(choice: Choice, found: Any) -> Any:
+def alerts(choice: Choice, found: Any, dated: bool = False) -> Any:
     """Return a pandas table of the predictions above the threshold, highest first.
 
     Columns: ``rank``, those that name the item, ``time``, ``score`` (the margin), ``probability`` (calibrated), ``model``.
@@ -427,13 +427,14 @@ def alerts(choice: Choice, found: Any) -> Any:
     Args:
         choice: the party's.
         found: `Predictions` of the items.
+        dated: whether their times are those of tables.
     """
     frame = found.to_frame()
     named = frame[[name for name in ("id", "edge", "source", "target") if name in frame]].copy()
     score = curves.margin(found.logits.numpy())
     time = getattr(found, "time", np.zeros(0))
     if time.size:
-        named["time"] = time_texts(time.astype(np.int64))
+        named["time"] = time_texts(time.astype(np.int64), dated)
     named["score"], named["probability"], named["model"] = score, choice.calibration.apply(score), choice.model
     rows = np.flatnonzero(score >= choice.threshold)
     rows = rows[np.argsort(-score[rows], kind="stable")]

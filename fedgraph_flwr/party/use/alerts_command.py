@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     given = predict_command.chosen_input(args, predictor)
     found = predict_command.predicted_from(args, *given)
-    listed = alerts.alerts(choice, found)
+    listed = alerts.alerts(choice, found, given[0].input_spec.schema is not None)
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(given, listed, args.reasons, args.explained)
     items = len(found.logits)

@@ -119,7 +119,7 @@ class Reasons:
         parts["name"][is_edge], value = self.edges[edges], np.full(len(rows), np.nan)
         parts["source"][is_edge], parts["target"][is_edge] = self.ends[:, edges]
         if self.time.size:
-            parts["time"][is_edge] = time_texts(self.time)[edges]
+            parts["time"][is_edge] = time_texts(self.time, self.wording.dated)[edges]
         value[~is_edge] = self.values[columns]
         kind = np.where(is_edge, "payment", "column")
         held = dict(zip(self.columns, self.values.tolist(), strict=True))

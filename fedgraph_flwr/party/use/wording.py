@@ -39,6 +39,7 @@ class Wording:
         usual: median input of the own items, by name of the model's column.
         edges: whether the items are edges.
         currency: unit of amounts; "" if unknown.
+        dated: whether times are those of tables.
     """
 
     forms: tuple[Mapping[str, Form], Mapping[str, Form]] = ({}, {})
@@ -46,6 +47,7 @@ class Wording:
     usual: Mapping[str, float] = field(default_factory=dict)
     edges: bool = False
     currency: str = ""
+    dated: bool = False
 
     def joined(self, other: "Wording") -> "Wording":
         """Return it with the usual values of another model of the same party."""
@@ -338,4 +340,5 @@ def wording(predictor: Any, graph: Any, columns: list[str], inputs: NDArray[Any]
         usual=dict(zip(columns, medians.tolist(), strict=True)),
         edges=bool(predictor.predicts_edges),
         currency=spec.tables.currency or (of_amounts.unit if of_amounts else ""),
+        dated=spec.schema is not None,
     )

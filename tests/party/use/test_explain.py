@@ -230,7 +230,8 @@ def test_a_method_that_predicts_with_more_than_its_model_is_refused(rings, monke
 def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
     """Payments of a table are named by their ids, and each has its own amount; other banks' accounts have no columns."""
     rows = two_banks.payments()
-    history = two_banks.books(tmp_path / "history", rows[:240])
+    rows["at"] -= 19_000 * two_banks.DAY  # to 1972
+    history = two_banks.books(tmp_path / "history", rows[:240], since=1_000)
     fg.run(
         f"graph={history}",
         "task=edges",
@@ -267,6 +268,7 @@ def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
     expected = day.set_index("ref")["amount"]
     assert amounts.to_dict() == pytest.approx(expected[amounts.index].to_dict(), rel=1e-6)
     ends = new.merge(day, left_on="name", right_on="ref")
+    assert (pd.to_datetime(ends["time"]) == pd.to_datetime(ends["at"], unit="s")).all(), "dates, in whatever year"
     own = ends["from_bank"] == "A"
     assert (ends["source_x"][own] == ends["source_y"][own]).all()
     predictor = load_predictor(tmp_path / "run", 0)
