@@ -113,7 +113,10 @@ def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     }
     for record in found.rounds:
         wrong = {client: fault for (server_round, client), fault in WRONG.items() if server_round == record["round"]}
-        assert record["failed"].keys() == {f"{client} (train)" for client in wrong}
+        # Scores of a round's model travel with the next round's replies.
+        unscored = {client for server_round, client in WRONG if server_round == record["round"] + 1}
+        named = {f"{client} (train)" for client in wrong} | {f"{client} (scores)" for client in unscored}
+        assert record["failed"].keys() == named
         assert all(messages[fault] in record["failed"][f"{client} (train)"] for client, fault in wrong.items())
     assert_same_arrays(found.arrays, expected.arrays)
 

@@ -74,7 +74,7 @@ def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 130
     records = _rounds(out)
-    assert all(set(r["failed"]) <= {"1 (train)"} for r in records)
+    assert all(set(r["failed"]) <= {"1 (train)", "1 (scores)"} for r in records)
     if victim == "client":  # reported at once, not after the timeout nor Flower's minute
         assert all("within" not in why for r in records for why in r["failed"].values())
     assert fleet.part("executor")
