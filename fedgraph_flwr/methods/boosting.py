@@ -360,7 +360,8 @@ def merged_bins(counts: Floats, floor: int) -> NDArray[np.int64]:
     at = (before <= middle) & (middle < after)
     place[cells[at]] = np.broadcast_to(np.arange(values.shape[1]), values.shape)[at]
     found = np.concatenate([place[cells], np.full((len(own), 1), shape[-1] - 1)], axis=1)
-    few = (missing < floor) & (missing > 0)
+    # Also where none is missing: items of unknown targets may be.
+    few = missing < floor
     if values.shape[1]:
         found[few, -1] = found[few, -2]
     found[(values.sum(axis=1) < floor) & (missing >= floor)] = shape[-1] - 1

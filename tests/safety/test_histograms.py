@@ -124,6 +124,20 @@ def test_no_bin_of_a_node_has_few_items(missing):
     assert seen > 3 or missing > 0.5
 
 
+def test_items_of_unknown_targets_are_not_counted_alone(monkeypatch):
+    """Of several labels or numbers, some are unknown: their items were counted in a bin of missing values that no other had."""
+    client = node(0, missing=0.01)
+    alone = np.isnan(client.x[client.rows][:, 0])
+    assert 0 < alone.sum() < FLOOR
+    targets = np.where(alone[:, None], np.nan, client.targets_of(client.rows))
+    monkeypatch.setattr(client, "targets_of", lambda rows: targets)
+    client.receive({"bins": boosting.packed_edges([np.linspace(-2, 2, 20)] * 5)})
+    client.begin_histograms()
+    counts = client.sums(client.growth.forest(), client.growth.tree, client.growth.node)[..., 2] * UNIT
+    assert ((counts == 0) | (counts >= FLOOR)).all()
+    np.testing.assert_allclose(counts.sum(axis=2), len(client.rows))
+
+
 def test_counts_of_values_have_no_few_items():
     client = node(0, missing=0.96)
     coarse = boosting.first_edges(5)
@@ -153,7 +167,7 @@ def test_merged_bins_follow_a_second_derivation(seed):
         for group in groups:
             items = np.repeat(group, values[group])
             expected[group] = items[len(items) // 2] if len(items) else 0
-        if 0 < row[-1] < floor:
+        if row[-1] < floor:
             expected[-1] = expected[-2]
         if values.sum() < floor <= row[-1]:
             expected[:] = last
