@@ -5,7 +5,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.methods.declarations import declaration
+from fedgraph_flwr.methods.declarations import model_name
 from fedgraph_flwr.methods.uplink import (
     ARRAYS,
     Exchanges,
@@ -27,8 +27,7 @@ def described(cfg: RunConfig) -> Iterator[str]:
     """Yield lines that describe a run: training, what leaves a client in each phase, its protections and ε."""
     kind = locate(cfg.strategy.client)
     uplink, size = declared(kind, cfg), _model_size(kind, cfg)
-    model = "trees" if declaration(cfg.strategy.name).purpose == "trees" else cfg.model.name
-    yield f"trains {model} with {cfg.strategy.name} on {cfg.task.name}, {cfg.num_clients} clients, {cfg.rounds} rounds"
+    yield f"trains {model_name(cfg)} with {cfg.strategy.name} on {cfg.task.name}, {cfg.num_clients} clients, {cfg.rounds} rounds"
     yield "each client sends, besides its numbers of training nodes, features and classes:"
     for phase, groups in uplink.items():
         for group, reducer in groups.items():

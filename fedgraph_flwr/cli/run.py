@@ -138,7 +138,7 @@ ROWS = 4
 def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     """Return a run's result in one line; empty without a score."""
     from fedgraph_flwr.evaluation.best_round import MISSING, coverage
-    from fedgraph_flwr.methods.declarations import declaration
+    from fedgraph_flwr.methods.declarations import model_name
     from fedgraph_flwr.report.headline import display_name, is_share, score_text
     from fedgraph_flwr.store.results import as_number, headline_score
 
@@ -148,8 +148,7 @@ def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     gap = f"{100 * abs(score - level):.1f} points" if is_share(metric) else f"{abs(score - level):.3g}"
     beside = "" if isnan(level) else f", {gap} {'above' if score >= level else 'below'} chance"
     who = coverage(summary) if MISSING in summary else f"{cfg.num_clients} clients"
-    model = "trees" if declaration(cfg.strategy.name).purpose == "trees" else cfg.model.name
-    return f"{score_text(score, metric)} test {display_name(metric)}{beside}, {model}, {who}"
+    return f"{score_text(score, metric)} test {display_name(metric)}{beside}, {model_name(cfg)}, {who}"
 
 
 def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Facts that a method's YAML declares under ``declares:``, for tests, tables and the documentation; a run does not read them.
+"""Facts that a method's YAML declares under ``declares:``, for tests, tables and the documentation, and for a run's words.
 
 declares:
   purpose: personalised                       # the group of the documentation that lists it, one of `PURPOSES`
@@ -13,8 +13,8 @@ declares:
 
 from dataclasses import dataclass, field
 
-from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.schema import at_least, choice, typed
+from fedgraph_flwr.config.composition import group_file, group_names
+from fedgraph_flwr.config.schema import RunConfig, at_least, choice, typed
 
 PURPOSES = {
     "reference": "Reference points",
@@ -69,3 +69,10 @@ def declaration(name: str) -> Declaration:
         FedGraphError: the strategy does not exist, or a declared value is invalid.
     """
     return typed(Declaration, group_file("strategy", name).get("declares", {}), "declares")
+
+
+def model_name(cfg: RunConfig) -> str:
+    """Return the name of what a run trains, for its readers: trees or the network. A strategy without YAML trains a network."""
+    name = cfg.strategy.name
+    trees = name in group_names("strategy") and declaration(name).purpose == "trees"
+    return "trees" if trees else cfg.model.name

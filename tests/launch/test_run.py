@@ -421,7 +421,9 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
     monkeypatch.setattr(
         loop.Loop, "_describe", lambda self, *arguments: limits.append(arguments[1:]) or describe(self, *arguments)
     )
-    with pytest.raises(RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: gone"):
+    with pytest.raises(
+        RunFailed, match=r"round 3, secagg_keys: 2 of 3 clients .*client 1: the SuperLink missed two heartbeats"
+    ):
         run(*overrides)
     assert 40 < now[0] < 60
     assert [limit for (limit,) in filter(None, limits)] == [

@@ -209,7 +209,7 @@ def test_of_two_runs_at_once_one_is_booked(tmp_path, keys, monkeypatch):
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(book_link, tmp_path / "policy.yaml", {1: "b"}, ring(keys), 24) for _ in range(2)]
     (refused,) = filter(None, (run.exception() for run in runs))
-    assert "was 0.0 hours ago" in str(refused)
+    assert "began 0.0 hours ago" in str(refused)
 
 
 def test_a_record_that_another_process_holds_is_one_error(tmp_path, keys, monkeypatch):
@@ -313,9 +313,10 @@ def test_a_party_that_leaves_is_named_and_nothing_is_lost(left, lost, run, tmp_p
     files = "no party wrote a linked file"
     if wrote:
         files = "clients 0, 2 confirmed a linked file, which no run accepts before all have theirs"
+    why = "the SuperLink missed two heartbeats: the node, its machine or its connection is down"
     place = f"link {left} ({STEPS.index(left) + 1} of {len(STEPS)})"
     assert str(caught.value) == (
-        f"{place} did not get valid replies of all parties: client 1: gone; {files}; link again when all take part"
+        f"{place} did not get valid replies of all parties: client 1: {why}; {files}; link again when all take part"
     )
     linked = {client: path.with_name(f"linked_{path.name}") for client, path in enumerate(before)}
     first = {client: read_digest(path) for client, path in linked.items() if path.exists()}

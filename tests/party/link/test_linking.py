@@ -999,7 +999,7 @@ def test_a_refused_introduction_books_no_run(files, tmp_path):
     sent, _ = node(files)
     assert sorted(sent[ENVELOPES]) == ["1", "2"]
     assert (tmp_path / "policy.links.json").exists()
-    with pytest.raises(FedGraphError, match=r"the last link run with client 1 \('b'\) was 0.0 hours ago"):
+    with pytest.raises(FedGraphError, match=r"the last link run with client 1 \('b'\) began 0.0 hours ago"):
         node(files)
 
 
