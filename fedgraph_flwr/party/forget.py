@@ -68,7 +68,7 @@ class Forgetting:
         lines = [
             f"{who} is removed; {len(self.graphs)} parties remain, and drop {self.cut} cut edges to it",
             *([f"then {', '.join(moved[:10])}"] if moved else []),
-            f"cost: all {self.rounds} rounds again; with {len(self.graphs) + 1} parties they took {self.seconds:.1f} s",
+            f"cost: all rounds again ({self.rounds}); with {len(self.graphs) + 1} parties they took {self.seconds:.1f} s",
             "the survivors send what they send in any such run; what they hold of the party stays at them and is dropped",
         ]
         if self.cfg.privacy.dp != "none":

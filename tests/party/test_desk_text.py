@@ -20,6 +20,8 @@ def test_alerts_stand_next_to_a_random_choice():
     assert text.startswith("Of 100 alerts 10 (")
     assert text.endswith("are right; drawn at random, 20 (test items).")
     assert right_of_100(SimpleNamespace(test={}, validation={})) == ""
+    choice.test = figures(margin, np.zeros_like(y), None, 1.0)
+    assert right_of_100(choice) == "How many alerts are right is not known: none of the 100 test items is positive."
 
 
 @pytest.mark.parametrize(

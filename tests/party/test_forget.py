@@ -94,7 +94,7 @@ def test_the_result_is_the_run_that_never_had_the_party(made, tmp_path, capsys, 
     assert cli.main(["forget", str(whole.path), "--party", "B", "--out", str(tmp_path / "replayed")]) == 0
     said = capsys.readouterr().out
     assert "client 1 ('b') is removed; 2 parties remain, and drop" in said
-    assert f"cost: all 2 rounds again; with 3 parties they took {whole.summary['total_seconds']:.1f} s" in said
+    assert f"cost: all rounds again (2); with 3 parties they took {whole.summary['total_seconds']:.1f} s" in said
     assert len(hashes(never.path)) >= 2
     assert hashes(tmp_path / "replayed") == hashes(never.path)
     assert not {*hashes(never.path)} & {*before}
@@ -155,7 +155,7 @@ def test_what_cannot_be_forgotten_is_one_error_message(made, tmp_path, capsys):
         run, "--party", "b", "--graph", str(tmp_path / "three")
     )
     assert cli.main(["forget", run, "--party", "1", "--dry-run"]) == 0
-    assert "cost: all 2 rounds again" in capsys.readouterr().out
+    assert "cost: all rounds again (2)" in capsys.readouterr().out
     for graph in three:
         graph.schema["agreed"]["scaling"] = "federated"
     saved(three, tmp_path / "three")

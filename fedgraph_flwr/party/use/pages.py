@@ -80,9 +80,16 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
 
 
 def right_of_100(choice: Any) -> str:
-    """Return how many of 100 alerts are right, next to a random choice of items; empty without labelled alerts."""
+    """Return how many of 100 alerts are right, next to a random choice of items; empty without labelled alerts.
+
+    Without a positive item no alert can be right, whatever the model is worth.
+    """
     for figures, what in ((choice.test, "test"), (choice.validation, "validation")):
         if figures.get("items") and "precision" in figures and figures["precision"][0] == figures["precision"][0]:
+            if not figures["positives"]:
+                return (
+                    f"How many alerts are right is not known: none of the {figures['items']} {what} items is positive."
+                )
             value, low, high = (f"{100 * each:.3g}" for each in figures["precision"])
             drawn = f"{100 * figures['positives'] / figures['items']:.3g}"
             span = f" ({low} to {high})" if "nan" not in (low, high) else ""
