@@ -168,7 +168,9 @@ RULES = {
 }
 
 
-def combine(values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: StrategyConfig) -> Arrays:
+def combine(
+    values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: StrategyConfig
+) -> Arrays:
     """Combine clients' arrays by the configured rule, with all arrays of a client as one vector.
 
     Args:
@@ -186,7 +188,9 @@ def combine(values: list[Arrays], origin: Mapping[str, np.ndarray], cfg: Strateg
             " not count; lower strategy.byzantine)"
         )
     first = values[0]
-    start = flat({name: origin.get(name, np.zeros_like(array)) for name, array in first.items()})
+    start = flat(
+        {name: origin.get(name, np.zeros_like(array)) for name, array in first.items()}
+    )
     with np.errstate(over="ignore", invalid="ignore"):
         updates = np.stack([flat(v) for v in values]) - start
         vector = start + rule.combine(updates, cfg)

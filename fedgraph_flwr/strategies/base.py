@@ -170,7 +170,9 @@ class GraphStrategy(Side, Server):
         kept = {group: [reply.groups[group] for reply in replies] for group in late}
         return Reduced(shown, values, kept, self.summation.late_mean)
 
-    def request_all(self, phase: str, groups: GroupsFor | None = None, **config: Any) -> Reduced:
+    def request_all(
+        self, phase: str, groups: GroupsFor | None = None, **config: Any
+    ) -> Reduced:
         """Send a phase to all clients, every one of which must reply.
 
         Raises:

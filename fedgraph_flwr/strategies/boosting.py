@@ -103,15 +103,21 @@ class Boosting(GraphStrategy):
 
     def _check_columns(self) -> None:
         """Refuse the trees of a run whose columns are not the first ones of this run."""
-        key, folder = ("init", self.cfg.init) if self.cfg.init else ("evaluate", self.cfg.evaluate)
+        key, folder = (
+            ("init", self.cfg.init) if self.cfg.init else ("evaluate", self.cfg.evaluate)
+        )
         if not folder or not (Path(folder) / CONFIG).is_file():
             return
         params = compose([], Path(folder) / CONFIG).strategy.params
         names = ("inputs", "neighbours", "edge_columns")
-        earlier = BoostingParams(**{name: params[name] for name in names if name in params}).blocks
+        earlier = BoostingParams(
+            **{name: params[name] for name in names if name in params}
+        ).blocks
         if self.params.blocks[: len(earlier)] != earlier:
             given = ", ".join(
-                f"strategy.{name}={str(params[name]).lower()}" for name in names if name in params
+                f"strategy.{name}={str(params[name]).lower()}"
+                for name in names
+                if name in params
             )
             raise FedGraphError(
                 f"{key}={folder} has trees that read {', '.join(earlier)}, but those of this run read"
@@ -160,10 +166,14 @@ class Boosting(GraphStrategy):
             return forest_fields(*self.facts(phase))
         if group == COUNTS:
             return {
-                "count": ArrayField((sum(len(values) + 1 for values in self._counted),), "float64")
+                "count": ArrayField(
+                    (sum(len(values) + 1 for values in self._counted),), "float64"
+                )
             }
         return {
-            "sums": ArrayField((len(self._growth.tree), int(self._growth.held.sum()), 3), "float64")
+            "sums": ArrayField(
+                (len(self._growth.tree), int(self._growth.held.sum()), 3), "float64"
+            )
         }
 
     def facts(self, phase: str) -> tuple[int, ...]:
@@ -171,7 +181,12 @@ class Boosting(GraphStrategy):
         if FOREST not in self.uplink_of.get(phase, {}):
             return ()
         model = self.build_model()
-        return model.outputs, model.columns, model.outputs * self.params.trees, self.params.nodes
+        return (
+            model.outputs,
+            model.columns,
+            model.outputs * self.params.trees,
+            self.params.nodes,
+        )
 
     @staticmethod
     def verify(phase: str, reply: Reply, facts: Any) -> None:

@@ -63,7 +63,9 @@ class Connection:
         nodes = self._wait_for_nodes(wanted, timeout)
         self._met = set(nodes)
         if known := getattr(self.grid, "descriptions", None):
-            return {client: ClientInfo(client, client + 1, what) for client, what in known.items()}
+            return {
+                client: ClientInfo(client, client + 1, what) for client, what in known.items()
+            }
         described, failed = self.describe(nodes)
         failures = dict(failed)
         clients = dict[int, ClientInfo]()
@@ -75,7 +77,10 @@ class Connection:
                     f"it was client {was[info.node_id]} of this run, and claims to be client {info.client}"
                 )
             elif info.client in clients and clients[info.client].node_id in was:
-                log(WARNING, _refusal(info, f"which is still node {clients[info.client].node_id}"))
+                log(
+                    WARNING,
+                    _refusal(info, f"which is still node {clients[info.client].node_id}"),
+                )
             elif info.client in clients:
                 both = f"nodes {clients[info.client].node_id} and {info.node_id}"
                 raise FedGraphError(
@@ -167,13 +172,16 @@ def _rounding(before: Any, now: Any) -> bool:
     if isinstance(before, list) and isinstance(now, list):
         floats = len(before) == len(now) and all(isinstance(n, float) for n in (*before, *now))
         return floats and all(
-            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(before, now, strict=True)
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9)
+            for a, b in zip(before, now, strict=True)
         )
     return isinstance(before, float) and isinstance(now, float)
 
 
 def _too_few(joined: int, wanted: int) -> str:
-    return f"{joined} of {wanted} nodes have joined: start more SuperNodes, or lower num_clients"
+    return (
+        f"{joined} of {wanted} nodes have joined: start more SuperNodes, or lower num_clients"
+    )
 
 
 def _nodes(ids: list[int]) -> str:

@@ -61,7 +61,9 @@ class Descriptions:
             FedGraphError: two clients differ.
         """
         if key not in self._known:
-            values = {index: info.description.get(key) for index, info in self.clients().items()}
+            values = {
+                index: info.description.get(key) for index, info in self.clients().items()
+            }
             (first, common), *_ = values.items()
             if odd := [
                 f"client {index} has {key}={value}"
@@ -86,7 +88,11 @@ class Descriptions:
     def class_counts(self) -> list[int]:
         """The numbers of classes that clients have, ascending: one, unless they may differ as in `size`."""
         key = "num_classes"
-        return sorted({values[key] for values in self._all}) if self._differ else [self.agreed(key)]
+        return (
+            sorted({values[key] for values in self._all})
+            if self._differ
+            else [self.agreed(key)]
+        )
 
     @property
     def _all(self) -> list[dict[str, Any]]:

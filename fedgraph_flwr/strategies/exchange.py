@@ -86,7 +86,9 @@ def messages(
     if phase != DESCRIBE:
         method.round.involve(clients)
     earlier = method.round.begin_exchange(phase)
-    record = config_record(method, phase, {**scalars, **({"exchange": earlier} if earlier else {})})
+    record = config_record(
+        method, phase, {**scalars, **({"exchange": earlier} if earlier else {})}
+    )
     common, by_client = _split(groups)
     weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
     extra = pack({CLASS_WEIGHTS: method.class_weights} if weighted else {})
@@ -95,7 +97,9 @@ def messages(
     for client in clients:
         content = RecordDict()
         if model is not None:
-            content[MODEL] = to_record(method.models[client]) if client in method.models else model
+            content[MODEL] = (
+                to_record(method.models[client]) if client in method.models else model
+            )
         content.update(common if by_client is None else pack(by_client.get(client, {})))
         content.update(extra)
         content[CONFIG] = record
@@ -115,7 +119,9 @@ def config_record(method: Server, phase: str, scalars: Mapping[str, Any]) -> Con
 def filing(method: Server) -> dict[str, Any]:
     """Return scalars that make a client store its state after replying, if a checkpoint is due; else none."""
     return (
-        {"checkpoint": True, "run": method.recorder.run_name} if method.round.checkpoint_due else {}
+        {"checkpoint": True, "run": method.recorder.run_name}
+        if method.round.checkpoint_due
+        else {}
     )
 
 
@@ -300,7 +306,13 @@ def take(message: Message, node: int, client: int | None, read: Read, outcome: O
     who = node if client is None else client
     if message.has_error():
         code = message.error.code
-        kind = Kind.NO_REPLY if code in _GONE else Kind.DECLINED if code == DECLINED else Kind.ERROR
+        kind = (
+            Kind.NO_REPLY
+            if code in _GONE
+            else Kind.DECLINED
+            if code == DECLINED
+            else Kind.ERROR
+        )
         why = _REASONS.get(code) or message.error.reason or f"error {code}"
         outcome.fail(who, sanitize(why, 1000), kind)
         return

@@ -25,5 +25,6 @@ class Momentum(ServerPart):
         }
         server.memory["velocity"] = velocity
         return mean | {
-            n: (arrays[n] + p.server_lr * v).astype(arrays[n].dtype) for n, v in velocity.items()
+            n: (arrays[n] + p.server_lr * v).astype(arrays[n].dtype)
+            for n, v in velocity.items()
         }

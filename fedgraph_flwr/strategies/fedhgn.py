@@ -84,7 +84,8 @@ class FedHGN(GraphStrategy, method=coefficients):
         """Describe coefficients β [T, B] by the names of the model's weights, for a client with T types, or these types."""
         if group == ROWS:
             return {
-                name: ArrayField((up_to(MAX_TYPES),), "int64", 0, MAX_TYPES) for name in self.names
+                name: ArrayField((up_to(MAX_TYPES),), "int64", 0, MAX_TYPES)
+                for name in self.names
             }
         return self._vectors(None if phase == TELL else client)
 
@@ -145,7 +146,8 @@ class FedHGN(GraphStrategy, method=coefficients):
         names = [name.removeprefix("bases.") for name in arrays if name.startswith("bases.")]
         if self.params.first_pool == "zeros" and self.server_round == 1:
             zeros = {
-                name: np.zeros((1, arrays[f"bases.{name}"].shape[0]), np.float32) for name in names
+                name: np.zeros((1, arrays[f"bases.{name}"].shape[0]), np.float32)
+                for name in names
             }
             return {POOL: zeros} if len(self.clients) > 1 else {}
         names = list(next(iter(self.coefficients.values()), {}))
@@ -170,7 +172,9 @@ class FedHGN(GraphStrategy, method=coefficients):
                 mean[name] = self._over_holders(arrays[name], name, reduced.replies)
         return mean
 
-    def _over_holders(self, previous: np.ndarray, name: str, replies: list[Reply]) -> np.ndarray:
+    def _over_holders(
+        self, previous: np.ndarray, name: str, replies: list[Reply]
+    ) -> np.ndarray:
         """Return Σ_{k holds t} N_k β_t^k / Σ_{k holds t} N_k for each type t; the previous row if no client holds t."""
         total = np.zeros(previous.shape)
         weight = np.zeros(len(previous))
@@ -192,5 +196,7 @@ class FedHGN(GraphStrategy, method=coefficients):
     def load(self, tree: Tree) -> None:
         """Restore the state that `save` returned."""
         known = {group: as_arrays(tree.get(group, {})) for group in (COEFFICIENTS, ROWS)}
-        self.coefficients = {int(client): named for client, named in known[COEFFICIENTS].items()}
+        self.coefficients = {
+            int(client): named for client, named in known[COEFFICIENTS].items()
+        }
         self.rows = {int(client): named for client, named in known[ROWS].items()}

@@ -87,7 +87,9 @@ class FedOMD(GraphStrategy, method=fedomd):
         """Refuse impossible moments: even orders are at least 0, and all are within the sent range."""
         group = reply.groups.get(MOMENTS, {}) | reply.groups.get(RANGE, {})
         for name, values in group.items():
-            if problem := impossible(name, values.astype(np.float64), group.get("range"), facts):
+            if problem := impossible(
+                name, values.astype(np.float64), group.get("range"), facts
+            ):
                 raise FedGraphError(
                     f"client {reply.client} replied to phase '{phase}' with impossible {MOMENTS}/{name}: {problem}"
                 )
@@ -107,7 +109,9 @@ class FedOMD(GraphStrategy, method=fedomd):
             # smallest and largest, [M, H, 2]
             ranges = np.stack([group["range"] for group in replies.each(RANGE)])
             span = ranges[..., 1].max(0) - ranges[..., 0].min(0)
-            target["span"] = np.where(span > 0, span, 1).astype(dtype)  # a dead layer has no range
+            target["span"] = np.where(span > 0, span, 1).astype(
+                dtype
+            )  # a dead layer has no range
         return {TARGET: target}
 
     def _one_phase(self, arrays: Arrays) -> tuple[Reduced, np.ndarray]:
@@ -128,9 +132,9 @@ class FedOMD(GraphStrategy, method=fedomd):
         sent = {MODEL: arrays, "point": {"mean": point}}
         about = self.request("moments_about", sent, first.clients)
         if about.clients == first.clients:
-            return first, np.concatenate([point[:, None], about[MOMENTS]["spread"]], axis=1).astype(
-                np.float64
-            )
+            return first, np.concatenate(
+                [point[:, None], about[MOMENTS]["spread"]], axis=1
+            ).astype(np.float64)
         self.point = point
         left = self.request("moments_sum", sent, about.clients)
         return left, central(left[MOMENTS]["powers"], point.astype(np.float64))
@@ -149,7 +153,11 @@ def impossible(
         point: point of ``powers``, [H, D].
     """
     if name == "range":
-        return "a smallest feature above the largest" if (values[:, 0] > values[:, 1]).any() else ""
+        return (
+            "a smallest feature above the largest"
+            if (values[:, 0] > values[:, 1]).any()
+            else ""
+        )
     orders = {"mean": (1,), "spread": ORDERS, "powers": (1, *ORDERS)}[name]
     # [H, D] each
     parts = dict(

@@ -156,11 +156,15 @@ class FedSPA(GraphStrategy, method=fedspa):
         if self.params.prior:
             prior = bias_weights(
                 *prior_biases(
-                    np.array([description["high_frequency_area"] for description in descriptions]),
+                    np.array(
+                        [description["high_frequency_area"] for description in descriptions]
+                    ),
                     nodes,
                 )
             )
-        rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[self.params.rest]
+        rest = {"prior": prior, "uniform": np.ones_like(nodes), "nodes": nodes}[
+            self.params.rest
+        ]
         weights = {"phi": prior, "hom": plain, "het": plain, "rest": rest}
         weights |= {channel: bias_weights(*biases) for channel, biases in channels.items()}
         return reduced.mean(

@@ -90,10 +90,14 @@ class FedStruct(FedGrad):
             return 0.0, ""
         pruning = hops.Pruning(params.prune, params.prune_mode)
         itemsize = np.dtype(cfg.dtype).itemsize
-        held = hops.bytes_held(clients, network.structure_weights, pruning, itemsize, cls.hands_on)
+        held = hops.bytes_held(
+            clients, network.structure_weights, pruning, itemsize, cls.hands_on
+        )
         return held, "set strategy.prune (30 in the paper), or lower model.structure_hops"
 
-    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
+    def fields(
+        self, phase: str, group: str, client: int | None
+    ) -> Mapping[str, ArrayField] | None:
         """Return keys and ids, envelopes between clients or the rows that they result in, or gradients of S."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "announce":
@@ -111,7 +115,9 @@ class FedStruct(FedGrad):
             return self.first_features(client)
         if client is None:
             return None
-        return {"s": ArrayField((int(self.reached[client].sum()), self.row_width), self.cfg.dtype)}
+        return {
+            "s": ArrayField((int(self.reached[client].sum()), self.row_width), self.cfg.dtype)
+        }
 
     @property
     def row_width(self) -> int:
@@ -127,7 +133,8 @@ class FedStruct(FedGrad):
             for k, ids in self.nodes.items()
         }
         return {
-            str(k): ArrayField((up_to(size),), "uint8", optional=True) for k, size in most.items()
+            str(k): ArrayField((up_to(size),), "uint8", optional=True)
+            for k, size in most.items()
         }
 
     @cached_property

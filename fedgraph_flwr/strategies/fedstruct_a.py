@@ -50,7 +50,9 @@ class FedStructA(FedGrad):
     Params: ClassVar[type] = FedStructAParams
     uplink = staticmethod(fedstruct.known_uplink)
 
-    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
+    def fields(
+        self, phase: str, group: str, client: int | None
+    ) -> Mapping[str, ArrayField] | None:
         """Return the fields of all edges, once, or of residuals of training nodes."""
         ids = ArrayField((range(1, LARGEST + 1),), "int32", 0, LARGEST)
         if phase == "reveal":
@@ -110,12 +112,20 @@ class FedStructA(FedGrad):
         if isinstance(self.network, FedStruct):
             looped = hops.with_loops(edges[0], edges[1], np.arange(n), (n, n))
             adjacency = hops.row_normalized(looped)
-            self.rows = Powers(SparseMatrix(adjacency, self.dtype), self.network.structure_weights)
+            self.rows = Powers(
+                SparseMatrix(adjacency, self.dtype), self.network.structure_weights
+            )
         else:
             nothing = torch.zeros(n, dtype=torch.bool)
             unknown = torch.full((n,), -1)
             graph = Graph(
-                self.s.float(), torch.from_numpy(edges), unknown, nothing, nothing, nothing, classes
+                self.s.float(),
+                torch.from_numpy(edges),
+                unknown,
+                nothing,
+                nothing,
+                nothing,
+                classes,
             )
             self.inputs = self.network.prepare(graph, dtype=self.dtype)
 
@@ -127,7 +137,9 @@ class FedStructA(FedGrad):
             outgoing, incoming = (np.bincount(ends, minlength=n) for ends in edges)
             return structure_features.degree_one_hot(outgoing, incoming, width)
         if p.features == "graphlets":
-            return structure_features.graphlet_degrees(edges, n, p.graphlet_size, p.graphlet_scale)
+            return structure_features.graphlet_degrees(
+                edges, n, p.graphlet_size, p.graphlet_scale
+            )
         if p.features == "node2vec":
             return structure_features.kept_node2vec(edges, n, width, seed=seed, epochs=p.epochs)
         s = np.empty((n, width))

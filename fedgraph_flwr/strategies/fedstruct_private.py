@@ -44,7 +44,9 @@ class PrivateFedStruct(FedStruct):
 
     uplink = staticmethod(fedstruct.private_uplink)
 
-    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
+    def fields(
+        self, phase: str, group: str, client: int | None
+    ) -> Mapping[str, ArrayField] | None:
         """Return the fields of envelopes between clients, of U_i of Eq. (52), or of gradients of θ_s."""
         if phase == "step_own":
             return like({name: tensor.numpy() for name, tensor in self.g.items()})
@@ -106,7 +108,9 @@ class PrivateFedStruct(FedStruct):
             client: {STRUCTURE: {"s": upstream[ids]}} for client, ids in self.nodes.items()
         }
         # s_u changes after training, so clients store its checkpoint here
-        owners = self.request_all("step_own", rows, labelled=self.labelled(reduced), **filing(self))
+        owners = self.request_all(
+            "step_own", rows, labelled=self.labelled(reduced), **filing(self)
+        )
         gradients = FedGrad.gradients(self, arrays, reduced)
         for name in self.g:
             gradients[f"g.{name}"] = torch.from_numpy(owners["g"][name])

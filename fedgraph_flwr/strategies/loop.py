@@ -131,22 +131,30 @@ class Loop:
         where = f"{earlier.path}:"
         shared = self._fitting(earlier.arrays, where, fix)
         return shared, {
-            client: self._fitting(values, where, fix) for client, values in earlier.models.items()
+            client: self._fitting(values, where, fix)
+            for client, values in earlier.models.items()
         }
 
     def _score_start(self) -> None:
         """Score the incoming model before round 1, where scores are exact: others would need a further release."""
-        start: dict[str, Any] = {"run": self.cfg.init, "model": digest(self.server.arrays).hex()}
+        start: dict[str, Any] = {
+            "run": self.cfg.init,
+            "model": digest(self.server.arrays).hex(),
+        }
         log(INFO, "this run starts with the model %s of %s", start["model"], self.cfg.init)
         if new := newcomers(
-            Path(self.cfg.init), self.recorder.extra.get("parties", []), sorted(self.server.clients)
+            Path(self.cfg.init),
+            self.recorder.extra.get("parties", []),
+            sorted(self.server.clients),
         ):
             log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
             start["new"] = new
         if self.cfg.privacy.scores == "exact":
             judges = self._judges()
             scores = self._scores(self._judged(judges), judges)
-            start |= {key: scores[key] for key in ("metrics", SCORED_BY, MISSING) if key in scores}
+            start |= {
+                key: scores[key] for key in ("metrics", SCORED_BY, MISSING) if key in scores
+            }
         if spent := earlier_spent(Path(self.cfg.init)):
             start["privacy"] = spent
         self.recorder.extra["start"] = start
@@ -235,7 +243,11 @@ class Loop:
         ]
         if 0 < len(idle) < len(self.server.clients):
             named = ", ".join(map(str, sorted(idle)[:20])) + (", ..." if len(idle) > 20 else "")
-            log(WARNING, "clients without items to train on only predict with the model: %s", named)
+            log(
+                WARNING,
+                "clients without items to train on only predict with the model: %s",
+                named,
+            )
         self.server.summation.check_places()
 
     def _describe(
@@ -244,7 +256,9 @@ class Loop:
         """Request the descriptions of nodes; return them, and the reason for each node without one."""
         record = config_record(self.server, DESCRIBE, {})
         sent = [
-            Message(RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY)
+            Message(
+                RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY
+            )
             for node in nodes
         ]
         outcome = collect(self.server, DESCRIBE, sent, timeout)
@@ -264,7 +278,9 @@ class Loop:
         numbers = as_arrays(tree)
         self._rule = int(numbers.get("cohorts", cohorts.CHOICE))
         self._involved = (
-            set(numbers["involved"].tolist()) if "involved" in tree else set(self.server.clients)
+            set(numbers["involved"].tolist())
+            if "involved" in tree
+            else set(self.server.clients)
         )
         fix = "resume with the configuration that wrote the checkpoint"
 
@@ -284,7 +300,14 @@ class Loop:
         )
         try:
             self.server.load(tree.get("method", {}))
-        except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            AttributeError,
+            IndexError,
+            KeyError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             name = self.cfg.strategy.name
             raise FedGraphError(
                 f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): {fix}"
@@ -344,7 +367,9 @@ class Loop:
         rules = self.cfg.strategy
         if rules.on_failure == "fail":
             return len(self.server.cohort)
-        return max(rules.min_clients, self.server.summation.min_clients(len(self.server.cohort)))
+        return max(
+            rules.min_clients, self.server.summation.min_clients(len(self.server.cohort))
+        )
 
     def _wait_for_silent(self) -> None:
         """Wait for unresponsive clients if the round would have too few clients without them.
@@ -370,11 +395,17 @@ class Loop:
             time.sleep(pause)
             back = self.connection.returned(self.server.clients, away, set())
             self.server.bind(back)
-            nodes = [self.server.clients[client].node_id for client in sorted(away - back.keys())]
-            described, _ = self._describe(nodes, left - pause)  # the timeout covers the whole wait
+            nodes = [
+                self.server.clients[client].node_id for client in sorted(away - back.keys())
+            ]
+            described, _ = self._describe(
+                nodes, left - pause
+            )  # the timeout covers the whole wait
             away = away - back.keys() - {info.client for info in described}
             pause = min(2 * pause, 10.0)
-        self.server.round = self.server.round.without_failures()  # of requests sent while waiting
+        self.server.round = (
+            self.server.round.without_failures()
+        )  # of requests sent while waiting
 
     def _sample(self, server_round: int) -> list[int]:
         """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
@@ -409,7 +440,9 @@ class Loop:
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
         prefixes = ("trained-",) if self.cfg.evaluation.trained else ()
-        record = training_record(replies, prefixes, self.cfg, self.server.described.class_counts)
+        record = training_record(
+            replies, prefixes, self.cfg, self.server.described.class_counts
+        )
         declared = self.server.uplink_of[TRAIN].get(METRICS)
         return record | statistics_of(replies, declared.fields if declared else None)
 
@@ -448,7 +481,9 @@ class Loop:
         """
         by_cohort = self.cfg.evaluation.clients == "cohort"
         judges = self.server.cohort if by_cohort else self._judges()
-        if self.server.scores_due and (self.server.cohort != judges or self.server.scores_first):
+        if self.server.scores_due and (
+            self.server.cohort != judges or self.server.scores_first
+        ):
             self._scored(self._judged(judges), self.server.round.drawn if by_cohort else judges)
             self.server.round = self.server.round.changed(scores_due=False)
 
@@ -506,7 +541,11 @@ class Loop:
         if not getattr(self.server.grid, "files_models", True):
             return
         receivers = sorted(self._with_state - self.server.failed.keys())
-        scalars = {"keep": True, "run": self.recorder.run_name, "best": self.recorder.best_round}
+        scalars = {
+            "keep": True,
+            "run": self.recorder.run_name,
+            "best": self.recorder.best_round,
+        }
         model: ArrayRecord | None = None
         groups: GroupsFor = {}
         if not self._scores_sent and self.server.stage().down:

@@ -120,7 +120,9 @@ class Privacy:
         """Return the adaptive norms that clients need to reply to a phase, by group."""
         if CLIPPED not in declared:
             return {}
-        return {group: np.array([self.norm(group)]) for group in sums(declared) if group != CLIPPED}
+        return {
+            group: np.array([self.norm(group)]) for group in sums(declared) if group != CLIPPED
+        }
 
     def adapt(self, bits: Mapping[str, float], clients: int) -> None:
         """Move norms towards the quantile.
@@ -201,7 +203,9 @@ class Privacy:
                 bits = [float(one[group][0]) for one in sent.values]
             else:
                 updates = (flat(values) - flat(terms.origin) for values in terms.values)
-                bits = [bit(float(np.linalg.norm(update)), self.norm(group)) for update in updates]
+                bits = [
+                    bit(float(np.linalg.norm(update)), self.norm(group)) for update in updates
+                ]
             terms_of = (np.array([bit_sent]) for bit_sent in bits)
             counts[group] = float(noisy_sum(terms_of, 0.5, scale, 1)[0]) if scale else sum(bits)
         return counts
@@ -224,7 +228,9 @@ class Privacy:
 
     def release_scores(self, scores: Mapping[str, list[float]]) -> dict[str, float]:
         """Return noised means over all clients, from each client's scores by split and metric, clipped to [0, 1]; counts them."""
-        released = {f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS}
+        released = {
+            f"{split}_{self.metric}": scores[f"{split}-{self.metric}"] for split in SPLITS
+        }
         bound = math.sqrt(len(released))
         self.releases += 1
         # [K, 2]
@@ -243,7 +249,9 @@ class Privacy:
         """Return the releases so far, and the ε that they and those of earlier runs cost at the run's δ; null without a bound."""
         budget = {"budget": self.cfg.epsilon_budget} if self.cfg.epsilon_budget else {}
         bounded = self.cfg.noise_multiplier and not self.earlier.unbounded
-        kind: dict[str, Any] = {"noise": "distributed"} if self.cfg.side == "distributed" else {}
+        kind: dict[str, Any] = (
+            {"noise": "distributed"} if self.cfg.side == "distributed" else {}
+        )
         kind |= {"clipping_norms": dict(self.norms)} if self.cfg.adaptive else {}
         if self.cfg.noise_multiplier and self.starts:
             kind["own_epsilon"] = cost(self.cfg, self.clients, self.releases)
@@ -284,7 +292,10 @@ class Privacy:
         """
         rounds = sum(self.next_round(False, releases) for releases in ahead)
         coming = self.affordable(rounds + self.next_round(True) - self.next_round(False))
-        booked = {"releases": self.releases + coming, "noise_multiplier": self.cfg.noise_multiplier}
+        booked = {
+            "releases": self.releases + coming,
+            "noise_multiplier": self.cfg.noise_multiplier,
+        }
         if self.cfg.adaptive:
             booked |= {f"norm {group}": norm for group, norm in self.norms.items()}
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in booked.items()}
@@ -336,7 +347,9 @@ def check_clients(cfg: RunConfig, uplink: Uplink) -> None:
         )
     if (first := account.epsilon(least)) > budget:
         after = (
-            f" after init={cfg.init}, whose ε together" if account.earlier.entries else ", whose ε"
+            f" after init={cfg.init}, whose ε together"
+            if account.earlier.entries
+            else ", whose ε"
         )
         raise FedGraphError(
             f"privacy.epsilon_budget={budget:g} does not allow one round{after} is {first:.3g}: raise the budget or the noise"

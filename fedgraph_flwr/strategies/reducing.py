@@ -82,7 +82,9 @@ class Reduced:
         chosen = set(self.clients if clients is None else clients)
         places = [place for place, client in enumerate(self.clients) if client in chosen]
         late = self.late[group]
-        values = [transform(place, late[place]) if transform else late[place] for place in places]
+        values = [
+            transform(place, late[place]) if transform else late[place] for place in places
+        ]
         assert self.rule is not None
         return self.rule(values, weights, origin, [self.clients[place] for place in places])
 
@@ -99,7 +101,9 @@ def check_public(phase: str, declared: Groups, replies: list[Reply]) -> None:
         if len(counts) > 1:
             most, common = counts.most_common(1)[0]
             odd = [
-                reply.client for reply, values in zip(replies, sent, strict=True) if values != most
+                reply.client
+                for reply, values in zip(replies, sent, strict=True)
+                if values != most
             ]
             raise RunFailed(
                 f"clients {odd} sent other values of '{group}' in phase '{phase}' than the other {common} clients: Public values"
@@ -115,7 +119,9 @@ def _public_values(reply: Reply, group: str, reducer: Reducer) -> Hashable:
     arrays = reply.groups.get(group, {}).items()
     key = np.dtype("uint8"), (32,)
     compared = [
-        (name, a) for name, a in sorted(arrays) if (a.dtype, a.shape) != key and name != SIGNATURE
+        (name, a)
+        for name, a in sorted(arrays)
+        if (a.dtype, a.shape) != key and name != SIGNATURE
     ]
     return tuple((name, a.shape, a.tobytes()) for name, a in compared)
 

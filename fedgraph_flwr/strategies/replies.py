@@ -91,7 +91,9 @@ class ReplyReader:
         check_scores(numbers, {} if client is None else self.counted.get(client, {}), replied)
         reply = Reply(numbers.pop("client"), groups, numbers, message)
         known = (
-            method.clients.get(reply.client) if phase == DESCRIBE and client is not None else None
+            method.clients.get(reply.client)
+            if phase == DESCRIBE and client is not None
+            else None
         )
         if known and (differs := difference(known.description, numbers)):
             raise FedGraphError(f"{replied} with a different description: {differs}")
@@ -116,7 +118,9 @@ class ReplyReader:
                 f"{type(self.method).__name__} declares no uplink for its phase '{phase}'"
             )
         numbers = (
-            self._fields(phase, METRICS, declared[METRICS], client) if METRICS in declared else {}
+            self._fields(phase, METRICS, declared[METRICS], client)
+            if METRICS in declared
+            else {}
         )
         if phase == DESCRIBE:
             return ReplySchema(numbers={**self._description(), **numbers})
@@ -145,10 +149,13 @@ class ReplyReader:
         return self._resolved[key]
 
     def _sized(self, field: ArrayField | NumberField) -> ArrayField | NumberField:
-        if isinstance(field, NumberField) or not any(isinstance(axis, str) for axis in field.shape):
+        if isinstance(field, NumberField) or not any(
+            isinstance(axis, str) for axis in field.shape
+        ):
             return field
         shape = [
-            self.method.agreed(_SIZES.get(a, a)) if isinstance(a, str) else a for a in field.shape
+            self.method.agreed(_SIZES.get(a, a)) if isinstance(a, str) else a
+            for a in field.shape
         ]
         return replace(field, shape=tuple(shape))
 
@@ -158,7 +165,9 @@ class ReplyReader:
         if "num_train" not in self.method.summation.hidden:
             whole = NumberField(0, LARGEST, whole=True)
             known = None if client is None else self.method.clients[client].description
-            numbers["num_train"] = whole if known is None else exactly(known.get("num_train", 0))
+            numbers["num_train"] = (
+                whole if known is None else exactly(known.get("num_train", 0))
+            )
         if self.cfg.privacy.scores == "exact":
             numbers["train-loss"] = NumberField(optional=True)
         if self.method.scores_due:
@@ -213,7 +222,9 @@ class ReplyReader:
             fields["num_train"] = whole
         fields["min_nodes"] = NumberField(0, LARGEST, whole=True, optional=True)
         fields["link"] = NumberField(0, 2**48 - 1, whole=True, optional=True)
-        fields["schema"] = NumberField(0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True)
+        fields["schema"] = NumberField(
+            0, 2**48 - 1, whole=True, length=up_to(2**16), optional=True
+        )
         if self.cfg.strategy.weighting == "nodes" or self.cfg.evaluation.average == "nodes":
             fields["num_nodes"] = many if self.cfg.strategy.pooled else whole
         return fields

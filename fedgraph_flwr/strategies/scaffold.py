@@ -34,7 +34,9 @@ class Scaffold(Variates):
         share = self.share(server, reduced.clients)
         change = reduced[VARIATES]
         control = self.common(server, arrays)[VARIATES]
-        server.memory[VARIATES] = {name: control[name] + share * change[name] for name in arrays}
+        server.memory[VARIATES] = {
+            name: control[name] + share * change[name] for name in arrays
+        }
         return self.moved(server, arrays, mean, share)
 
     def moved(self, server: Server, arrays: Arrays, mean: Arrays, share: float) -> Arrays:

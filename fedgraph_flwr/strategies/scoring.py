@@ -17,7 +17,9 @@ KEYS = ("count", "loss")
 """Values that a client sends per split in addition to metrics."""
 
 
-def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict[str, NumberField]:
+def score_fields(
+    cfg: RunConfig, classes: int, prefix: str, parts: Axis
+) -> dict[str, NumberField]:
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
     if cfg.privacy.scores == "noised":
         return dict.fromkeys(metrics.released(cfg.evaluation), NumberField(0, 1, length=parts))
@@ -43,7 +45,9 @@ def score_fields(cfg: RunConfig, classes: int, prefix: str, parts: Axis) -> dict
     }
 
 
-def check_scores(scores: Mapping[str, Any], counted: Mapping[str, list[float]], who: str) -> None:
+def check_scores(
+    scores: Mapping[str, Any], counted: Mapping[str, list[float]], who: str
+) -> None:
     """Refuse scores without nodes, or of other nodes than before, which no range of a single number can express.
 
     Args:

@@ -137,7 +137,9 @@ class Server(FlowerFedAvg):
         """Return the next shared parameters, from the current ones and the reduced replies to ``train``."""
         return reduced.groups.get(MODEL, arrays)
 
-    def fields(self, phase: str, group: str, client: int | None) -> Mapping[str, ArrayField] | None:
+    def fields(
+        self, phase: str, group: str, client: int | None
+    ) -> Mapping[str, ArrayField] | None:
         """Return the arrays of a group whose shapes the uplink cannot declare, since they follow from earlier replies.
 
         Args:

@@ -113,7 +113,10 @@ class Masked(Summation):
     protection = "privacy.secagg=true"
 
     def __init__(
-        self, server: Federation, store: OpenedStore | None = None, divisor: Divisor | None = None
+        self,
+        server: Federation,
+        store: OpenedStore | None = None,
+        divisor: Divisor | None = None,
     ):
         super().__init__(server)
         self.store = store or OpenedStore(None)

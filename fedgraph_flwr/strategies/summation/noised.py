@@ -118,7 +118,9 @@ class Noised(Summation):
         if rules.side == "distributed" or rules.unit != "client":
             return self._noised_by_clients(phase, replies)
         declared = self.server.uplink_of.get(phase, {})
-        terms = {group: self._terms(group, declared[group], replies) for group in sums(declared)}
+        terms = {
+            group: self._terms(group, declared[group], replies) for group in sums(declared)
+        }
         return self.account.release(terms, self._meant_for)
 
     def _noised_by_clients(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
@@ -230,7 +232,9 @@ class PublicDivisor(Divisor):
         reducer = total.reducer
         factors = private_factors(reducer, self.server.cfg)
         size = divisor_of(reducer, factors, total.sampled)
-        origin = self.server.arrays[total.name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
+        origin = (
+            self.server.arrays[total.name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
+        )
         scaled = total.values * (total.members / size) * self.unit(total.group)
         return np.asarray(origin + scaled)
 

@@ -34,7 +34,9 @@ class OpenedStore:
         if not path or not path.is_file():
             return {}
         self._next[server_round, phase] += 1
-        return {group: as_arrays(tree) for group, tree in unflatten(read_tensors(path)[0]).items()}
+        return {
+            group: as_arrays(tree) for group, tree in unflatten(read_tensors(path)[0]).items()
+        }
 
     def write(self, server_round: int, phase: str, sums: dict[str, Arrays]) -> None:
         """Keep a sum that was opened."""

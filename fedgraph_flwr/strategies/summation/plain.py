@@ -23,7 +23,9 @@ class Plain(Summation):
     def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the mean or sum of each group."""
         declared = self.server.uplink_of.get(phase, {})
-        return {group: self._reduced(declared[group], group, replies) for group in sums(declared)}
+        return {
+            group: self._reduced(declared[group], group, replies) for group in sums(declared)
+        }
 
     def late_mean(
         self, values: list[Arrays], weights: Weights, origin: Arrays | None, clients: list[int]
