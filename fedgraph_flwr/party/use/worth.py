@@ -375,11 +375,17 @@ def _cost(folders: Sequence[Path]) -> dict[str, float]:
 
 def _cost_of(folder: Path) -> list[float]:
     """Return rounds, seconds, megabytes per party and ε of a run; of a blend the sums over its runs, NaN if one is missing."""
+    parts = load_run(folder).summary.get("blend")
+    if not isinstance(parts, list):
+        return _spent(folder)
+    places = [(Path(str(part)), folder.parent / Path(str(part)).name) for part in parts]
+    found = [next((place for place in both if (place / CONFIG).is_file()), None) for both in places]
+    sums: list[float] = np.sum([_spent(each) if each else [np.nan] * 4 for each in found], axis=0).tolist()
+    return sums
+
+
+def _spent(folder: Path) -> list[float]:
+    """Return rounds, seconds, megabytes per party and ε of a run of its own, which no blend is."""
     run = load_run(folder)
-    if isinstance(parts := run.summary.get("blend"), list):
-        places = [(Path(part), folder.parent / Path(part).name) for part in parts]
-        found = [next((place for place in both if (place / CONFIG).is_file()), None) for both in places]
-        sums: list[float] = np.sum([_cost_of(each) if each else [np.nan] * 4 for each in found], axis=0).tolist()
-        return sums
-    spent = as_number((run.summary.get("privacy") or {}).get("epsilon"))
-    return [run.number("rounds"), run.number("total_seconds"), run.moved / 1e6 / run.cfg.num_clients, spent]
+    epsilon = as_number((run.summary.get("privacy") or {}).get("epsilon"))
+    return [run.number("rounds"), run.number("total_seconds"), run.moved / 1e6 / run.cfg.num_clients, epsilon]

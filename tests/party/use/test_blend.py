@@ -136,6 +136,9 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
     assert len(fg.compare([out, runs[0].out, runs[1].out])) == 3
     again = fg.blend([fg.load_run(runs[0].out), runs[1].out], tmp_path / "again")
     assert again.summary["test_accuracy"] == summary["test_accuracy"]
+    forged = tmp_path / "again" / "summary.json"
+    forged.write_text(json.dumps(json.loads(forged.read_text()) | {"blend": [str(forged.parent), 7]}))
+    assert np.isnan(list(_cost([forged.parent]).values())).all(), "a summary that names itself, and no folder"
     assert fg.Run(out).report().stat().st_size > 1000
     with pytest.raises(FedGraphError, match="is a blend of other runs and holds no model"):
         load_predictor(out, 0)
