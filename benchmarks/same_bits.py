@@ -17,6 +17,7 @@ predict, start (`init`, `evaluate`), party (nodes with a policy and a state fold
 import argparse
 import contextlib
 import fnmatch
+import hashlib
 import io
 import json
 import os
@@ -176,7 +177,8 @@ def child(
     checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int, cache: Path | None
 ) -> dict[str, Result]:
     """Run methods with a checkout's code in a separate process; results in ``cache`` are not computed again."""
-    kept = cache / f"{scenario}-{rounds}.pickle" if cache else None
+    version = code_of(checkout) if cache else ""
+    kept = cache / version / f"{scenario}-{rounds}.pickle" if cache and version else None
     known: dict[str, Result] = pickle.loads(kept.read_bytes()) if kept and kept.is_file() else {}
     missing = [method for method in methods if method not in known]
     if missing:
@@ -185,6 +187,19 @@ def child(
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_bytes(pickle.dumps(known))
     return known
+
+
+def code_of(checkout: Path) -> str:
+    """Return a digest of the committed code and commands, from which results follow; empty if a file has changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
+
+    folders = ("fedgraph_flwr", "fedgraph_baselines", "conf", "examples", "tests/nodes.py")
+    if git("status", "--porcelain", "--", *folders):
+        return ""
+    trees = git("rev-parse", *(f"HEAD:{folder}" for folder in folders))
+    return hashlib.sha256(trees.encode() + COMMANDS.read_bytes()).hexdigest()[:16]
 
 
 def computed(checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int) -> dict[str, Result]:
@@ -386,7 +401,7 @@ def main() -> int:
     parser.add_argument("--methods", default="*", help="names or patterns, separated by commas")
     parser.add_argument("--scenarios", default=",".join([*SCENARIOS, *cases()]))
     parser.add_argument("--expected", type=Path, default=EXPECTED)
-    parser.add_argument("--cache", type=Path, help="folder that keeps the other checkout's results between calls")
+    parser.add_argument("--cache", type=Path, help="folder that keeps results of committed code between calls")
     parser.add_argument(
         "--renew",
         action="store_true",
@@ -417,8 +432,8 @@ def main() -> int:
             among = FEW.get(scenario, sorted(known[0] | known[1]) if scenario in SCENARIOS else cases()[scenario])
             chosen = [m for m in among if any(fnmatch.fnmatch(m, p) for p in patterns)]
             results = []
-            for checkout, folder, own, cache in zip(checkouts, folders, of_both, (None, args.cache), strict=True):
-                found = child(checkout, folder, scenario, [m for m in chosen if m in own], args.rounds, cache)
+            for checkout, folder, own in zip(checkouts, folders, of_both, strict=True):
+                found = child(checkout, folder, scenario, [m for m in chosen if m in own], args.rounds, args.cache)
                 results.append({method: found.get(method, MISSING) for method in chosen})
             for method in chosen:
                 now, before = (result[method] for result in results)
