@@ -3,8 +3,8 @@
     python -m benchmarks.screenshots OUT            # make pages with the commands below, build the site, take pictures
     python -m benchmarks.screenshots OUT A.html     # pictures of these pages only
 
-OUT gets one picture per page, width and colour scheme, and `sheet-PAGE.png` with all of a page. Chromium must be installed.
-Making the pages trains for minutes.
+OUT gets one picture per page, width and colour scheme, and `sheet-PAGE.png` with all of a page. PAGE is the page's path in
+OUT/pages, `-` for `/`. Chromium must be installed. Making the pages trains for minutes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ report runs
 report sweeps --out sweeps.html
 run task=edges dataset=payments num_clients=3 rounds=10 out=runs/desk
 run task=edges dataset=payments num_clients=3 rounds=10 strategy=local out=runs/alone
-alerts runs/desk --client 0 --budget 5 --page alerts.html
+alerts runs/desk --client 0 --budget 5 --explained 5 --page alerts.html
 explain runs/desk --client 0 --items 17,23 --page explain.html
 worth runs/alone runs/desk --client 0 --page worth.html
 worth runs/desk --parties runs/coalitions --page parties.html
@@ -44,6 +44,7 @@ def make(folder: Path) -> list[Path]:
     folder.mkdir(parents=True)
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for command in COMMANDS.strip().splitlines():
+        print(f"$ fedgraph-flwr {command}", flush=True)
         subprocess.run([sys.executable, "-m", "fedgraph_flwr", *command.split()], cwd=folder, env=env, check=True)
     example = [sys.executable, str(ROOT / "examples/banks/three_months.py"), "months", "--days", "1"]
     subprocess.run(example, cwd=folder, env=env, check=True)
@@ -53,7 +54,7 @@ def make(folder: Path) -> list[Path]:
     return [*found, folder / "months" / "drift.html", *(site / f"{name}.html" for name in SITE)]
 
 
-def shoot(browser: Browser, page: Path, out: Path) -> None:
+def shoot(browser: Browser, page: Path, name: str, out: Path) -> None:
     """Take the pictures of a page, and join them in one sheet."""
     pictures: list[Image.Image] = []
     for scheme in SCHEMES:
@@ -62,7 +63,7 @@ def shoot(browser: Browser, page: Path, out: Path) -> None:
             tab = context.new_page()
             tab.goto(page.absolute().as_uri(), timeout=600_000)
             tab.wait_for_timeout(1500)  # charts have drawn, and their animations ended
-            file = out / f"{page.stem}-{width}-{scheme}.png"
+            file = out / f"{name}-{width}-{scheme}.png"
             tab.screenshot(path=file, full_page=True, timeout=600_000)  # ms: a busy machine takes its time
             pictures.append(Image.open(file))
             context.close()
@@ -72,7 +73,7 @@ def shoot(browser: Browser, page: Path, out: Path) -> None:
     for picture in pictures:
         sheet.paste(picture, (left, 0))
         left += picture.width
-    sheet.save(out / f"sheet-{page.stem}.png")
+    sheet.save(out / f"sheet-{name}.png")
 
 
 def main() -> None:
@@ -81,11 +82,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("pages", type=Path, nargs="*")
     args = parser.parse_args()
-    pages = args.pages or make(args.out / "pages")
+    made = (args.out / "pages").absolute()
+    pages = args.pages or make(made)
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for page in pages:
-            shoot(browser, page, args.out)
+            path = page.absolute()
+            inside = path.relative_to(made) if path.is_relative_to(made) else Path(page.name)
+            shoot(browser, page, "-".join(inside.with_suffix("").parts), args.out)
             print(page, flush=True)
         browser.close()
 

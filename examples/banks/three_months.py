@@ -25,10 +25,17 @@ import fedgraph_flwr as fg
 from fedgraph_flwr import cli
 from fedgraph_flwr.data.payments import PaymentsSpec, generate
 
-DAY, MONTH = 86_400, 30
+FIRST, MONTH = np.datetime64("2026-01-01T00:00:00"), 30
+"""First second of month 1, and the days of a month."""
+
 BANKS = "abcd"
 BUDGET = 2
 """Alerts per day that a desk can look at."""
+
+
+def moment(day: float) -> str:
+    """Return the time at which a day of the three months begins, from day 0 on."""
+    return str(FIRST + np.timedelta64(round(day * 86_400), "s"))
 
 
 def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
@@ -41,7 +48,8 @@ def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
     ids = np.array([f"{letter}{i:05d}" for i, letter in enumerate(bank)])
     for letter in BANKS:
         pd.DataFrame({"id": ids[bank == letter]}).to_csv(folder / f"{letter}.csv", index=False)
-    dearer = np.where(p.time < MONTH * DAY, 1.0, 4.0)  # from month 2 on
+    booked = (FIRST + p.time.astype("timedelta64[s]")).astype(str)
+    dearer = np.where(booked < moment(MONTH), 1.0, 4.0)  # from month 2 on
     table = pd.DataFrame(
         {
             "reference": [f"E2E-{i:08d}" for i in np.random.default_rng(seed).permutation(p.time.size)],
@@ -49,7 +57,7 @@ def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
             "source": ids[p.source],
             "to_bank": bank[p.target],
             "target": ids[p.target],
-            "time": p.time,
+            "time": booked,
             "amount": (p.amount * dearer).round(2),
             "label": np.where(p.label, "fraud", "ok"),
         }
@@ -57,17 +65,17 @@ def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
     return table.sort_values("time", kind="stable", ignore_index=True)
 
 
-def booked_by(table: pd.DataFrame, bank: str, start: float = 0, end: float = np.inf) -> pd.DataFrame:
+def booked_by(table: pd.DataFrame, bank: str, start: float, end: float) -> pd.DataFrame:
     """Return the rows that a bank books, from one day to another."""
     own = (table[["from_bank", "to_bank"]] == bank).any(axis=1)
-    return table[own & (table["time"] >= start * DAY) & (table["time"] < end * DAY)]
+    return table[own & (table["time"] >= moment(start)) & (table["time"] < moment(end))]
 
 
 def link(month: int, table: pd.DataFrame, banks: str, start: int) -> Path:
     """Import the books of banks from a day to the month's end, the last half for validation and test, and link them."""
     place, end = Path(f"month_{month}"), month * MONTH
     place.mkdir(exist_ok=True)
-    until = ",".join(str(round(day * DAY)) for day in (end - MONTH / 2, end - MONTH / 3))
+    until = f"{moment(end - MONTH / 2)},{moment(end - MONTH / 3)}"
     for number, bank in enumerate(banks):
         booked_by(table, bank, start, end).to_csv(place / f"{bank}_payments.csv", index=False)
         words = ["import", "--nodes", f"{bank}.csv", "--edges", place / f"{bank}_payments.csv", "--own-party", bank]
@@ -125,13 +133,12 @@ def days(table: pd.DataFrame, count: int) -> pd.DataFrame:
     """Score the first days of month 2 at bank a, each with the two days before; return the alerts, with what was true."""
     found = []
     for day in range(MONTH, MONTH + count):
-        booked_by(table, "a", day - 2, day + 1).query(f"time >= {MONTH * DAY}").to_csv("today.csv", index=False)
+        booked_by(table, "a", max(day - 2, MONTH), day + 1).to_csv("today.csv", index=False)
         given = ["--nodes", "a.csv", "--edges", "today.csv", "--reasons", 2, "--explained", 3]
         go("alerts", "runs/month_1", "--client", 0, *given, "--out", "alerts.csv")
-        alerts = pd.read_csv("alerts.csv").merge(
-            table[["reference", "time", "label"]], left_on="edge", right_on="reference"
-        )
-        found.append(alerts[alerts["time_y"] >= day * DAY].assign(day=day))
+        truth = table[["reference", "label"]]
+        alerts = pd.read_csv("alerts.csv").merge(truth, left_on="edge", right_on="reference")
+        found.append(alerts[alerts["time"] >= moment(day)].assign(day=day))
     listed = pd.concat(found, ignore_index=True)
     print(f"\n{count} days: {len(listed)} alerts, {(listed['label'] == 'fraud').sum()} of them right", flush=True)
     return listed

@@ -7,7 +7,7 @@ date     formats as pandas reads them, several separated by '|': 'ISO8601|%d.%m.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,13 +166,19 @@ SIMULATED = 10 * 365
 def time_texts(seconds: NDArray[np.int64], dated: bool = False) -> NDArray[Any]:
     """Return times as text [N]: ``2026-03-01T12:30:00``; of a simulation ``day 12 06:30:00``, from day 0.
 
+    If all are at midnight, as in books that have only dates, the date alone: ``2026-03-01``, ``day 12``.
+
     Args:
         seconds: since 1970, or since the first day of a simulation [N].
         dated: whether they are of tables, whose times are always dates.
     """
-    if dated or not seconds.size or seconds.min() < 0 or seconds.max() >= SIMULATED * 86_400:
-        return np.asarray(np.datetime_as_string(seconds.astype("datetime64[s]"))).astype(object)
     day, rest = np.divmod(seconds, 86_400)
+    only_days = not rest.any()
+    if dated or not seconds.size or seconds.min() < 0 or seconds.max() >= SIMULATED * 86_400:
+        unit: Literal["D", "s"] = "D" if only_days else "s"
+        return np.asarray(np.datetime_as_string(seconds.astype("datetime64[s]"), unit)).astype(object)
+    if only_days:
+        return np.array([f"day {number}" for number in day.tolist()], dtype=object)
     clock = [f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" for second in rest.tolist()]
     return np.array([f"day {number} {time}" for number, time in zip(day.tolist(), clock, strict=True)], dtype=object)
 

@@ -9,13 +9,14 @@ from typing import Any
 from markupsafe import Markup
 
 from fedgraph_flwr.config import SHARES, RunConfig
+from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.config.operating import point
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
-from fedgraph_flwr.report.page import Page, dot, grid, note, number, of_change, render, table
-from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of, method_name
+from fedgraph_flwr.report.page import CHANCE, Page, dot, grid, note, number, of_change, render, table
+from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of
 from fedgraph_flwr.report.units import duration, percent, points, size
 from fedgraph_flwr.store.results import as_number, headline_score
 
@@ -74,6 +75,13 @@ def metric_of(run: FinishedRun) -> str:
 def display_name(metric: str) -> str:
     """Return a metric's name for display."""
     return _NAMES.get(metric, metric.replace("_", " "))
+
+
+def headline_text(headline: str) -> str:
+    """Return a summary's ``headline`` in words: ``test accuracy at the best validation round``."""
+    score, _, when = headline.partition(" at ")
+    when = _WHEN.get(when, f"at {when}") if when else ""
+    return f"test {display_name(score.removeprefix('test_'))} {when}".rstrip()
 
 
 def title(groups: Sequence[RunGroup]) -> str:
@@ -257,17 +265,17 @@ def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGrou
     several = any(len(group.runs) > 1 for group in shown)
     level = statistics.fmean(group.chance for group in groups)
     if not math.isnan(level):
-        rows.append(dot("Chance", (level, math.nan, math.nan), 6))
+        rows.append(dot("Chance", (level, math.nan, math.nan), **CHANCE))
     how = "Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else ""
     how += f"Chance: {chance.predictor(metric)}."
     dots = page.dots(f"Test {display_name(metric)}", how, rows, unit=unit, name="")
-    body = grid(dots, _differences(page, shown, unit)) + _table(shown, metric)
+    body = grid(dots, _differences(page, shown, unit, len(rows))) + _table(shown, metric)
     found = ", ".join(run.folder.name for group in shown if group not in groups for run in group.runs)
     return body + note(f"Found next to the runs of this page, with the same data: {found}.") if found else body
 
 
-def _differences(page: Page, groups: Sequence[RunGroup], unit: str) -> Markup:
-    """Plot the differences to the reference, paired by seed."""
+def _differences(page: Page, groups: Sequence[RunGroup], unit: str, height: int) -> Markup:
+    """Plot the differences to the reference, paired by seed, as high as the chart of ``height`` rows next to it."""
     first = reference(groups)
     same, rows = alike(groups, first), []
     for place, group in enumerate(groups):
@@ -278,7 +286,7 @@ def _differences(page: Page, groups: Sequence[RunGroup], unit: str) -> Markup:
     )
     several = any(len(group.runs) > 1 for group in groups)
     how = f"Mean of the differences paired by seed{crosses if several else ''}."
-    return page.dots(f"Difference to {first.name}", how, rows, **of_change(unit))
+    return page.dots(f"Difference to {first.name}", how, rows, 46 * height // max(len(rows), 1), **of_change(unit))
 
 
 def reference(groups: Sequence[RunGroup]) -> RunGroup:

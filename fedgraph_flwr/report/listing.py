@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import yaml
 from markupsafe import Markup
 
 from fedgraph_flwr.config.config_file import flat, parse_yaml
+from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.config.schema import UNKNOWN_DATA
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, unknown
+from fedgraph_flwr.evaluation.chance import metric_of
+from fedgraph_flwr.report.headline import headline_text, score_text
 from fedgraph_flwr.report.page import Page, number, render, table
 from fedgraph_flwr.report.units import duration
 from fedgraph_flwr.store.results import (
@@ -96,11 +100,12 @@ def write_listing(folder: Path, out: Path) -> Path:
     text = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     lead = render("lead", text=f"{text}. A name links to the run's report, if it has one, else to its folder.")
     page.heading(lead)
-    page.section("runs", "Runs", "", [table(list(_COLUMNS), [_row(run, out.parent) for run in reversed(runs)])])
+    rows = [_row(run, out.parent) for run in reversed(runs)]
+    page.section("runs", "Runs", "", [table(list(_COLUMNS), rows, stacked=True)])
     return page.write(out)
 
 
-_COLUMNS = ("run", "method", "data", "seed", "state", "score", "headline", "time", "ended")
+_COLUMNS = ("run", "method", "data", "seed", "state", "score", "score is", "time", "ended")
 
 
 def _row(run: Listed, base: Path) -> Sequence[Any]:
@@ -112,12 +117,12 @@ def _row(run: Listed, base: Path) -> Sequence[Any]:
     done = f"round {run['round']} of {run['rounds']}"
     return [
         name,
-        str(run["strategy"]),
+        method_name(str(run["strategy"])),
         str(run["dataset"]),
         (str(run["seed"]), run["seed"]),
         run["state"] if run["state"] == "finished" else f"{run['state']}, {done}",
-        number("{:.4f}".format, run["score"]),
-        run["headline"],
+        number(partial(score_text, metric=metric_of(run["headline"])), run["score"]),
+        headline_text(run["headline"]) if run["headline"] else "–",
         number(duration, as_number(run["seconds"])),
         run["ended"],
     ]

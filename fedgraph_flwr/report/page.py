@@ -24,6 +24,10 @@ SHARE = {"unit": "share", "min": 0, "max": 1}
 """An axis of shares from 0 to 1."""
 
 
+CHANCE: dict[str, Any] = {"colour": 6, "symbol": "rect", "size": [3, 14]}
+"""Look of a chance level among the points of `Page.dots`: a grey stroke."""
+
+
 class Page:
     """Page under construction: sections and their charts.
 

@@ -12,6 +12,7 @@ from fedgraph_flwr.data.statistics import degree_shares
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.page import Page, grid, note, render
 from fedgraph_flwr.report.runs import FinishedRun
+from fedgraph_flwr.report.units import count
 
 MAX_ROWS = 40
 """Maximum number of clients in a matrix: the largest ones are shown."""
@@ -59,7 +60,7 @@ def _graphs(run: FinishedRun, classes: Sequence[str]) -> Markup:
             graph = partition.load_client(run.cfg, client)
         except FedGraphError:
             continue
-        about = f"client {client}: {graph.num_nodes} nodes, {graph.edge_index.size(1) // 2} edges"
+        about = f"client {client}: {count(graph.num_nodes)} nodes"
         pictures.append({"about": about, "small": graph.num_nodes > 150, **_paths(graph)})
     more = len(run.clients) - len(pictures)
     left = f" {more} larger or additional clients are not drawn." if more else ""

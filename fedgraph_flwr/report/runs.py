@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,8 @@ from typing import Any
 
 from fedgraph_flwr.clients.saved_models import BY_VALIDATION
 from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
-from fedgraph_flwr.config.composition import group_file, group_path
+from fedgraph_flwr.config.composition import group_file
+from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY, coverage
@@ -64,7 +64,7 @@ class FinishedRun:
     @property
     def label(self) -> str:
         """Short name for legends."""
-        return f"{self.cfg.strategy.name} · {self.cfg.data_text} · seed {self.cfg.seed}"
+        return f"{method_name(self.cfg.strategy.name)} · {self.cfg.data_text} · seed {self.cfg.seed}"
 
     @property
     def value(self) -> float:
@@ -345,18 +345,6 @@ def cut_of(run: FinishedRun) -> str:
     free = {f"evaluation.{key}" for key in ("every", "patience", "full", "trained", "confusion")}
     settings = {key: value for key, value in _settings(run).items() if key.startswith(same) and key not in free}
     return json.dumps(settings | {"graph": run.cfg.graph, "reported": run.reported}, sort_keys=True)
-
-
-@cache
-def method_name(strategy: str) -> str:
-    """Return the method's name as in its paper, if its file starts with it, else as in the configuration."""
-    with contextlib.suppress(FedGraphError):
-        path = group_path("strategy", strategy)
-        first = path.read_text().partition("\n")[0].lstrip("# ").split() if path else []
-        written = first[0].rstrip(":,.") if first else ""
-        if re.sub(r"\W", "", written).lower() == strategy:
-            return written
-    return strategy
 
 
 def _settings(run: FinishedRun) -> dict[str, Any]:

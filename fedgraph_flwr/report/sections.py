@@ -107,7 +107,7 @@ def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric
         marks = [[rank, levels[c], f"client {c}"] for rank, c in enumerate(order)]
         series.append({"name": "chance", "colour": 6, "points": marks, "symbol": "rect", "size": [14, 3]})
     how = f"Ordered by {name}, best first" + (f"; grey: chance level, {chance.predictor(metric)}." if levels else ".")
-    x = {"name": "clients, by score", "labels": order, "min": -0.5, "max": len(order) - 0.5}
+    x = {"name": "clients, by score", "labels": order, "min": -1, "max": len(order)}
     y = {"name": f"test {display_name(metric)}", "unit": unit}
     return page.chart("Score of each client", how, "plane", height=280, x=x, y=y, series=series)
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
-from fedgraph_flwr.report.page import Page, grid, note, number, of_change, render, table
+from fedgraph_flwr.report.headline import headline_text
+from fedgraph_flwr.report.page import CHANCE, Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import RunGroup, group_runs, load_run
 from fedgraph_flwr.report.sections import training
 from fedgraph_flwr.report.units import duration, size
@@ -46,15 +48,18 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
         folder: folder of the sweep's results, which relative paths start from.
         more: suffix of section names, which differ between the sweeps of one page.
     """
-    cells = [cell for cell in outcome["cells"] if cell.get("mean") is not None]
+    cells = [
+        cell | {"method": column_name(cell["method"])} for cell in outcome["cells"] if cell.get("mean") is not None
+    ]
     settings = list(dict.fromkeys(cell["setting"] for cell in cells))
     answers = Markup("").join(render("answer", text=f"{text}.") for text in outcome["verdicts"])
     lead = render("lead", text=" ".join(filter(None, [outcome["source"], _chosen(outcome) if answers else ""])))
     page.heading(answers + lead, title=outcome["title"])
     charts = [_scores(page, outcome, cells, settings), _differences(page, outcome, cells, settings)]
-    name = outcome["headline"] or "score"
+    headlines = filter(None, outcome["headline"].split(", "))
+    name = "; ".join(map(headline_text, headlines)) or "score"
     parts = [grid(*charts), _table(outcome, cells, len(settings) > 1), grid(_costs(page, outcome, cells, settings))]
-    page.section(f"scores{more}", "Scores", f"{name}, over seeds.", parts)
+    page.section(f"scores{more}", "Scores", f"{name[0].upper()}{name[1:]}, over seeds.", parts)
     about = "Means over clients by round, of the kept runs."
     page.section(f"curves{more}", "Curves", about, _kept(page, cells, folder))
     failures = [f"{one['run']}: {one['reason']}" for one in outcome["failures"]]
@@ -73,6 +78,12 @@ def _scale(outcome: Mapping[str, Any]) -> float:
     return 0.01 if outcome["percent"] else 1
 
 
+def _metric(outcome: Mapping[str, Any]) -> str:
+    """Return the name of the score: ``test accuracy``; ``score`` if rows have different ones."""
+    names = {headline_text(each.partition(" at ")[0]) for each in outcome["headline"].split(", ") if each}
+    return names.pop() if len(names) == 1 else "score"
+
+
 def _views(cells: Sequence[Mapping[str, Any]], settings: Sequence[str], of: Any) -> dict[str, Any]:
     """Return the data of a chart for each setting that has any."""
     found = {setting: of([cell for cell in cells if cell["setting"] == setting]) for setting in settings}
@@ -84,9 +95,9 @@ def _scores(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settin
 
     def rows(of: Sequence[Any]) -> dict[str, Any]:
         made = []
-        for place, cell in enumerate(of):
+        for cell, look in zip(of, looks(of), strict=True):
             each = [[factor * v, f"seed {seed}"] for seed, v in cell["scores"].items() if v is not None]
-            made.append(_row(cell, place, cell, factor) | {"each": each})
+            made.append(_row(cell, look, cell, factor) | {"each": each})
         return {"rows": made}
 
     views = _views(cells, settings, rows)
@@ -98,10 +109,20 @@ def _height(views: Mapping[str, Any]) -> int:
     return 90 + 46 * max((len(view["rows"]) for view in views.values()), default=0)
 
 
-def _row(cell: Mapping[str, Any], place: int, found: Mapping[str, Any], factor: float) -> dict[str, Any]:
+def looks(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the look of each cell of a setting: that of chance if it is counted without a run, else its colour's number."""
+    ran = [cell["method"] for cell in cells if not _is_counted(cell)]
+    return [CHANCE if _is_counted(cell) else {"colour": ran.index(cell["method"])} for cell in cells]
+
+
+def _is_counted(cell: Mapping[str, Any]) -> bool:
+    return "seconds_per_round" not in cell
+
+
+def _row(cell: Mapping[str, Any], look: Mapping[str, Any], found: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Return the row of a method in a chart, with a mean and half of its interval."""
     mean, half = factor * found["mean"], math.nan if found["half"] is None else factor * found["half"]
-    return {"name": cell["method"], "colour": place, "mean": mean, "lo": mean - half, "hi": mean + half}
+    return dot(cell["method"], (mean, mean - half, mean + half), **look)
 
 
 def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
@@ -109,16 +130,18 @@ def _differences(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], s
 
     def rows(of: Sequence[Any]) -> dict[str, Any]:
         made = [
-            _row(cell, place, cell["difference"], factor)
-            for place, cell in enumerate(of)
-            if cell["difference"] and "seconds_per_round" in cell  # not of what is counted without a run
+            _row(cell, look, cell["difference"], factor)
+            for cell, look in zip(of, looks(of), strict=True)
+            if cell["difference"] and not _is_counted(cell)
         ]
         return {"rows": made} if made else {}
 
     views = _views(cells, settings, rows)
     how = "Mean of the differences paired by seed, with its 95 % interval."
     axis = of_change("share" if outcome["percent"] else "plain")
-    return page.chart(f"Difference to {outcome['reference']}", how, "dots", height=_height(views), views=views, **axis)
+    height = _height(_views(cells, settings, lambda of: {"rows": of}))  # of the chart next to it
+    title = f"Difference to {column_name(outcome['reference'])}"
+    return page.chart(title, how, "dots", height=height, views=views, **axis)
 
 
 def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], settings: Sequence[str]) -> Markup:
@@ -126,14 +149,14 @@ def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], setting
 
     def series(of: Sequence[Any]) -> dict[str, Any]:
         made = []
-        for place, row in enumerate(of):
+        for row, look in zip(of, looks(of), strict=True):
             if (seconds := row.get("seconds_per_round")) is not None:
                 points = [[seconds, factor * row["mean"], row["method"], 12]]
-                made.append({"name": row["method"], "colour": place, "points": points})
+                made.append({"name": row["method"], "points": points, **look})
         return {"series": made} if len(made) > 1 else {}
 
     views = _views(cells, settings, series)
-    x, y = {"name": "time per round", "unit": "seconds"}, {"name": "score", "unit": unit}
+    x, y = {"name": "time per round", "unit": "seconds"}, {"name": _metric(outcome), "unit": unit}
     return page.chart("Score against cost", "Means over seeds; left and up is better.", "plane", views=views, x=x, y=y)
 
 
@@ -163,9 +186,13 @@ def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> M
                 *([_links(row["runs"])] if kept else []),
             ]
         )
-    head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", "score"]
+    head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", _metric(outcome)]
     points = " (points)" if outcome["percent"] else ""
-    head += [f"95 % interval{points}", f"to {outcome['reference'] or '–'}{points}", f"95 % interval{points}"]
+    head += [
+        f"95 % interval{points}",
+        f"to {column_name(outcome['reference']) or '–'}{points}",
+        f"95 % interval{points}",
+    ]
     head += ["time per round", "traffic"]
     head += ["runs"] if kept else []
     left = "" if kept else note("Curves and links of single runs: run the sweep without --keep none.")
@@ -183,12 +210,14 @@ def _kept(page: Page, cells: Sequence[Any], folder: Path) -> list[Markup]:
         if len(parts) >= 2 * MAX_CURVES:
             break
         groups: list[RunGroup] = []
-        for place, cell in enumerate(each for each in cells if each["setting"] == setting):
+        of = [cell for cell in cells if cell["setting"] == setting]
+        for cell, look in zip(of, looks(of), strict=True):
             found = []
             for path in (folder / run for run in cell["runs"]):
                 with suppress(FedGraphError):  # removed or damaged since
                     found.append(load_run(path))
-            groups += [replace(group, name=cell["method"], place=place) for group in group_runs(found)[:1]]
+            groups += [replace(group, name=cell["method"], place=look["colour"]) for group in group_runs(found)[:1]]
         if groups:
-            parts += [render("subtitle", title=setting), *training(page, groups)]
+            several = len({cell["setting"] for cell in cells}) > 1
+            parts += [*([render("subtitle", title=setting)] if several else []), *training(page, groups)]
     return parts

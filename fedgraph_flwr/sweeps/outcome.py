@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedgraph_flwr.config.composition import group_file, group_path
+from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, over, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
@@ -132,8 +133,9 @@ class Comparison:
     @property
     def text(self) -> str:
         """The comparison as a sentence without its period."""
-        won = f", {self.name} better in {self.wins}" if self.seeds > 1 else ""
-        return f"{self.name} is {self.against(self.other)}, {self.over}{won}"
+        name = column_name(self.name)
+        won = f", {name} better in {self.wins}" if self.seeds > 1 else ""
+        return f"{name} is {self.against(column_name(self.other))}, {self.over}{won}"
 
 
 def _digits(value: float) -> str:
@@ -220,15 +222,16 @@ def _finding(summary: SweepSummary, setting: str, best: str, known: Sequence[Com
     chance = f" (chance {form(level.mean)})" if level else ""
     parts = [each.against(_described(sweep, each.other)) for each in known]
     seeds = "one seed" if mean.n == 1 else f"{mean.n} seeds"
-    lead = f"{best} has {form(mean.mean)} {metric}{chance}, over {seeds}"
+    lead = f"{column_name(best)} has {form(mean.mean)} {metric}{chance}, over {seeds}"
     return f"{lead}: {'; '.join(parts)}" if parts else lead
 
 
 def _described(sweep: Sweep, method: str) -> str:
     """Return what a baseline does, for readers who do not know its name."""
+    name = column_name(method)
     if _pooled(sweep.methods[method]):
-        return f"one model on all data ({method})"
-    return f"training alone ({method})" if method == LOCAL else method
+        return f"one model on all data ({name})"
+    return f"training alone ({name})" if name == LOCAL else name
 
 
 def _pooled(overrides: list[str]) -> bool:

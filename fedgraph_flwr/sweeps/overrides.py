@@ -15,6 +15,7 @@ from typing import Any
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.composition import plain
 from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.sweeps.search import Search, is_distribution
@@ -57,13 +58,14 @@ def parse_sweep(
     common = [f"{key}={values[0]}" for key, values in fixed.items() if key not in varied]
     data = _data(common, varied)
     names = ", ".join(dict.fromkeys(methods))
+    shown = ", ".join(map(column_name, methods))
     hashed = sorted(f"{key}={values}" for key, values in given.items())
     key = hashlib.sha256("\n".join([*hashed, *tuned]).encode()).hexdigest()[:8]
     return Sweep(
         name="-".join([*names.replace(",", "").split(), *([data] if data not in names else []), key])[-80:].lstrip("-"),
         folder=out or FOLDER,
         made=f"fedgraph-flwr sweep {shlex.join([*overrides, *_options(trials, baseline, baselines, margin)])}",
-        title=f"{names} on {data or ', '.join(varied['dataset'])}",
+        title=f"{shown} on {data or ', '.join(varied['dataset'])}",
         common=common,
         settings=_named(varied) if varied else {data: []},
         methods=methods,

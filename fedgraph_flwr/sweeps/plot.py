@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.evaluation.intervals import ended
 from fedgraph_flwr.sweeps.palette import colour, lay_out, marker
 from fedgraph_flwr.sweeps.summary import SweepSummary
@@ -33,7 +34,7 @@ def _lines(tally: SweepSummary, axes: Any) -> None:
         known = [(a, each) for a, each in zip(x, found, strict=True) if each]
         means, halves = [each.mean for _, each in known], [np.nan_to_num(each.half) for _, each in known]
         style = {"color": colour(index), "marker": marker(index), "ms": 5, "capsize": 3}
-        axes.errorbar([a for a, _ in known], means, halves, label=method, **style)
+        axes.errorbar([a for a, _ in known], means, halves, label=column_name(method), **style)
         published = [(a, sweep.paper.get(s, {}).get(method)) for a, s in zip(x, sweep.settings, strict=True)]
         paper = [(a, float(str(value).split(" ")[0])) for a, value in published if value is not None]
         axes.plot([a for a, _ in paper], [value for _, value in paper], "x", color=colour(index))
@@ -53,6 +54,6 @@ def _points(tally: SweepSummary, axes: Any) -> None:
             if found := tally.mean(setting, method):
                 half = [np.nan_to_num(found.half)]
                 axes.errorbar([at], [found.mean], half, fmt=marker(index), ms=6, capsize=3, color=colour(index))
-        axes.plot([], [], marker(index), color=colour(index), label=method)
+        axes.plot([], [], marker(index), color=colour(index), label=column_name(method))
     axes.set_xlim(-0.5, len(sweep.settings) - 0.5)
     axes.set_xticks(range(len(sweep.settings)), list(sweep.settings))

@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.intervals import Interval, ended, interval
 from fedgraph_flwr.sweeps.rows import COUNTED
@@ -48,7 +49,7 @@ def main_table(tally: SweepSummary, intervals: bool) -> list[str]:
     sweep = tally.sweep
     known = {method for cells in sweep.paper.values() for method in cells}
     columns = [(m, paper) for m in sweep.methods for paper in (False, True) if m in known or not paper]
-    lines = _head(("paper" if paper else method for method, paper in columns), _corner(tally))
+    lines = _head(("paper" if paper else column_name(method) for method, paper in columns), _corner(tally))
     for setting in sweep.settings:
         theirs = sweep.paper.get(setting, {})
         cells = (str(theirs.get(m, "")) if paper else _cell(tally, setting, m, intervals) for m, paper in columns)
@@ -124,7 +125,7 @@ def _intervals(tally: SweepSummary) -> list[str]:
             over = f"n = {next(iter(sizes))} seeds" if len(sizes) == 1 else "n seeds, listed per cell"
             lines += ["", f"95 % interval {what} (t, {over}):", ""]
             shown = [m for m in columns if intervals is means or m != sweep.reference]
-            lines += _head(shown, _corner(tally))
+            lines += _head(map(column_name, shown), _corner(tally))
             for s in sweep.settings:
                 lines.append(_line(s, (_range(intervals[s, m], intervals is gaps, len(sizes) > 1) for m in shown)))
     return lines

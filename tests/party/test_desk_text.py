@@ -24,6 +24,12 @@ def test_alerts_stand_next_to_a_random_choice():
     assert right_of_100(choice) == "How many alerts are right is not known: none of the 100 test items is positive."
 
 
+def test_rates_of_alerts_have_one_decimal_or_two_digits():
+    at = {"items": 100_000, "positives": 120, "precision": (0.16666, 0.0769, 0.2833)}
+    text = right_of_100(SimpleNamespace(test=at, validation={}))
+    assert text == "Of 100 alerts 16.7 (7.7 to 28.3) are right; drawn at random, 0.12 (test items)."
+
+
 @pytest.mark.parametrize(
     ("low", "high", "margin", "sign", "expected"),
     [

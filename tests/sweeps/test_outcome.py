@@ -8,6 +8,9 @@ import pytest
 from scipy import stats
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.config.method_names import column_name
+from fedgraph_flwr.report import sweep_page
+from fedgraph_flwr.report.page import CHANCE
 from fedgraph_flwr.sweeps.outcome import compared
 from tests.sweeps.conftest import sweep
 
@@ -42,6 +45,31 @@ def test_a_difference_in_words_is_that_of_a_paired_t_test(scores, others, sign, 
         within = low >= -1 and high <= 1
         expected = "level" if within else (("better", "worse")[sign * sum(gaps) < 0] if differs else "not decided")
         assert found.verdict == expected
+
+
+def test_methods_have_the_names_of_their_papers():
+    """In sentences and on the page; the JSON and the CSV keep the names of the configuration."""
+    names = ("fedavg", "fedprox, mu=0.1", "fedstruct_a", "moon", "no such method, lr 0.1")
+    assert list(map(column_name, names)) == [
+        "FedAvg",
+        "FedProx, mu=0.1",
+        "FedStruct-A",
+        "MOON",
+        "no such method, lr 0.1",
+    ]
+    found = compared("fedprox, mu=0.1", {0: 80.0}, "fedavg", {0: 79.0})
+    assert found.text == "FedProx, mu=0.1 is not decided against FedAvg (+1.0 points), one seed"
+    assert found.name == "fedprox, mu=0.1"
+
+
+def test_counted_columns_look_like_chance_and_take_no_colour():
+    """So that the first method of a sweep has the first colour, and chance is grey in every chart."""
+    cells = [
+        {"method": "Majority"},
+        {"method": "Local", "seconds_per_round": 0.1},
+        {"method": "FedAvg", "seconds_per_round": 1},
+    ]
+    assert sweep_page.looks(cells) == [CHANCE, {"colour": 0}, {"colour": 1}]
 
 
 def test_json_has_what_the_table_has_and_the_page_names_it(toy, ran, capsys):

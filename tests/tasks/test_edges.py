@@ -527,10 +527,17 @@ def test_only_generated_payments_and_published_ones_have_names(inline, tmp_path)
 
 def test_times_of_tables_stay_dates():
     day = 86_400
-    assert time_texts(np.array([-day, 0])).tolist() == ["1969-12-31T00:00:00", "1970-01-01T00:00:00"]
+    assert time_texts(np.array([-day, 1])).tolist() == ["1969-12-31T00:00:00", "1970-01-01T00:00:01"]
     assert time_texts(np.array([0, 3 * day + 61])).tolist() == ["day 0 00:00:00", "day 3 00:01:01"]
     of_tables = time_texts(np.array([0, 3 * day + 61]), dated=True)
     assert of_tables.tolist() == ["1970-01-01T00:00:00", "1970-01-04T00:01:01"]
+
+
+def test_books_that_have_only_dates_show_no_clock():
+    day = 86_400
+    assert time_texts(np.array([20_454 * day, 20_513 * day]), dated=True).tolist() == ["2026-01-01", "2026-03-01"]
+    assert time_texts(np.array([-day, 0])).tolist() == ["1969-12-31", "1970-01-01"]
+    assert time_texts(np.array([0, 12 * day])).tolist() == ["day 0", "day 12"]
 
 
 def test_names_of_payments_are_as_many_as_their_columns():

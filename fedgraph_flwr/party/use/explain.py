@@ -126,7 +126,8 @@ class Reasons:
         parts["text"] = np.full(len(rows), "", dtype=object)
         parts["text"][~is_edge] = [self.wording.text(self.columns[column], held) for column in columns]
         ways = zip(*(parts[name][is_edge] for name in ("name", "source", "target", "time")), strict=True)
-        parts["text"][is_edge] = [f"payment {name} {a} → {b} {time}".rstrip() for name, a, b, time in ways]
+        named = [(f"{name}: " if name != "" else "", *rest) for name, *rest in ways]
+        parts["text"][is_edge] = [f"payment {name}{a} → {b}, {time}".rstrip(" ,") for name, a, b, time in named]
         frame = pd.DataFrame({"item": self.item, "rank": np.arange(1, len(rows) + 1), "kind": kind, **parts})
         scores = {"score": self.score, "score_without_first": self.without, "random_model_correlation": self.alike}
         return frame.assign(contribution=both[rows], value=value, **scores)

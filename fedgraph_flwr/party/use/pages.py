@@ -2,20 +2,22 @@
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
+from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.chance import predictor as predictor_of
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
-from fedgraph_flwr.report.page import SHARE, Page, coloured, dot, grid, number, of_change, render, table
-from fedgraph_flwr.report.runs import method_name
-from fedgraph_flwr.report.units import duration, percent
+from fedgraph_flwr.report.page import CHANCE, SHARE, Page, coloured, dot, grid, number, of_change, render, table
+from fedgraph_flwr.report.units import count, duration, percent, size
+from fedgraph_flwr.report.units import points as in_points
 
 MAX_ROWS = 500
 """Most alerts in a page; the CSV has all."""
@@ -50,7 +52,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         items: number of scored items.
     """
     figures = choice.test or choice.validation
-    cells = [("alerts", str(len(listed)), f"of {items} items")]
+    cells = [("alerts", count(len(listed)), f"of {count(items)} items")]
     cells.append(("from a probability of", percent(choice.probability), choice.positive))
     for name in ("precision", "recall", "alerts_per_day"):
         if name in figures:
@@ -66,6 +68,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
     page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
     cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""
     shown = listed.drop(columns="model")[:MAX_ROWS]
+    forms = {"probability": percent}
     if "time" in shown and len(shown):
         counts = Counter(listed["time"].str.replace(r"[T ]\d\d:.*", "", regex=True))
         days = sorted(counts, key=lambda day: (len(day), day))
@@ -74,7 +77,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         chart = page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)
         page.section("days", "Alerts per day", "", [chart])
     page.section(
-        "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, stacked=True)] if len(shown) else []
+        "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, True, forms)] if len(shown) else []
     )
     return page
 
@@ -90,11 +93,17 @@ def right_of_100(choice: Any) -> str:
                 return (
                     f"How many alerts are right is not known: none of the {figures['items']} {what} items is positive."
                 )
-            value, low, high = (f"{100 * each:.3g}" for each in figures["precision"])
-            drawn = f"{100 * figures['positives'] / figures['items']:.3g}"
+            value, low, high = (_of_100(each) for each in figures["precision"])
+            drawn = _of_100(figures["positives"] / figures["items"])
             span = f" ({low} to {high})" if "nan" not in (low, high) else ""
             return f"Of 100 alerts {value}{span} are right; drawn at random, {drawn} ({what} items)."
     return ""
+
+
+def _of_100(share: float) -> str:
+    """Return how many of 100 a share is, with one decimal, or two digits below 1."""
+    value = 100 * share
+    return f"{value:.2g}" if value < 0.95 else f"{value:.1f}".removesuffix(".0")
 
 
 def _operating(page: Page, choice: Any) -> Markup:
@@ -106,7 +115,7 @@ def _operating(page: Page, choice: Any) -> Markup:
         if (value := figures.get(name))
     ]
     how = "Of the items above the threshold; lines: 95 % intervals. The threshold was chosen on the validation items."
-    return page.dots("Precision and recall", how, rows, unit="share", name="")
+    return page.dots("Precision and recall", how, rows, 66, unit="share", name="")  # as high as the chart next to it
 
 
 def _curve(page: Page, choice: Any) -> Markup:
@@ -139,14 +148,20 @@ def drift_page(found: Any, predictor: Any) -> Page:
     )
     page = _page(f"Drift of {_whose(predictor)}", lead, cells)
     rows = [
-        dot(sanitize(f"{row.column} ({row.what})", 60), (row.psi, None, None), _COLOURS[row.verdict])
+        dot(
+            sanitize(row.column if row.what == "median" else f"{row.column} ({row.what})", 60),
+            (row.psi, None, None),
+            _COLOURS[row.verdict],
+        )
         for row in found[:MAX_BARS].itertuples()
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
-    how = f"The {len(rows)} largest changes; dotted: {WATCH:g} and {SHIFTED:g}. Triangles: stable; diamonds: shifted."
-    chart = page.dots("Change by column", how, rows, 30, wide=True, unit="plain", name="PSI", marks=marks)
+    how = f"The {len(rows)} largest changes; dotted: {WATCH:g} and {SHIFTED:g}."
+    how += " Triangles: stable; squares: watch; diamonds: shifted."
+    shown: Any = {"unit": "plain", "name": "PSI", "marks": marks, "beside": True}
+    chart = page.dots("Change by column", how, rows, 30, wide=True, **shown)
     page.section("changes", "Changes", "", [chart])
-    page.section("columns", "All columns", "Click on a column to sort.", [_table(found)])
+    page.section("columns", "All columns", "Click on a column to sort.", [_table(found.rename(columns={"psi": "PSI"}))])
     return page
 
 
@@ -168,15 +183,16 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
         value = frame["contribution"].to_numpy()
         signs = (("raises the score", np.maximum(value, 0)), ("lowers the score", np.minimum(value, 0)))
         series = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(signs)]
-        how, low = "Contribution to the score, the largest first.", float(min(value.min(initial=0.0), 0.0))
+        how = "Contribution to the score, the largest first."
         data: dict[str, Any] = {"unit": "plain", "name": "contribution", "categories": names, "series": series}
         height = 90 + 24 * len(names)
-        chart = page.chart("Contributions", how, "bars", height=height, wide=True, **data, flat=True, min=low)
-        checks = f"Score {reasons.score:.3g}, {reasons.without:.3g} without the first {WITHOUT} reasons"
+        chart = page.chart("Contributions", how, "bars", height=height, wide=True, **data, flat=True, signed=True)
+        score, without = (f"{value:.3g}".replace("-", "−") for value in (reasons.score, reasons.without))
+        checks = f"Score {score}, {without} without the first {WITHOUT} reasons"
         checks += (
             f"; rank correlation with a random model {reasons.alike:.2f} (near 1: they follow from the data alone)."
         )
-        rest = frame.drop(columns=["item", "score", "score_without_first", "random_model_correlation"])
+        rest = frame[["rank", "text", "contribution"]].rename(columns={"text": "reason"})
         page.section(f"item{place}", f"Item {sanitize(reasons.item, 40)}", checks, [chart, _table(rest)])
     return page
 
@@ -186,27 +202,31 @@ def worth_page(found: Any) -> Page:
     metric, about = found["metric"][0], found.attrs
     unit = "share" if is_share(metric) else "plain"
     cells = [(row.run, score_text(row.score, metric), row.verdict or "compared with") for row in found.itertuples()]
-    lead = f"{about['items']} test items of the party; intervals by {about['clusters']} {about['by']}s."
+    lead = f"{count(about['items'])} test items of the party; intervals by {about['clusters']} {about['by']}s."
     if (level := about.get("chance", np.nan)) == level:
         lead += f" Chance ({predictor_of(metric)}): {score_text(level, metric)}."
     page = _page(f"Worth: {display_name(metric)} of {', '.join(found['run'])}", lead, cells, worth_text(found))
     charts = []
+    name = display_name(metric)
     for title, names, rows in (
-        (display_name(metric), ("score", "low", "high"), found),
+        (f"{name[0].upper()}{name[1:]}", ("score", "low", "high"), found),
         (f"Difference to {found['run'][0]}", ("difference", "difference_low", "difference_high"), found[1:]),
     ):
         points = [dot(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
         is_change = names[0] == "difference"
+        if not is_change and level == level:
+            points.append(dot("Chance", (level, np.nan, np.nan), **CHANCE))
         how = "Lines: 95 % intervals" + (
             ": one that contains 0 decides nothing, unless it is level." if is_change else "."
         )
         axis: Any = of_change(unit) if is_change else {"unit": unit, "name": ""}
-        charts.append(page.dots(title, how, points, **axis))
+        height = 46 * (len(found) + (level == level)) // max(len(points), 1)  # both charts are as high
+        charts.append(page.dots(title, how, points, height, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
     costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]]
-    costs = costs.rename(columns={"megabytes": "MB per party", "epsilon": "ε"})
-    costs["seconds"] = costs["seconds"].map(duration)
-    page.section("cost", "Cost", "", [_table(costs)])
+    costs = costs.rename(columns={"seconds": "time", "megabytes": "traffic per party", "epsilon": "ε"})
+    forms = {"time": duration, "traffic per party": lambda megabytes: size(1e6 * megabytes)}
+    page.section("cost", "Cost", "", [_table(costs, forms=forms)])
     return page
 
 
@@ -243,8 +263,14 @@ def contribution_page(found: Any) -> Page:
     rows = enumerate(found.itertuples())
     points = [dot(row.party, (row.contribution, row.low, row.high), place) for place, row in rows]
     how = "They add up to the gain of all parties."
-    chart = page.dots("Shapley values", how, points, **of_change("plain"))
-    page.section("parties", "Parties", "", [grid(chart), _table(found)])
+    unit = "share" if is_share(metric) else "plain"
+    chart = page.dots("Shapley values", how, points, **of_change(unit))
+    score, change = partial(score_text, metric=metric), in_points if unit == "share" else _digits
+    more = " (points)" if unit == "share" else ""
+    changes = {name: f"{name}{more}" for name in ("contribution", "low", "high")}
+    forms = dict.fromkeys(changes.values(), change) | {"alone": score, "without": score}
+    shown = found.dropna(axis="columns", how="all").rename(columns=changes)  # one seed has no interval
+    page.section("parties", "Parties", "", [grid(chart), _table(shown, forms=forms)])
     return page
 
 
@@ -252,7 +278,7 @@ def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]], finding:
     """Return a page with its heading, the finding first, and tiles."""
     page = Page(title)
     said = render("answer", text=finding) if finding else Markup("")
-    page.heading(said + render("paragraph", content=lead), render("tiles", cells=list(cells)) if cells else "")
+    page.heading(said + render("lead", text=lead), render("tiles", cells=list(cells)) if cells else "")
     return page
 
 
@@ -260,10 +286,15 @@ def _whose(predictor: Any) -> str:
     return f"client {predictor.client}: {method_name(predictor.cfg.strategy.name)} on {predictor.cfg.data_name}"
 
 
-def _table(frame: Any, stacked: bool = False) -> Markup:
-    """Return a table of a data frame; numbers sort as numbers."""
+def _digits(value: float) -> str:
+    return f"{value:.4g}".replace("-", "−")
+
+
+def _table(frame: Any, stacked: bool = False, forms: Mapping[str, Callable[[float], str]] | None = None) -> Markup:
+    """Return a table of a data frame; numbers sort as numbers, ``forms`` has how those of a column are written."""
     columns: list[list[Any]] = []
     for name in frame:
         numbers, values = frame[name].dtype.kind in "fiu", frame[name]
-        columns.append([number("{:.4g}".format, float(v)) if numbers else sanitize(v, 300) for v in values])
+        form = (forms or {}).get(name, _digits)
+        columns.append([number(form, float(v)) if numbers else sanitize(v, 300) for v in values])
     return table([str(name).replace("_", " ") for name in frame], list(zip(*columns, strict=True)), stacked=stacked)

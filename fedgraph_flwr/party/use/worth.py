@@ -22,6 +22,7 @@ from scipy.special import ndtr, stdtrit
 from scipy.stats import binomtest
 
 from fedgraph_flwr.config import bounded_metric, one_of, sign_of
+from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.chance import level
@@ -30,7 +31,7 @@ from fedgraph_flwr.evaluation.verdict import MARGIN, verdict
 from fedgraph_flwr.party.use.alerts import days_of
 from fedgraph_flwr.party.use.blend import check_same_items, is_blend, load_blend
 from fedgraph_flwr.party.use.predict import TaskPredictor, load_node, load_predictor
-from fedgraph_flwr.report.runs import load_run, method_name
+from fedgraph_flwr.report.runs import load_run
 from fedgraph_flwr.store.checkpoint import FREE, flat_keys
 from fedgraph_flwr.store.results import CONFIG, as_number
 

@@ -29,18 +29,18 @@
     bytes: (v) => scaled(v, ["B", "kB", "MB", "GB", "TB"], 1000),
     seconds: (v) => (v === 0 ? "0" : v < 1 ? `${(1000 * v).toFixed(0)} ms` : v < 120 ? `${digits(v)} s` : v < 7200 ? `${digits(v / 60)} min` : `${digits(v / 3600)} h`),
     count: (v) => v.toLocaleString("en").replaceAll(",", "\u202f"),
-    plain: (v) => String(Number(v.toPrecision(3))),
+    plain: (v) => String(Number(v.toPrecision(3))).replace("-", "−"),
   };
   const say = (unit, v) => (v === null || v === undefined || Number.isNaN(v) ? "–" : (UNITS[unit] || UNITS.plain)(v));
 
   // Ticks are round numbers, so that all their digits are few, and neighbours differ.
-  const TICKS = { share: (v) => `${+(100 * v).toFixed(6)} %`, points: (v) => `${v > 0 ? "+" : ""}${+(100 * v).toFixed(6)}`.replace("-", "−"), plain: (v) => String(+v.toPrecision(9)) };
-  const tick = (about, v) => (about.labels ? about.labels[v] ?? "" : TICKS[about.unit] ? TICKS[about.unit](v) : say(about.unit, v));
+  const TICKS = { share: (v) => `${+(100 * v).toFixed(6)} %`, points: (v) => `${v > 0 ? "+" : ""}${+(100 * v).toFixed(6)}`.replace("-", "−"), plain: (v) => String(+v.toPrecision(9)).replace("-", "−") };
+  const tick = (about, v) => (about.labels ? String(about.labels[v] ?? "") : TICKS[about.unit] ? TICKS[about.unit](v) : say(about.unit, v));
 
   // --- what charts have in common ---
   const axis = (about, more = {}) => ({
     name: about.name, nameLocation: "middle", nameTextStyle: { color: soft, fontSize: 12 }, type: about.log ? "log" : "value", scale: true,
-    min: about.min ?? (about.unit === "share" ? 0 : undefined), max: about.max ?? (about.unit === "share" ? 1 : undefined), minInterval: { count: 1 }[about.unit], interval: about.labels ? 1 : about.unit === "share" && (about.min ?? 0) === 0 && (about.max ?? 1) === 1 ? 0.25 : undefined, axisLine: { lineStyle: { color: line } }, splitLine: { lineStyle: { color: line } }, minorTick: { show: false },
+    min: about.min ?? (about.unit === "share" ? 0 : undefined), max: about.max ?? (about.unit === "share" ? 1 : undefined), minInterval: { count: 1 }[about.unit], interval: about.labels ? 1 : about.unit === "share" && (about.min ?? 0) === 0 && (about.max ?? 1) === 1 ? 0.25 : undefined, axisLine: { onZero: false, lineStyle: { color: line } }, splitLine: { show: !about.labels, lineStyle: { color: line } }, minorTick: { show: false },
     axisLabel: { color: soft, fontSize: 11, hideOverlap: true, formatter: (v) => tick(about, v) }, splitNumber: 4, ...more,
   });
   const names = (list, more = {}) => ({
@@ -97,7 +97,7 @@
       Object.assign(option.tooltip, { trigger: "axis", axisPointer: { type: "shadow", shadowStyle: { color: line, opacity: 0.4 } } });
       option.tooltip.formatter = (items) => lines(items[0].name, items.filter((item) => item.value).map((item) => [item.seriesName, say(d.unit, item.value)]));
       const series = d.series.map((s, i) => ({ type: "bar", name: s.name, data: s.values, stack: d.stack === false ? undefined : "all", barMaxWidth: 26, itemStyle: { color: colour(s.colour ?? i), borderColor: card, borderWidth: 0.5 } }));
-      const value = axis({ unit: d.unit, name: d.name, min: d.min ?? 0, max: d.max }), category = names(d.categories, d.flat ? { inverse: true, axisLabel: { color: soft, fontSize: 11, width: width < 480 ? 92 : 220, overflow: "truncate" } } : {});
+      const value = axis({ unit: d.unit, name: d.name, min: d.signed ? undefined : (d.min ?? 0), max: d.max }), category = names(d.categories, d.flat ? { inverse: true, axisLabel: { color: soft, fontSize: 11, width: width < 480 ? 140 : width < 800 ? 220 : 330, overflow: "truncate" } } : {});
       return { ...option, xAxis: below(d.flat ? value : category), yAxis: d.flat ? category : value, series };
     },
     // A matrix of shares, with counts in `counts`, and text in `labels` where a share is unknown.
@@ -125,17 +125,18 @@
       };
       option.tooltip.formatter = (item) => (item.seriesName === "each" ? lines(d.rows[item.value[1]].name, [[item.value[2], say(d.unit, item.value[0])]]) : lines(d.rows[item.value[1] ?? item.value[0]].name, [["mean", say(d.unit, d.rows[item.value[1]].mean)], ...(d.rows[item.value[1]].lo === null ? [] : [["95 % interval", `${say(d.unit, d.rows[item.value[1]].lo)} to ${say(d.unit, d.rows[item.value[1]].hi)}`]])]));
       const style = (row, i) => ({ color: colour(row.colour ?? i) });
-      const means = d.rows.map((row, i) => ({ value: [row.mean, i], symbol: symbol(row.colour ?? i), itemStyle: style(row, i) })).filter((item) => item.value[0] !== null);
+      const means = d.rows.map((row, i) => ({ value: [row.mean, i], symbol: row.symbol || symbol(row.colour ?? i), symbolSize: row.size || 12, itemStyle: style(row, i) })).filter((item) => item.value[0] !== null);
       const marks = (d.marks || []).map((mark) => ({ xAxis: mark.at, label: { show: true, formatter: mark.name, color: soft, fontSize: 11, position: "end" } }));
       const narrow = width < 480;
       option.grid.top = marks.length ? 26 : 10;
+      if (d.beside) option.grid.right = 44; // of the label of the largest value
       return {
-        ...option, xAxis: below(axis({ unit: d.unit, name: d.name })), yAxis: names(d.rows.map((row) => row.name), { inverse: true, axisLabel: { color: ink, fontSize: 12, width: narrow ? 92 : 220, overflow: "truncate" } }),
+        ...option, xAxis: below(axis({ unit: d.unit, name: d.name })), yAxis: names(d.rows.map((row) => row.name), { inverse: true, axisLabel: { color: ink, fontSize: 12, width: narrow ? 122 : 220, overflow: "truncate" } }),
         series: [
           { type: "custom", name: "interval", silent: true, clip: true, renderItem: whisker, encode: { x: [1, 2], y: 0 }, data: d.rows.map((row, i) => [i, row.lo, row.hi]).filter((row) => row[1] !== null && row[1] !== undefined) },
           { type: "scatter", name: "each", symbolSize: 6, data: d.rows.flatMap((row, i) => (row.each || []).map(([v, what]) => ({ value: [v, i, what], itemStyle: { ...style(row, i), opacity: 0.45 } }))) },
           { type: "scatter", name: "zero", silent: true, symbolSize: 0, data: d.zero ? [[0, 0]] : [] },
-          { type: "scatter", name: "mean", symbolSize: 12, data: means, label: { show: true, position: "top", distance: 7, color: ink, fontSize: 12, formatter: (item) => say(d.unit, item.value[0]) }, labelLayout: { hideOverlap: true },
+          { type: "scatter", name: "mean", data: means, label: { show: true, position: d.beside ? "right" : "top", distance: 7, color: ink, fontSize: 12, formatter: (item) => say(d.unit, item.value[0]) }, labelLayout: { hideOverlap: true },
             markLine: { silent: true, symbol: "none", lineStyle: { color: soft, type: "dotted" }, data: marks } },
         ],
       };
@@ -218,8 +219,9 @@
       };
       image.src = svg();
     };
-    const saves = place.closest("figure").querySelector("figcaption").appendChild(document.createElement("span"));
+    const saves = document.createElement("span");
     saves.className = "saves";
+    place.closest("figure").querySelector("figcaption").prepend(saves);
     const how = { SVG: () => download(svg(), "svg"), PNG: png, CSV: () => download(`data:text/csv;charset=utf-8,${encodeURIComponent(csv(data))}`, "csv") };
     for (const [name, run] of Object.entries(how)) saves.append(Object.assign(document.createElement("button"), { type: "button", className: "save", textContent: name, title: `save this chart as ${name}`, onclick: run }));
     drawn.push(entry);
