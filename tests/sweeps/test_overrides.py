@@ -103,7 +103,7 @@ def test_words_run_from_any_folder_beside_nothing(place, ran):
     sweep(*args)
     assert len(ran) == 2 * 3 * 2
     text = one(place / "sweeps", ".md").read_text()
-    assert "| train.local_steps | Majority | Local | fedavg |" in text
+    assert "| train.local_steps | Majority | Local | FedAvg |" in text
     assert "95 % interval of the difference to Local, paired by seed (t, n = 2 seeds):" in text
     assert len(rows(one(place / "sweeps", ".csv"))) == 12
     ran.clear()
