@@ -157,8 +157,6 @@ AFTERWARDS = {  # what a page's commands tell, or the files that they leave
         "Damped on demo",
         "test worst class",
         "damped on csbm",
-        "train.lr = 0.01",
-        "complete -o",
     ],
     "docs/privacy.md": ["ε"],
 }

@@ -19,6 +19,9 @@ _MESSAGE = re.compile(r"\[RUN (\d{1,20})(?:, ROUND (\d{1,9}))?\]")  # a server c
 _RUN = re.compile(r"\brun (\d{8,20})\b")
 _ROUND = re.compile(r"\bround (\d{1,9})\b")
 _CLIENT = re.compile(r"\bclient (\d{1,9})\b")
+_CHECK = re.compile(r"(?:\S+Z )?ERROR ?[: ]*\[\S*/activate-node\]\[ApiError:2003\] .*")
+"""Error of Flower's server for the request of `fleet check`, which is invalid on purpose (`checking.admission`)."""
+
 _REASON = re.compile(r"\b(?:failed|refused|refuses|was late|no connection to the server [^:]*:\d+): (.*)")
 
 
@@ -45,6 +48,8 @@ class LogLines:
     def __call__(self, line: str) -> str:
         """Return a line to print, without its end; "" for one without content in JSON."""
         plain = _COLOURS.sub("", line)
+        if _CHECK.fullmatch(plain):
+            line = plain = "INFO :      a node with an admitted key ran `fleet check`"
         if self.form == "text":
             return line if self.colours else plain
         return self._as_json(plain.strip())

@@ -17,6 +17,18 @@ def test_text_has_colours_in_a_terminal_only():
     assert LogLines()(line) == "INFO :      Sent successfully"
 
 
+def test_a_check_that_succeeds_is_no_error_in_the_log_of_the_server():
+    """The SuperLink logs its rejection of the check's heartbeat interval as an error, with the key. Other errors stay."""
+    key = "Attempted to register SuperNode with public key: b'-----BEGIN', exception: Heartbeat interval 1.0"
+    line = f"\x1b[91mERROR {END}:     [/v1/fleet/activate-node][ApiError:2003] {key}"
+    assert (
+        LogLines()(line) == LogLines(colours=True)(line) == "INFO :      a node with an admitted key ran `fleet check`"
+    )
+    assert json.loads(LogLines("json")(line))["level"] == "INFO"
+    for other in (line.replace("2003", "2004"), line.replace("activate-node", "heartbeat")):
+        assert LogLines(colours=True)(other) == other
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

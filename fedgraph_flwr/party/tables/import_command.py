@@ -419,7 +419,7 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
     given = layout_of(args)
     if treatment.schema is None:
         return given
-    stored = treatment.schema.tables.to_dict()
+    stored, differing = treatment.schema.tables.to_dict(), []
     for key, value in given.to_dict().items():
         if key == "day" and value == BEFORE and not stored.get(key):
             continue
@@ -433,7 +433,9 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
         if key in stored and stored[key] != value:
             whole = key in ("separator", "encoding", "currency") or key.startswith(("party", "match", "id_"))
             option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
-            print(f"--{option} {value!r} overrides {stored[key]!r} of {treatment.where}")
+            differing.append(f"--{option} {value!r} overrides {stored[key]!r}")
+    if differing:
+        print(f"{', '.join(differing)} of {treatment.where}")
     return given.over(treatment.schema.tables)
 
 
