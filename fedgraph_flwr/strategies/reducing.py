@@ -58,7 +58,20 @@ class Reduced:
         return self.groups[group]
 
     def each(self, group: str) -> list[Arrays]:
-        """Return an `Individual`, `Relay` or `Public` group of each client, in client order."""
+        """Return an `Individual`, `Relay` or `Public` group of each client, in client order.
+
+        Raises:
+            KeyError: the clients' values of this group are not seen one by one.
+        """
+        if group == METRICS:
+            raise KeyError(
+                f"numbers of '{METRICS}' are in single replies: [reply.metrics[name] for reply in reduced]"
+            )
+        if lacking := [reply.client for reply in self.replies if group not in reply.groups]:
+            raise KeyError(
+                f"'{group}' of clients {lacking} is not seen one by one: declare it as Individual, Relay or Public"
+                " in the method's uplink"
+            )
         return [reply.groups[group] for reply in self.replies]
 
     def mean(
@@ -78,15 +91,41 @@ class Reduced:
                 average.
             origin: start of the updates that the values are; default: the shared parameters.
             clients: the clients to average over; default: all that replied.
+
+        Raises:
+            KeyError: the group is not declared as `LateMean`.
+            ValueError: the number of weights is not the number of clients.
         """
+        if group not in self.late:
+            raise KeyError(
+                f"'{group}' is not weighted by the server: declare it as LateMean in the method's uplink;"
+                f" declared: {sorted(self.late)}"
+            )
         chosen = set(self.clients if clients is None else clients)
         places = [place for place, client in enumerate(self.clients) if client in chosen]
+        weights = _one_each(weights, len(places), group)
         late = self.late[group]
         values = [
             transform(place, late[place]) if transform else late[place] for place in places
         ]
         assert self.rule is not None
         return self.rule(values, weights, origin, [self.clients[place] for place in places])
+
+
+def _one_each(weights: Weights, count: int, group: str) -> Weights:
+    """Return the weights as lists.
+
+    Raises:
+        ValueError: a list has another length than ``count``.
+    """
+    by_name = weights if isinstance(weights, Mapping) else {group: weights}
+    lists = {name: list(numbers) for name, numbers in by_name.items()}
+    for name, numbers in lists.items():
+        if len(numbers) != count:
+            raise ValueError(
+                f"reduced.mean('{group}') takes one weight for each of {count} clients, got {len(numbers)} for '{name}'"
+            )
+    return lists if isinstance(weights, Mapping) else lists[group]
 
 
 def check_public(phase: str, declared: Groups, replies: list[Reply]) -> None:

@@ -1,0 +1,41 @@
+"""What a method's server gets of its clients' replies, and what a wrong question says."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.wire.messages import METRICS, MODEL, Arrays, Reply, weighted_mean
+
+
+def reduced() -> Reduced:
+    replies = [Reply(client, {"sent": {"a": np.ones(2)}}, {"norm": 2.0}) for client in (0, 3)]
+    late: list[Arrays] = [{"w": np.array([1.0, 2.0])}, {"w": np.array([5.0, 6.0])}]
+    return Reduced(replies, late={MODEL: late}, rule=lambda values, weights, *_: weighted_mean(values, weights))
+
+
+def test_the_mean_takes_a_weight_per_client():
+    found = reduced().mean(MODEL, iter([3, 1]))["w"]  # an iterator is read once
+    assert found.tolist() == [(3 * 1 + 5) / 4, (3 * 2 + 6) / 4]
+    assert reduced().mean(MODEL, [2], clients=[3])["w"].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "sentence"),
+    [
+        (lambda r: r.each(METRICS), KeyError, "[reply.metrics[name] for reply in reduced]"),
+        (lambda r: r.each(MODEL), KeyError, "declare it as Individual"),
+        (
+            lambda r: r.mean("sent", [1, 1]),
+            KeyError,
+            "declare it as LateMean in the method's uplink; declared: ['model']",
+        ),
+        (lambda r: r.mean(MODEL, [1]), ValueError, "one weight for each of 2 clients, got 1"),
+        (lambda r: r.mean(MODEL, {"w": [1, 1, 1]}), ValueError, "one weight for each of 2 clients, got 3 for 'w'"),
+        (lambda r: r[MODEL], KeyError, "declare it as Mean or Sum"),
+    ],
+)
+def test_a_wrong_question_is_one_sentence(ask, error, sentence):
+    with pytest.raises(error, match=re.escape(sentence)):
+        ask(reduced())
