@@ -99,7 +99,7 @@ def answers(among: list[tuple[str, str]]) -> dict[str, dict[str, list[str]]]:
     for one, other in among:
         if said := answer(one, other):
             found.setdefault(said, {}).setdefault(one.split()[0], []).append(other.split()[0])
-    return {said: found[said] for said in sorted(found)}
+    return {said: {one: sorted(others) for one, others in sorted(found[said].items())} for said in sorted(found)}
 
 
 def flat(grouped: dict[str, dict[str, list[str]]]) -> dict[tuple[str, str], list[str]]:
@@ -134,7 +134,8 @@ def main() -> int:
         STORED.write_text(yaml.safe_dump(answers(among), width=2**16, sort_keys=False, default_flow_style=None))
         return 0
     changed = differences(among)
-    print(*changed, f"{len(changed)} of {len(among)} pairs have another answer", sep="\n")
+    hint = "; --record stores the answers of this code" if changed else ""
+    print(*changed, f"{len(changed)} of {len(among)} pairs have another answer{hint}", sep="\n")
     return int(bool(changed))
 
 

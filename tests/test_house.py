@@ -197,6 +197,12 @@ def tracked(*patterns: str) -> set[Path]:
     return {ROOT / line for line in listed.stdout.splitlines()}
 
 
+def differing(checked: set[Path], known: set[Path]) -> str:
+    """What to do if a tool reads other files than those of the repository."""
+    new, left_out = sorted(map(str, checked - known)), sorted(map(str, known - checked))
+    return f"not in the repository (git add): {new}; not read by the tool: {left_out}"
+
+
 def ruff(*args: str) -> str:
     """What ruff prints in the root, by the settings of pyproject.toml."""
     command = [sys.executable, "-m", "ruff", *args]
@@ -260,7 +266,8 @@ def test_the_linter_and_the_formatter_read_every_file():
     python, other_endings = tracked("*.py"), "--config=format.line-ending='cr-lf'"
     assert len(python) > 400
     shown = {Path(line) for line in ruff("check", "--show-files").splitlines()}
-    assert {path for path in shown if path.suffix == ".py"} == python
+    checked = {path for path in shown if path.suffix == ".py"}
+    assert checked == python, differing(checked, python)
     unformatted = ruff("format", "--check", "--output-format=concise", other_endings)
     named = {ROOT / name for name in re.findall(r"^(.*\.py):\d+:\d+: unformatted", unformatted, re.M)}
     assert named == {path for path in python if path.read_text()}
@@ -270,7 +277,8 @@ def test_the_type_checker_reads_every_file():
     """Its own reading of pyproject.toml; a setting for single modules may relax rules, not ignore a file."""
     code = "from mypy.main import process_options; print(*(s.path for s in process_options([])[0]), sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert {(ROOT / line).resolve() for line in done.stdout.splitlines()} == tracked("*.py")
+    checked, known = {(ROOT / line).resolve() for line in done.stdout.splitlines()}, tracked("*.py")
+    assert checked == known, differing(checked, known)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
     assert not [each["module"] for each in settings["overrides"] if each.get("ignore_errors")]
 

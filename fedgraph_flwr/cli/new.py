@@ -38,6 +38,8 @@ def main(args: argparse.Namespace) -> int:
     folder = write(args.name, args.dir)
     print(f"wrote {folder}; next:\n  cd {folder} && pip install -e . && pytest")
     print(f"  fedgraph-flwr run strategy={args.name}")
+    print("or, without installing it:")
+    print(f"  cd {folder} && PYTHONPATH=. fedgraph-flwr run --conf {args.name}/conf strategy={args.name}")
     return 0
 
 
