@@ -6,8 +6,9 @@ holds no client, or a stale one, rebuilds it from there. An engine that serves a
 client in one process sets ``live`` in the node config, which avoids the copies.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from logging import INFO
 from typing import Any, NamedTuple
@@ -212,8 +213,28 @@ class Member:
         with self.node.withheld(client.cfg, phase):
             part = sum_request(client, phase, request.groups)
             summed = summed_groups(client, phase, request.scalars)
-            plain = content(client, phase, request.groups, request.scalars)
+            with self._training(phase):
+                plain = content(client, phase, request.groups, request.scalars)
             return protected(client, phase, plain, part, summed)
+
+    @contextlib.contextmanager
+    def _training(self, phase: str) -> Iterator[None]:
+        """Record that training began; not if it raises, so that a failed request is no start.
+
+        A process that is killed in its first training has begun.
+        """
+        ledger = self.requests.read()
+        if phase != TRAIN or ledger.trained:
+            yield
+            return
+        ledger.trained = True
+        self.requests.write(ledger)
+        try:
+            yield
+        except Exception:
+            ledger.trained = False
+            self.requests.write(ledger)
+            raise
 
     def remember(self, request: Request) -> None:
         """Store what the request changed."""

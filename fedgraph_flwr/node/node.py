@@ -291,7 +291,7 @@ class Party(Node):
 
         A node whose state folder cannot be created has no log, and says so in its reply.
         """
-        if not self.root or (reply.has_error() and not Path(self.root).is_dir()):
+        if not self.root or (reply.has_error() and not _made(Path(self.root))):
             return reply
         try:
             audit.append(Path(self.root), entry())
@@ -300,6 +300,13 @@ class Party(Node):
             reason = str(error).replace(self.root, "<state>")
             return Message(Error(FAILED, reason), reply_to=message)
         return reply
+
+
+def _made(folder: Path) -> bool:
+    """Create a folder if it is missing; return whether it is there."""
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder.is_dir()
 
 
 def node_of(context: Context) -> Node:

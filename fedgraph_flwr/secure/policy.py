@@ -71,7 +71,7 @@ from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.clipping import shapes
 from fedgraph_flwr.secure.opened import RULES, STRICT
 from fedgraph_flwr.secure.wing import has_section, read_section
-from fedgraph_flwr.wire.messages import DESCRIBE, TRAIN
+from fedgraph_flwr.wire.messages import DESCRIBE
 
 LARGEST = 2**63 - 1
 
@@ -448,7 +448,7 @@ class Ledger:
         suspect: whether the server claimed a resumption that this node does not know, or started with other parameters than the
             seed gives: until training starts with those of the seed, no others are accepted, in whatever round.
         loaded: whether a request without training brought parameters.
-        trained: whether training was requested before, in any round.
+        trained: whether training has begun, in any round, with parameters that the node did not refuse.
         config: digest of the run's configuration; empty before the first message.
     """
 
@@ -501,7 +501,6 @@ class Ledger:
         if exchange <= last and phase != DESCRIBE:
             raise Refusal(f"{request} again (exchange {exchange} after {last}): the node has replied to it already")
         self.asked[phase] = (count + 1, max(exchange, last))
-        self.trained = self.trained or phase == TRAIN
 
     def resume(self, server_round: int, known: bool) -> None:
         """Continue after a round.

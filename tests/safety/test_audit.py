@@ -58,6 +58,16 @@ def test_all_requests_are_listed_with_what_left(log, tmp_path, capsys):
         fg.audit(state, "9:" + "0" * 64)
 
 
+@pytest.mark.parametrize(("phase", "server_round"), [("train", "1"), ("nothing", 1)])
+def test_the_first_request_is_listed_although_it_is_refused(node, phase, server_round):
+    """The state folder is created for it."""
+    asked = node(state=True)
+    assert not Path(asked.context.node_config["state"]).exists()
+    assert isinstance(asked.request(phase, server_round), str)
+    (line,) = lines_of(Path(asked.context.node_config["state"]))
+    assert json.loads(line)["refused"]
+
+
 def replaced(lines, n, old, new):
     return [line.replace(old, new) if number == n else line for number, line in enumerate(lines, 1)]
 

@@ -208,6 +208,47 @@ def test_a_refused_start_is_not_forgotten_in_the_next_round(node):
     assert not isinstance(asked.request("train", 4, {"model": model_of(asked, 1.5)}), str)
 
 
+def _shorter(model):
+    return {"model": {name: array[..., :-1] for name, array in model.items()}}
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        _shorter,
+        lambda model: {"model": dict(list(model.items())[1:])},
+        lambda model: {"model": {name: array * np.nan for name, array in model.items()}},
+        lambda model: {"model": model, "unknown": {"a": np.ones(1)}},
+        lambda model: {"model": {**model, "unknown": np.ones(1)}},
+        lambda model: {"model": model, "class_weights": {"w": np.ones(1)}},
+    ],
+    ids=["shape", "missing", "nan", "group", "name", "weights"],
+)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_training_that_was_refused_is_no_start(node, malformed, first):
+    """A malformed request counted as the first training, after which a server chose the parameters."""
+    asked = node("train.loss=weighted", "train.class_weights=federated", state=True)
+    model = model_of(asked)
+    assert isinstance(asked.request("train", first, malformed(model)), str)
+    asked.restart()
+    assert START in asked.request("train", first + 1, {"model": model_of(asked, 1.5)})
+
+
+def test_a_first_training_is_on_record_before_it_begins(node, monkeypatch):
+    """A node that is killed in it takes part again: it cannot say how far it came."""
+    asked, recorded = node(state=True), []
+    folder = StateFolder(asked.context.node_config["state"], str(asked.grid.run_id), "fedavg", 0)
+    reply = node_clients.plain_reply
+
+    def killed(client, name, groups, config):
+        recorded.append(folder.read_asked().trained)
+        return reply(client, name, groups, config)
+
+    monkeypatch.setattr(node_clients, "plain_reply", killed)
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
+    assert recorded == [True]
+
+
 def test_an_evaluation_does_not_plant_parameters_that_training_starts_with(node, monkeypatch):
     """Training without a model keeps the client's own parameters: those of an evaluation before it."""
     asked = node()
