@@ -1,6 +1,7 @@
 """Screenshots of every page at three widths, light and dark: to be looked at after a change of the pages.
 
     python -m benchmarks.screenshots OUT            # make pages with the commands below, build the site, take pictures
+    python -m benchmarks.screenshots OUT --docs     # and renew the pictures of reports and sweeps in docs/pictures
     python -m benchmarks.screenshots OUT A.html     # pictures of these pages only
 
 OUT gets one picture per page, width and colour scheme, and `sheet-PAGE.png` with all of a page. PAGE is the page's path in
@@ -8,6 +9,7 @@ OUT/pages, `-` for `/`. Chromium must be installed. Making the pages trains for 
 """
 
 import argparse
+import io
 import os
 import shutil
 import subprocess
@@ -16,13 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 WIDTHS = (1400, 800, 390)
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 COMMANDS = """
-sweep strategy=fedavg,fedprox,central rounds=10 seed=0..1 --quiet
+sweep strategy=fedavg,fedprox,central rounds=20 seed=0..4 --quiet
 run rounds=20 out=runs/first
 run rounds=20 strategy=local out=runs/local --no-report
 report runs/first --map --out one.html
@@ -36,6 +38,16 @@ explain runs/desk --client 0 --items 17,23 --page explain.html
 worth runs/alone runs/desk --client 0 --page worth.html
 worth runs/desk --parties runs/coalitions --page parties.html
 """
+PICTURES: dict[str, tuple[str, int, int, Literal["light", "dark"]]] = {
+    "report-desk": ("one", 1200, 2700, "light"),
+    "report-dark": ("several", 1200, 2700, "dark"),
+    "report-phone": ("one", 390, 3000, "light"),
+    "runs-desk": ("runs/report", 1280, 620, "light"),
+    "sweep-desk": ("sweeps", 1280, 1000, "light"),
+    "sweep-phone": ("sweeps", 390, 844, "dark"),
+}
+"""Picture of the documentation → page, width and height in CSS pixels, colour scheme."""
+
 SITE = ("index", "start", "second-day", "board", "keys", "methods/fedavg")
 
 
@@ -76,11 +88,26 @@ def shoot(browser: Browser, page: Path, name: str, out: Path) -> None:
     sheet.save(out / f"sheet-{name}.png")
 
 
+def illustrate(browser: Browser, pages: Path) -> None:
+    """Renew the pictures of `PICTURES`, from the top of their pages; those of phones at one and a half times the size."""
+    for name, (page, width, height, scheme) in PICTURES.items():
+        size: ViewportSize = {"width": width, "height": height}
+        scale = 1.5 if width < 500 else 1
+        context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=scale, offline=True)
+        tab = context.new_page()
+        tab.goto((pages / f"{page}.html").absolute().as_uri(), timeout=600_000)
+        tab.wait_for_timeout(1500)
+        picture = Image.open(io.BytesIO(tab.screenshot(timeout=600_000))).convert("RGB")
+        picture.save(ROOT / "docs" / "pictures" / f"{name}.webp", quality=80, method=6)
+        context.close()
+
+
 def main() -> None:
     """Take pictures of the given pages, or of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("pages", type=Path, nargs="*")
+    parser.add_argument("--docs", action="store_true", help="renew the pictures in docs/pictures")
     args = parser.parse_args()
     made = (args.out / "pages").absolute()
     pages = args.pages or make(made)
@@ -91,6 +118,8 @@ def main() -> None:
             inside = path.relative_to(made) if path.is_relative_to(made) else Path(page.name)
             shoot(browser, page, "-".join(inside.with_suffix("").parts), args.out)
             print(page, flush=True)
+        if args.docs:
+            illustrate(browser, made)
         browser.close()
 
 

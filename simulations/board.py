@@ -606,7 +606,8 @@ def main(args: Sequence[str]) -> int:
         path = RESULTS / f"{Path(FILES[0]).stem}_page.html"
         if rest:
             path = Path(rest[0])
-        write_page(shown := board(), [f"{what}: {answer}." for what, answer in answers(shown)], path)
+        shown = board()
+        write_page(shown, finding(shown), [f"{what}: {answer}." for what, answer in answers(shown)], path)
         print(f"page: {path}")
     elif verb.endswith((".yaml", ".yml")):
         print("\n".join(analysis(Board(Path(verb)))))

@@ -132,8 +132,8 @@ def content_of(path: Path) -> str:
 # --- the interactive page ---------------------------------------------------------------------------------------------
 
 
-def write_page(board: Board, summary: Sequence[str], path: Path) -> None:
-    """Write a self-contained page with charts and sortable tables of one table.
+def write_page(board: Board, finding: str, summary: Sequence[str], path: Path) -> None:
+    """Write a self-contained page of one table: the finding, what its rows say, charts and sortable tables.
 
     Raises:
         FedGraphError: no setting has rows of two methods.
@@ -142,7 +142,7 @@ def write_page(board: Board, summary: Sequence[str], path: Path) -> None:
         raise FedGraphError(f"no setting of {board.sweep.name} has two methods with two seeds: run the sweep first")
     page, settings = Page(board.sweep.title), board.complete or board.begun
     when = time.strftime("%d %B %Y").lstrip("0")
-    lead = render("bullets", items=summary) + render("lead", text=board.sweep.source)
+    lead = render("answer", text=finding) + render("bullets", items=summary) + render("lead", text=board.sweep.source)
     page.add(render("heading", when=when, version=__version__, title=board.sweep.title, summaries=lead, tiles=""))
     overall = [grid(_plane(page, board, settings)), _methods(board, settings)]
     page.section("methods", "Methods", f"Means over {', '.join(settings)}.", overall)
@@ -152,10 +152,12 @@ def write_page(board: Board, summary: Sequence[str], path: Path) -> None:
 
 
 def _plane(page: Page, board: Board, settings: Sequence[str]) -> Markup:
+    places = {method: place for place, method in enumerate(board.methods)}
+
     def series(of: Sequence[str]) -> dict[str, Any]:
         made = [
-            {"name": one.method, "colour": i, "points": [[one.ratio, one.gain / 100, one.method, 12]]}
-            for i, one in enumerate(board.standings(of))
+            {"name": one.method, "colour": places[one.method], "points": [[one.ratio, one.gain / 100, one.method, 12]]}
+            for one in board.standings(of)
             if not math.isnan(one.ratio + one.gain)
         ]
         return {"series": made}
@@ -163,7 +165,9 @@ def _plane(page: Page, board: Board, settings: Sequence[str]) -> Markup:
     views = {"all": series(settings)} if len(settings) > 1 else {}
     views |= {setting: series([setting]) for setting in board.begun}
     x, y = {"name": f"CPU seconds relative to {FEDAVG}", "log": True}, {"name": "points", "unit": "points"}
-    return page.chart("Points against cost", "Left and up is better.", "plane", height=420, views=views, x=x, y=y)
+    return page.chart(
+        "Points against cost", "Left and up is better.", "plane", height=420, views=views, x=x, y=y, named=True
+    )
 
 
 def _differences(page: Page, board: Board, reference: str) -> Markup | None:
@@ -172,12 +176,12 @@ def _differences(page: Page, board: Board, reference: str) -> Markup | None:
         return [
             {
                 "name": m,
-                "colour": i,
+                "colour": board.methods.index(m),
                 "mean": gap.mean / 100,
                 "lo": (gap.mean - gap.half) / 100,
                 "hi": (gap.mean + gap.half) / 100,
             }
-            for i, (m, gap) in enumerate(gaps.items())
+            for m, gap in gaps.items()
         ]
 
     views = {setting: {"rows": found} for setting in board.begun if (found := rows(setting))}

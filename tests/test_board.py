@@ -207,14 +207,14 @@ def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path, monke
 
 
 def test_the_interactive_page_has_every_row(small, tmp_path):
-    board_views.write_page(small, ["one answer."], tmp_path / "page.html")
+    board_views.write_page(small, "The finding.", ["one answer."], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     cells = re.findall(r"<tr><td>([AB])</td><td>(\w+)</td>", text)
     assert sorted(cells) == sorted(itertools.product("AB", ["Local", "FedAvg", "Other"]))
     assert "one answer." in text
     assert re.search(r'data-key="-10.\d*">−10.\d</td>', text)
     with pytest.raises(FedGraphError, match="run the sweep first"):
-        board_views.write_page(written(tmp_path / "none.yaml", lambda cell: None), [], tmp_path / "none.html")
+        board_views.write_page(written(tmp_path / "none.yaml", lambda cell: None), "", [], tmp_path / "none.html")
 
 
 def test_answers_follow_from_the_rows(whole, small, tmp_path):

@@ -157,7 +157,8 @@ def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], setting
 
     views = _views(cells, settings, series)
     x, y = {"name": "time per round", "unit": "seconds"}, {"name": _metric(outcome), "unit": unit}
-    return page.chart("Score against cost", "Means over seeds; left and up is better.", "plane", views=views, x=x, y=y)
+    how = "Means over seeds; left and up is better."
+    return page.chart("Score against cost", how, "plane", views=views, x=x, y=y, named=True)
 
 
 def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> Markup:

@@ -556,6 +556,6 @@ def test_pictures_have_the_colours_of_the_pages():
     light = re.findall(r"--s\d: light-dark\((#\w+),", (assets / "page.css").read_text())
     assert tuple(light) == palette.COLOURS
     symbols = re.search(r"const SYMBOLS = \[(.*?)\]", (assets / "page.js").read_text())
-    names = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D", "PLUS": "P", "pin": "v", "arrow": ">"}
+    names = {"circle": "o", "rect": "s", "triangle": "^", "diamond": "D", "PLUS": "P", "DOWN": "v", "RIGHT": ">"}
     assert symbols
     assert tuple(names[name.strip(' "')] for name in symbols[1].split(",")) == palette.MARKERS

@@ -7,7 +7,8 @@
   const css = (name) => ((probe.style.color = `var(--${name})`), getComputedStyle(probe).color);
   const SERIES = 10, DASHES = ["solid", "dashed", "dotted"];
   const PLUS = "path://M3 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z";
-  const SYMBOLS = ["circle", "rect", "triangle", "diamond", PLUS, "pin", "arrow"];
+  const DOWN = "path://M0 0h10l-5 9z", RIGHT = "path://M0 0l9 5-9 5z";
+  const SYMBOLS = ["circle", "rect", "triangle", "diamond", PLUS, DOWN, RIGHT];
   let ink, soft, line, card, low, high, colours;
   const paint = () => {
     [ink, soft, line, card, low, high] = ["ink", "soft", "line", "card", "low", "high"].map(css);
@@ -24,8 +25,8 @@
     return `${digits(v)} ${units[power]}`;
   };
   const UNITS = {
-    share: (v) => `${digits(Math.round(v * 1e6) / 1e4)} %`,
-    points: (v) => `${v > 0 ? "+" : ""}${digits(Math.round(v * 1e6) / 1e4)}`.replace("-", "−"),
+    share: (v) => `${(100 * v).toFixed(1)} %`,
+    points: (v) => `${v > 0 ? "+" : ""}${(100 * v).toFixed(1)}`.replace("-", "−"),
     bytes: (v) => scaled(v, ["B", "kB", "MB", "GB", "TB"], 1000),
     seconds: (v) => (v === 0 ? "0" : v < 1 ? `${(1000 * v).toFixed(0)} ms` : v < 120 ? `${digits(v)} s` : v < 7200 ? `${digits(v / 60)} min` : `${digits(v / 3600)} h`),
     count: (v) => v.toLocaleString("en").replaceAll(",", "\u202f"),
@@ -80,9 +81,10 @@
       return { ...option, xAxis: below(axis(d.x, { splitLine: { show: false }, min: "dataMin", max: "dataMax" })), yAxis: axis(d.y), series };
     },
     // Points or steps in a plane: [x, y, what it is, size].
-    plane(d) {
+    plane(d, width) {
       const series = d.series.map((s, i) => ({
         type: s.line ? "line" : "scatter", name: s.name, data: s.points, symbol: s.bare ? "none" : s.symbol || symbol(s.colour ?? i), symbolSize: (v) => s.size || v[3] || d.size || 9,
+        label: { show: !!d.named, position: "right", distance: 4, color: soft, fontSize: 11, formatter: (item) => item.value[2] }, labelLayout: ({ labelRect, rect }) => ({ hideOverlap: true, ...(labelRect.x + labelRect.width > width - 4 && { x: rect.x - 4, align: "right" }) }), // left of its point at the edge
         itemStyle: { color: colour(s.colour ?? i), opacity: s.line ? 1 : 0.8, borderColor: card, borderWidth: d.size ? 0 : 0.5 }, lineStyle: { color: colour(s.colour ?? i), width: 2.2, type: DASHES[s.dash || 0] },
       }));
       if (d.diagonal) series.push({ type: "line", name: "", data: [[0, 0], [1, 1]], symbol: "none", silent: true, tooltip: { show: false }, lineStyle: { color: soft, type: "dotted", width: 1 } });
@@ -144,7 +146,7 @@
   };
 
   // --- places ---
-  const MARKS = { circle: "M4 5a5 5 0 1 1 10 0a5 5 0 1 1-10 0z", rect: "M4 0h10v10H4z", triangle: "M9 0l5.5 10h-11z", diamond: "M9 0l5 5-5 5-5-5z", [PLUS]: "M7 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z", pin: "M9 10l-3.6-5a4 4 0 1 1 7.2 0z", arrow: "M9 0l5 10-5-3-5 3z" };
+  const MARKS = { circle: "M4 5a5 5 0 1 1 10 0a5 5 0 1 1-10 0z", rect: "M4 0h10v10H4z", triangle: "M9 0l5.5 10h-11z", diamond: "M9 0l5 5-5 5-5-5z", [PLUS]: "M7 0h4v3h3v4h-3v3h-4v-3h-3v-4h3z", [DOWN]: "M3.5 .5h11l-5.5 9.5z", [RIGHT]: "M5 0l9 5-9 5z" };
   const drawn = [];
   const keys = (place, about, chart, option) => {
     place.nextElementSibling?.classList.contains("keys") && place.nextElementSibling.remove();
