@@ -109,7 +109,7 @@ def tables(folder: Path) -> Path:
         frame = pd.DataFrame(columns) if columns else pd.DataFrame({"id": range(count)})
         frame.head(count).to_csv(folder / f"{name}.csv", index=False)
 
-    ids, color = np.arange(50), rng.choice(["red", "green"], 50)
+    ids, color, label = np.arange(50), *rng.choice(["red", "green"], (2, 50))
     write(
         "nodes",
         50,
@@ -117,7 +117,7 @@ def tables(folder: Path) -> Path:
         age=rng.integers(18, 90, 50),
         weight=rng.normal(70, 9, 50).round(1),
         color=color,
-        label=color,
+        label=label,
     )
     write(
         "papers", 40, id=[f"p{i}" for i in range(40)], pages=rng.integers(1, 30, 40), year=rng.integers(1990, 2026, 40)
@@ -190,7 +190,7 @@ def child(
 
 
 def code_of(checkout: Path) -> str:
-    """Return a digest of the committed code and commands, from which results follow; empty if a file has changed since."""
+    """Return a digest of committed code, of its commands and their tables; empty if a file of the code has changed since."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
@@ -199,7 +199,7 @@ def code_of(checkout: Path) -> str:
     if git("status", "--porcelain", "--", *folders):
         return ""
     trees = git("rev-parse", *(f"HEAD:{folder}" for folder in folders))
-    return hashlib.sha256(trees.encode() + COMMANDS.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(trees.encode() + COMMANDS.read_bytes() + Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def computed(checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int) -> dict[str, Result]:

@@ -199,11 +199,19 @@ def without(graphs: Sequence[Any], gone: int) -> list[Any]:
     if not all(isinstance(graph, ClientGraph) for graph in kept):  # several types: no edges between clients
         return [replace(graph, client=client, **place) for client, graph in enumerate(kept)]
     ids = torch.cat([graph.node_id for graph in kept]).sort().values
-    if any(graph.shared for graph in kept) or bool((ids.diff() == 0).any()):
+    repeated = bool((ids.diff() == 0).any())
+    if repeated and not any(map(_names_others, kept)):  # files that were never linked: each numbers its own nodes
+        return [replace(graph, client=client, **place) for client, graph in enumerate(kept)]
+    if repeated or any(graph.shared for graph in kept):
         raise FedGraphError(
             "parties share nodes (--entities overlap): link again without the party, and pass --graph DIR"
         )
     return [_without(graph, client, gone, ids, place) for client, graph in enumerate(kept)]
+
+
+def _names_others(graph: ClientGraph) -> bool:
+    """Return whether a file has nodes or edges of other parties, by numbers that all parties share."""
+    return graph.shared or "link" in graph.linking or any(getattr(graph, cut).numel() for cut in (*_CUTS, "far_id"))
 
 
 def _without(graph: ClientGraph, client: int, gone: int, ids: Tensor, place: dict[str, Any]) -> ClientGraph:

@@ -104,6 +104,17 @@ def test_the_result_is_the_run_that_never_had_the_party(made, tmp_path, capsys, 
     assert hashes(whole.path) == before  # nothing of the earlier run changes
 
 
+@pytest.mark.parametrize("gone", [0, 2])
+def test_files_that_were_never_linked_stay_as_they_are(made, gone):
+    """Each numbers its own nodes from 0, which is no node that parties share."""
+    unlinked = [replace(made.client(bank), client=client, num_clients=3) for client, bank in enumerate(BANKS)]
+    assert unlinked[0].node_id[0] == unlinked[1].node_id[0] == 0
+    kept = [graph for graph in unlinked if graph.client != gone]
+    for client, (after, before) in enumerate(zip(without(unlinked, gone), kept, strict=True)):
+        same(after, before, skip=("client", "num_clients"))
+        assert (after.client, after.num_clients) == (client, 2)
+
+
 def test_a_party_of_a_simulation_is_named_by_its_number(tmp_path):
     """Clients of a partition: the replay is the run on the others' files."""
     keys = {"strategy": "fedprox", "dataset": "csbm", "dataset.nodes_per_client": [30, 40], **KEYS}
