@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import fnmatch
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -177,7 +178,7 @@ def child(
     checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int, cache: Path | None
 ) -> dict[str, Result]:
     """Run methods with a checkout's code in a separate process; results in ``cache`` are not computed again."""
-    version = code_of(checkout) if cache else ""
+    version = code_of(checkout, scenario) if cache else ""
     kept = cache / version / f"{scenario}-{rounds}.pickle" if cache and version else None
     known: dict[str, Result] = pickle.loads(kept.read_bytes()) if kept and kept.is_file() else {}
     missing = [method for method in methods if method not in known]
@@ -189,8 +190,8 @@ def child(
     return known
 
 
-def code_of(checkout: Path) -> str:
-    """Return a digest of committed code, of its commands and their tables; empty if a file of the code has changed since."""
+def code_of(checkout: Path, scenario: str) -> str:
+    """Return a digest of committed code and of what a scenario runs; empty if a file of the code has changed since."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=checkout, check=True, capture_output=True, text=True).stdout.strip()
@@ -199,7 +200,8 @@ def code_of(checkout: Path) -> str:
     if git("status", "--porcelain", "--", *folders):
         return ""
     trees = git("rev-parse", *(f"HEAD:{folder}" for folder in folders))
-    return hashlib.sha256(trees.encode() + COMMANDS.read_bytes() + Path(__file__).read_bytes()).hexdigest()[:16]
+    run = [SCENARIOS[scenario]] if scenario in SCENARIOS else [cases()[scenario], inspect.getsource(tables)]
+    return hashlib.sha256(f"{trees} {run}".encode()).hexdigest()[:16]
 
 
 def computed(checkout: Path, folder: Path, scenario: str, methods: list[str], rounds: int) -> dict[str, Result]:
