@@ -133,7 +133,7 @@
       option.grid.top = marks.length ? 26 : 10;
       if (d.beside) option.grid.right = 44; // of the label of the largest value
       return {
-        ...option, xAxis: below(axis({ unit: d.unit, name: d.name })), yAxis: names(d.rows.map((row) => row.name), { inverse: true, axisLabel: { color: ink, fontSize: 12, width: narrow ? 122 : 220, overflow: "truncate" } }),
+        ...option, xAxis: below(axis({ unit: d.unit, name: d.name })), yAxis: names(d.rows.map((row) => row.name), { inverse: true, axisLabel: { color: ink, fontSize: 12, width: narrow ? (d.beside ? 145 : 122) : 220, overflow: "truncate" } }),
         series: [
           { type: "custom", name: "interval", silent: true, clip: true, renderItem: whisker, encode: { x: [1, 2], y: 0 }, data: d.rows.map((row, i) => [i, row.lo, row.hi]).filter((row) => row[1] !== null && row[1] !== undefined) },
           { type: "scatter", name: "each", symbolSize: 6, data: d.rows.flatMap((row, i) => (row.each || []).map(([v, what]) => ({ value: [v, i, what], itemStyle: { ...style(row, i), opacity: 0.45 } }))) },
