@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,6 +109,7 @@ def from_data(
     scaling: str = "none",
     encode: Encode = unchanged,
     say: Callable[[str], None] = lambda text: None,
+    client: str = "",
 ) -> Graph:
     """Build a graph from a ``Data`` in memory, which is not modified; ``where`` names it in errors.
 
@@ -119,6 +121,7 @@ def from_data(
         scaling: name of the scaling that ``encode`` applies, for the graph's schema.
         encode: how ``x`` becomes features.
         say: receives one line about tensors that are not used.
+        client: name of the attribute with each node's client, integers or texts [N]; empty: clients are not given.
 
     Raises:
         FedGraphError: a tensor is missing, or the graph is invalid.
@@ -129,17 +132,42 @@ def from_data(
     if getattr(data, "y", None) is None and isinstance(getattr(data, "targets", None), Tensor):
         data.y = torch.full((data.num_nodes,), -1)
     check_data(data, where)
-    if dropped := sorted({*data.keys()} - _READ):
+    group = _clients(data, client, where)
+    if dropped := sorted({*data.keys()} - _READ - {client}):
         say(f"{where}: ignored: {', '.join(dropped)}")
     made = encode(NODE, data.x, where)
     names = classes or numbered_classes(data.y, where)
     data.x = made.x
     graph = Graph.from_pyg(data, num_classes=max(len(names), 1))
+    graph.group = group
     graph.schema = schema_of({NODE: made}, names, scaling, undirected=undirected)
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & graph.labelled)
     check_graph(graph, where)
     return both_directions(graph) if undirected else graph
+
+
+def _clients(data: Any, name: str, where: str) -> Tensor:
+    """Return each node's client, 0..M-1 in ascending order of the attribute's values, int64 [N]; empty without a name.
+
+    Raises:
+        FedGraphError: the attribute is missing, or is not one integer or text per node.
+    """
+    if not name:
+        return torch.zeros(0, dtype=torch.int64)
+    held = data.to_dict().get(name)
+    if held is None or name in _READ:
+        others = ", ".join(sorted({*data.keys()} - _READ)) or "none"
+        raise FedGraphError(
+            f"{where} has no attribute '{name}' with each node's client; its other attributes: {others}"
+        )
+    values = np.asarray(held.cpu() if isinstance(held, Tensor) else held)
+    if values.shape != (data.num_nodes,) or values.dtype.kind not in "iuU":
+        found = f"{values.dtype} of shape {values.shape}"
+        raise FedGraphError(f"{where}: '{name}' must be one integer or text per node [{data.num_nodes}], got {found}")
+    if values.dtype.kind == "U" and (nameless := np.flatnonzero(np.char.strip(values) == "")).size:
+        raise FedGraphError(f"{where}: '{name}' names no client of node {nameless[0]}")
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
 
 
 def from_list(graphs: Sequence[Any], where: str) -> Graph:

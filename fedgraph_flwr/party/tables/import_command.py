@@ -79,7 +79,7 @@ _INPUT = f"""
 --edge-columns NAMES  columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the
     schema's
 --outcomes FILE  decisions of a desk (id or edge, outcome: true, false or open), which become labels; undecided items have none
---client-column NAME  column with each node's client (partition=planted)
+--client-column NAME  column with each node's client, or such an attribute of a PyG Data (partition=planted)
 --classes A,B,C  class names in label order (default: sorted)
 --role NAME  role of this party, such as network or bank, if parties have different tables: each role has its own columns, and may
     have no node table, no edge table or no labels
@@ -212,6 +212,10 @@ def summary(graph: Graph | HeteroGraph, complete: bool, as_client: bool) -> Iter
     sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
     homophily = found["edge_homophily"]
     yield f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}"
+    if isinstance(graph, Graph) and graph.group.numel():
+        sizes = torch.bincount(graph.group)
+        clients, least, most = len(sizes), int(sizes.min()), int(sizes.max())
+        yield f"{clients} clients of {least} to {most} nodes: runs take num_clients={clients}"
     yield from _of_edges(graph)
     if isinstance(graph, Graph) and graph.graph_id.numel():
         graph = one_per_graph(graph)
@@ -397,11 +401,15 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
     if args.data:
         given = layout_of(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
         given["outcomes"] = args.outcomes
-        if named := [key for key, value in given.items() if value]:
+        if named := [key for key, value in given.items() if value and key != "client"]:
             raise FedGraphError(f"--data has no tables: leave out the option for {named[0].replace('_', ' ')}")
+        if args.client_column and (args.target or args.client is not None):
+            other = f"--target {args.target}" if args.target else f"--client {args.client}"
+            only = "--client-column names the clients of one graph with one type of nodes"
+            raise FedGraphError(f"{only}: leave out {other}")
         if args.target:
             Columns().of_one_type("", None, args.undirected)
-        return from_saved(args.data, args.target, **options)
+        return from_saved(args.data, args.target, client=args.client_column or "", **options)
     return from_tables(
         *files,
         columns,

@@ -448,6 +448,7 @@ def from_saved(
     classes: Sequence[str] = (),
     undirected: bool = False,
     treatment: Treatment = AS_FOUND,
+    client: str = "",
 ) -> Any:
     """Build a graph from a saved PyG ``Data`` or ``HeteroData`` with features ``x`` and integer labels ``y``; keep its masks.
 
@@ -457,6 +458,7 @@ def from_saved(
         classes: names of the labels 0..C-1; empty for the schema's, else the numbers.
         undirected: whether each edge of a ``Data`` represents both directions.
         treatment: options for the columns ``x_0``...; without a ``scaling``, ``x`` is used unchanged.
+        client: attribute of a ``Data`` with each node's client.
 
     Raises:
         FedGraphError: the file is invalid (`read_saved`), a tensor is missing, or the graph is invalid.
@@ -469,7 +471,8 @@ def from_saved(
     if target:
         return pyg.from_hetero_data(read_saved(path), str(path), target, **shared)
     undirected = undirected or treatment.undirected
-    return pyg.from_data(read_saved(path), str(path), undirected=undirected, say=treatment.say, **shared)
+    options: Any = {"undirected": undirected, "say": treatment.say, "client": client}
+    return pyg.from_data(read_saved(path), str(path), **shared, **options)
 
 
 def saved_features(treatment: Treatment, kind: str, x: Tensor, where: str) -> Features:

@@ -227,6 +227,45 @@ def test_saved_data_round_trips(tmp_path):
     assert from_saved(tmp_path / "d.pt", undirected=True).edge_index.size(1) == 4
 
 
+@pytest.mark.parametrize(
+    "clients", [torch.tensor([7, 2, 7, 2]), ["north", "east", "north", "east"]], ids=["int", "text"]
+)
+def test_an_attribute_names_the_client_of_each_node(tmp_path, capsys, clients):
+    torch.save(pyg_data(hospital=clients, train_mask=None), tmp_path / "d.pt")
+    args = [
+        "import",
+        "--data",
+        str(tmp_path / "d.pt"),
+        "--client-column",
+        "hospital",
+        "--out",
+        str(tmp_path / "g.safetensors"),
+    ]
+    assert cli.main(args) == 0
+    assert "2 clients of 2 to 2 nodes: runs take num_clients=2" in capsys.readouterr().out
+    assert Graph.load(tmp_path / "g.safetensors").group.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "clients", "message"),
+    [
+        ("ward", [1, 2, 3, 4], r"no attribute 'ward' with each node's client; its other attributes: hospital"),
+        ("x", [1, 2, 3, 4], "no attribute 'x' with each node's client"),
+        (
+            "hospital",
+            torch.zeros(3, dtype=torch.int64),
+            r"must be one integer or text per node \[4\], got int64 of shape \(3,\)",
+        ),
+        ("hospital", torch.zeros(4), r"must be one integer or text per node \[4\], got float32"),
+        ("hospital", ["a", "", "a", "b"], "'hospital' names no client of node 1"),
+    ],
+)
+def test_wrong_clients_of_a_saved_object_are_one_sentence(tmp_path, name, clients, message):
+    torch.save(pyg_data(hospital=clients), tmp_path / "d.pt")
+    with pytest.raises(FedGraphError, match=message):
+        from_saved(tmp_path / "d.pt", client=name)
+
+
 class Harm:
     def __init__(self, path):
         self.path = str(path)
