@@ -27,12 +27,20 @@ from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet.approvals import (
     TIME,
     Refused,
+    check_time,
     code_digest,
     config_digest,
     read_approval,
+    runs,
     sign,
 )
 from fedgraph_flwr.party.options import add_options
+
+_OTHER = {
+    "config": ("another configuration", "pass the one that the others signed"),
+    "code": ("other code", "sign with the version and the installation that they used, pass its bundle (--app)"),
+}
+"""What an approval may differ in, and what to do about it."""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -65,16 +73,15 @@ def main(args: argparse.Namespace) -> int:
     if args.file.is_file():
         try:
             statement, signatures = read_approval(args.file.read_text())
+            check_time(statement, time.time())
         except Refused as error:
             raise FedGraphError(f"{args.file}: {error}") from error
         for what, digest in digests.items():
             if statement[what] != digest:
-                other = "another configuration" if what == "config" else "other code"
-                raise FedGraphError(
-                    f"{args.file} is about {other}: pass the one that the others signed, or another --file"
-                )
+                about, fix = _OTHER[what]
+                raise FedGraphError(f"{args.file} is about {about}: {fix}, or another --file")
         if args.uses is not None and statement["uses"] > args.uses:
-            raise FedGraphError(f"--uses {args.uses}: the others signed {args.file} for {statement['uses']} runs")
+            raise FedGraphError(f"--uses {args.uses}: the others signed {args.file} for {runs(statement['uses'])}")
         latest = None if args.expires is None else time.strptime(_time(args.expires), TIME)
         if latest and time.strptime(statement["expires"], TIME) > latest:
             raise FedGraphError(
@@ -94,9 +101,9 @@ def main(args: argparse.Namespace) -> int:
         args.file.write_text(json.dumps(approval, indent=1) + "\n")
     statement = approval["statement"]
     print(f"configuration {digests['config'][:12]}, code {digests['code'][:12]}")
-    print(
-        f"{args.file} has {len(approval['signatures'])} signatures, for {statement['uses']} runs until {statement['expires']}"
-    )
+    count = len(approval["signatures"])
+    number = f"{count} signature{'s' * (count != 1)}"
+    print(f"{args.file} has {number}, for {runs(statement['uses'])} until {statement['expires']}")
     return 0
 
 

@@ -29,7 +29,7 @@ _UNITS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 _STATE = "[0-9A-Za-z_]*-*/client_[0-9][0-9][0-9][0-9]*"
 """Folders of clients in a folder of states."""
 
-_LOGS = ("run-config.toml", "flower.log", "superlink.log")
+_LOGS = ("run-config.toml", "flower.log", "superlink.log", "app/pyproject.toml")
 _RECORDS = (CONFIG, ROUNDS, SUMMARY, FAILURE, INPUT_SPEC, STATUS, "report.html", *_LOGS)
 """Files of a run besides its models and checkpoints."""
 
@@ -61,28 +61,41 @@ def main(args: argparse.Namespace) -> int:
         listed += _items(folder, args.keep_best)
     if not listed:
         raise FedGraphError(f"no runs and no states of runs in {', '.join(map(str, args.folders))}")
-    freed = cleaned = 0
-    for item in listed:
-        days, kept = (now - item.changed()) / 86400, ""
-        if days * 86400 < args.older_than:
-            kept = "newer"
-        elif item.resumable and not args.unfinished:
-            kept = "it can be resumed; --unfinished deletes it, too"
-        elif not item.files:
+    ages = [max(now - item.changed(), 0.0) for item in listed]
+    reasons = [_kept(item, age, args) for item, age in zip(listed, ages, strict=True)]
+    starts = {item.start: item for item, kept in zip(listed, reasons, strict=True) if kept and item.start}
+    freed = cleaned = denied = 0
+    for item, seconds, reason in zip(listed, ages, reasons, strict=True):
+        days, kept = seconds / 86400, reason
+        if not kept and item.lock and (user := starts.get(item.folder.name)):
+            kept = f"{user.folder}, which is unfinished, starts from it (init)"
+        elif not kept and not item.files:
             continue
         if kept:
             print(f"kept     {item.folder} ({days:.0f} days): {kept}")
             continue
-        bytes_ = sum(path.stat().st_size for path in item.files)
-        if args.yes and not item.delete():
-            print(f"kept     {item.folder}: in use")
+        try:
+            bytes_ = sum(path.stat().st_size for path in item.files)
+            if args.yes and not item.delete():
+                print(f"kept     {item.folder}: in use")
+                continue
+        except PermissionError as error:
+            denied += 1
+            print(f"kept     {item.folder}: no permission for {error.filename}; run clean as the user who owns it")
             continue
         freed, cleaned = freed + bytes_, cleaned + 1
         about = f"{len(item.files)} files, {size(bytes_)}"
         print(f"{'deleted ' if args.yes else 'old     '} {item.folder} ({days:.0f} days): {about}")
     after = "freed" if args.yes else "can be freed; to delete, add --yes"
     print(f"{size(freed)} of {cleaned} runs {after}")
-    return 0
+    return 1 if denied else 0
+
+
+def _kept(item: "_Item", age: float, args: argparse.Namespace) -> str:
+    """Return why an item stays, or ""."""
+    if age < args.older_than:
+        return "newer"
+    return "it can be resumed; --unfinished deletes it, too" if item.resumable and not args.unfinished else ""
 
 
 def age(text: str) -> float:
@@ -102,12 +115,14 @@ class _Item:
         files: files that may be deleted.
         resumable: whether ``resume`` continues the run from them.
         lock: lock of the processes that write to it; None: there is none.
+        start: last name of the folder in ``init``, of an unfinished run; "": there is none.
     """
 
     folder: Path
     files: list[Path]
     resumable: bool
     lock: Path | None = None
+    start: str = ""
 
     def changed(self) -> float:
         """Return the time of the last change, in seconds."""
@@ -165,7 +180,18 @@ def _run(folder: Path, keep_best: bool) -> _Item:
         files += _tensors(state, keep_best, ("best", "last") if best else ("last",))
         files += [] if keep_best else [path for path in state.iterdir() if path.suffix in (".json", ".txt")]
     found = [path for path in files if path.is_file() and not _linked(path, folder)]
-    return _Item(folder, found, not finished and checkpoint.is_file(), folder / SERVER)
+    resumable = not finished and checkpoint.is_file()
+    return _Item(folder, found, resumable, folder / SERVER, "" if finished else _start(folder))
+
+
+def _start(folder: Path) -> str:
+    """Return the last name of the folder that a run starts from, as far as a damaged run tells."""
+    from fedgraph_flwr.config.config_file import load
+
+    try:
+        return Path(str(load(folder / CONFIG).get("init") or "")).name
+    except (OSError, FedGraphError, AttributeError):
+        return ""
 
 
 def _reports_best(folder: Path) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.fleet import flower_patches
+from fedgraph_flwr.fleet import audit_chain, flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, read_rule, stored
 from fedgraph_flwr.fleet.certificates import WARNED
 from fedgraph_flwr.fleet.checking import Finding, admission, reach
@@ -29,7 +29,6 @@ from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, log_as, say, tool
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
 WRONG_INPUT = {302, 303, 304, 600, 603, 604, 605, 606}
@@ -40,6 +39,9 @@ PAUSES = (1.0, 2.0, 5.0, 10.0)
 
 SAME = 5
 """How often the same reason of a missing connection is printed."""
+
+QUIET = 30.0
+"""Seconds without a failed attempt after which a server that responds is connected again: Flower tries every 20 s."""
 
 SETTLED = 60.0
 """Seconds of uptime after which the retry count is reset."""
@@ -99,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     options, rule = supernode_options(args), approvals_rule(args, plain)
     watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once, rule, args.key)
-    numbers = AuditNumbers(args.state / audit.LOG) if args.state else None
+    numbers = AuditNumbers(args.state / audit_chain.LOG) if args.state else None
     pages = {
         "/live": condition(node.not_live),
         "/ready": condition(node.not_ready),
@@ -229,13 +231,17 @@ class Server:
         """Return why the server rejected a signed request of this node."""
         if why := self.unreachable():
             return f"the connection to {self.host}:{self.port} was cut: {why}"
-        for found in admission(f"{self.host}:{self.port}", check_key(key), self.authority):
-            if found.right is False:
-                return found.explanation
+        if why := self.why_not_admitted(key):
+            return why
         return (
             f"a request reached {self.host}:{self.port} too late, since the connection was cut, or this machine slept: its"
             " signature had expired. The server admits this key"
         )
+
+    def why_not_admitted(self, key: Path) -> str:
+        """Return why the server would not admit this key; empty if it does, or cannot be asked."""
+        findings = admission(f"{self.host}:{self.port}", check_key(key), self.authority)
+        return next((finding.explanation for finding in findings if finding.right is False), "")
 
 
 class Node:
@@ -275,6 +281,7 @@ class Node:
         self.refused = False  # the server's certificate
         self.printed: Counter[str] = Counter()  # reasons, since the last connection
         self.lost = threading.Event()  # the SuperNode reported a lost connection
+        self.failed: float | None = None  # when an attempt of this SuperNode to connect again last failed
         self.unauthorized = False  # the server rejected a request of the SuperNode
 
     def not_live(self) -> str:
@@ -346,11 +353,25 @@ class Node:
         """Look when the SuperNode loses its connection, and each day."""
         looked = time.monotonic()
         while True:
-            lost = self.lost.wait(_DAY)
+            cut = self.failed is not None
+            lost = self.lost.wait(PAUSES[-1] if cut else _DAY)
             self.lost.clear()
-            if not lost or time.monotonic() - looked > PAUSES[-1]:
+            if self._is_back():
+                self._connected()
+            elif time.monotonic() - looked > PAUSES[-1] if lost else not cut:
                 looked = time.monotonic()
                 self._look()
+
+    def _is_back(self) -> bool:
+        """Return whether a lost connection works again: Flower does not say so where the reply that it sent is of no use."""
+        failed = self.failed
+        if failed is None or time.monotonic() - failed < QUIET:
+            return False
+        return bool(self.server.reach().right) and self.failed == failed
+
+    def _connected(self) -> None:
+        self.reason, self.failed = "", None
+        self.printed.clear()
 
     def end(self) -> None:
         """Stop all started processes, including that of a task."""
@@ -365,7 +386,7 @@ class Node:
                 signal.signal(number, handler)
 
     def _start(self) -> None:
-        self.code = 0
+        self.code, self.failed = 0, None
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         quiet = {"FLWR_DISABLE_UPDATE_CHECK": "1"}
         if self.plain:
@@ -415,12 +436,12 @@ class Node:
         if found := re.search(r"Exit Code: (\d{1,4})\b", line):
             self.code = int(found[1])
         elif "SuperNode ID:" in line or "Connection successful" in line:
-            self.reason = ""
-            self.printed.clear()
-        elif "401 Unauthorized" in line:
+            self._connected()
+        elif "401 Unauthorized" in line and "/v1/runtime/" not in line:  # that is on this machine
             self.unauthorized = True
         elif "Connection attempt failed" in line:
             self.reason = self.reason or f"no connection to the server {self.server.host}:{self.server.port}"
+            self.failed = time.monotonic()
             self.lost.set()
 
     def _why(self) -> str:
@@ -431,6 +452,8 @@ class Node:
         if self.code == 305:
             if why := self.server.unreachable():
                 return f"no connection to the server {self.server.host}:{self.server.port}: {why}"
+            if self.key and (removed := self.server.why_not_admitted(self.key)):
+                return removed
             why = "the server does not accept this key yet: after a crash it waits about a minute"
             return f"{why} (for details, run fedgraph-flwr fleet check)"
         return "the SuperNode ended: its key is not admitted, or see the reason above"

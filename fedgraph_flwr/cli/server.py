@@ -17,7 +17,7 @@ from fedgraph_flwr.cli.node import LOG_FORMAT, monitor_address
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.certificates import watch
-from fedgraph_flwr.fleet.keys import Places, read_fleet, write_configuration
+from fedgraph_flwr.fleet.keys import FLEET, Places, read_fleet, write_configuration, write_fleet
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos
@@ -83,6 +83,9 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
         connect(args.name, places.superlink, args.folder / "ca.crt")
         for text in admit_all(args.folder, args.name, not args.no_join):
             say(text)
+        with contextlib.suppress(OSError):  # a folder that is only read
+            if write_fleet(args.folder, places):
+                say(f"{args.folder / FLEET} has the versions of this server: send it to the parties, for `fleet check`")
         watch(args.folder, lambda: _renewed(processes[1:]), lambda text: say(f"warning: {text}"))
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")

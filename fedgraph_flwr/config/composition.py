@@ -116,7 +116,7 @@ def compose(
     given = _named(laid_over(file.overrides, given))
     if file.base:
         resolved = load(file.base)
-        for key in ("out", "overwrite", "resume", "evaluate"):  # keys of the repeated run
+        for key in config_file.OWN:
             resolved.pop(key, None)
         chosen = _chooses(given)
         return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
@@ -179,7 +179,9 @@ def configuration(
     key = next((key for key in named[1:] if given.get(key)), "")
     earlier = given.get(key)
     if earlier and not (Path(earlier) / "config.yaml").is_file():
-        raise FedGraphError(f"{key}={earlier} holds no run: expected a folder with config.yaml, as of `run out=DIR`")
+        copy = f"fedgraph-flwr runs --server CONNECTION --copy {Path(earlier).name}"
+        what = f"{key}={earlier} holds no run: expected a folder with config.yaml, as of `run out=DIR`"
+        raise FedGraphError(f"{what}; if a fleet's server has it, copy it first: {copy}")
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)
     overrides = [word for word in overrides if not word.startswith("config=")]
     cfg = compose(overrides, base, defaults, {key: value for key, value in keys.items() if key != "config"})

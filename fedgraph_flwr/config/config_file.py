@@ -8,7 +8,7 @@ A resolved configuration (a run's ``config.yaml``) is not a list of overrides: c
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,9 @@ CHOICES: dict[str, Any] = {cls.group: cls for cls in _CHOSEN}
 
 EXTENSIBLE = {group: cls for group, cls in CHOICES.items() if "params" in {f.name for f in fields(cls)}}
 """Groups whose files add keys to the schema's."""
+
+OWN = ("out", "overwrite", "resume", "evaluate")
+"""Keys of one run's folder, which a run that repeats it, or starts from it, chooses for itself."""
 
 
 @dataclass
@@ -85,9 +88,9 @@ def choices(overrides: Mapping[str, Any], places: Mapping[str, str]) -> dict[str
     return renamed
 
 
-def is_resolved(body: Mapping[str, Any]) -> bool:
-    """Return whether the content is a complete configuration, as `composition.to_yaml` writes it."""
-    return all(isinstance(body.get(group), Mapping) and "params" in body[group] for group in EXTENSIBLE)
+def is_resolved(body: Mapping[str, Any], groups: Iterable[str] = EXTENSIBLE) -> bool:
+    """Return whether the content is a complete configuration, as `composition.to_yaml` writes it, of some groups."""
+    return all(isinstance(body.get(group), Mapping) and "params" in body[group] for group in groups)
 
 
 def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
@@ -99,6 +102,8 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     content = load(path)
     if is_resolved(content):
         return ConfigFile(base=path)
+    if is_resolved(content, ("strategy", "model")):  # of a fleet's run: only its nodes know their data
+        content = {key: value for key, value in content.items() if key not in OWN}
     lines = {key.replace(".params.", "."): line for key, line in lines_of(path.read_text()).items()}
     chain = (*seen, path.resolve())
     others = content.pop("extends", None) or []

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgraph_flwr.config.composition import GROUPS, compose, group_path
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import OWN, flat
 from fedgraph_flwr.config.schema import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-
-OWN = ("out", "overwrite", "resume", "evaluate")
-"""Keys of one run's folder, which a repetition chooses anew."""
 
 
 def overrides_of(cfg: RunConfig) -> list[str] | None:

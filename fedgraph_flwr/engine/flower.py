@@ -79,7 +79,7 @@ def bring_approval(path: Path, cfg: RunConfig) -> None:
     Raises:
         FedGraphError: it does not.
     """
-    from fedgraph_flwr.fleet.approvals import Refused, config_digest, read_approval
+    from fedgraph_flwr.fleet.approvals import Refused, check_time, config_digest, read_approval
 
     if not cfg.on_fleet:
         raise FedGraphError(
@@ -88,10 +88,11 @@ def bring_approval(path: Path, cfg: RunConfig) -> None:
     if not path.is_file():
         raise FedGraphError(f"--approval {path}: no such file; fedgraph-flwr approve writes one")
     try:
-        signed = read_approval(path.read_text())[0]["config"]
+        statement = read_approval(path.read_text())[0]
+        check_time(statement, time.time())
     except (Refused, UnicodeDecodeError) as error:
         raise FedGraphError(f"--approval {path}: {first_line(error)}") from error
-    if signed != config_digest(to_json(cfg)):
+    if statement["config"] != config_digest(to_json(cfg)):
         raise FedGraphError(
             f"--approval {path} is for another configuration: start the one that the owners signed"
         )

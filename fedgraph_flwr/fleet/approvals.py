@@ -166,7 +166,7 @@ def check(rule: Rule, run_config: Mapping[str, Any], bundle: bytes, run_id: int,
         has = ", ".join(signers) or "none"
         raise Refused(
             f"this node needs signatures ({rule.text()}), and the approval has {has}{forged}: missing is"
-            f" {rule.needed - len(signers)} of {', '.join(missing)}"
+            f" {rule.needed - len(signers)} of {', '.join(missing)}, who adds a signature to the file with fedgraph-flwr approve"
         )
     if statement["config"] != (found := config_digest(str(run_config["config"]))):
         digests = f"{found[:12]}, signed was {statement['config'][:12]}"
@@ -178,10 +178,28 @@ def check(rule: Rule, run_config: Mapping[str, Any], bundle: bytes, run_id: int,
         raise Refused(
             f"the owners approved other code (the run's bundle is {digests}): sign again, or ship the signed one"
         )
-    if now > _seconds(statement["expires"]):
-        raise Refused(f"the approval expired at {statement['expires']}: the owners sign another one")
+    check_time(statement, now)
     _count(state, statement, run_id, now)
     return signers
+
+
+def check_time(statement: Mapping[str, Any], now: float) -> None:
+    """Refuse a statement that has expired.
+
+    Args:
+        statement: see `read_approval`.
+        now: seconds since 1970.
+
+    Raises:
+        Refused: it has.
+    """
+    if now > _seconds(statement["expires"]):
+        raise Refused(f"the approval expired at {statement['expires']}: the owners sign another one, in a new --file")
+
+
+def runs(number: int) -> str:
+    """Return a number of runs for messages."""
+    return f"{number} run{'s' * (number != 1)}"
 
 
 def read_approval(text: str) -> tuple[dict[str, Any], dict[str, str]]:
@@ -212,19 +230,21 @@ def _count(state: Path, statement: Mapping[str, Any], run_id: int, now: float) -
         path, nonce, run = state / USED, statement["nonce"], str(run_id)
         try:
             used = json.loads(path.read_text()) if path.is_file() else {}
-            runs = list(used.get(nonce, {}).get("runs", []))
+            before = list(used.get(nonce, {}).get("runs", []))
         except (OSError, ValueError, AttributeError) as error:
             raise Refused(
                 "this node cannot read its record of used approvals: its owner restores approvals.json"
             ) from error
-        if run in runs:
+        if run in before:
             return
-        if len(runs) >= statement["uses"]:
+        if len(before) >= statement["uses"]:
             uses = statement["uses"]
-            raise Refused(f"the approval was used by {len(runs)} runs, and allows {uses}: the owners sign another one")
+            raise Refused(
+                f"the approval was used by {runs(len(before))}, and allows {uses}: the owners sign another one, in a new --file"
+            )
         used[nonce] = {
             "expires": statement["expires"],
-            "runs": [*runs, run],
+            "runs": [*before, run],
             "last": time.strftime(TIME, time.gmtime(now)),
         }
         part = path.with_name(f".{USED}.part")

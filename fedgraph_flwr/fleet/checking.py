@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
 from fedgraph_flwr.fleet.certificates import read
+from fedgraph_flwr.fleet.flower_patches import TESTED
 from fedgraph_flwr.fleet.keys import FLEET, check_key, read_fleet, versions
 
 PATIENCE = 10.0
@@ -234,9 +235,21 @@ def same_versions(folder: Path) -> Finding:
         return Finding("versions", True, f"equal to the server's: {line}")
     pairs = {name: (local.get(name, "not installed"), sanitize(number, 40)) for name, number in differ.items()}
     compared = ", ".join(f"{name} {own} (server: {server})" for name, (own, server) in pairs.items())
-    must = bool(differ.keys() & {"flwr", "fedgraph-flwr"})
-    why = "install the server's version" if must else "accepted, but bit-identical parameters need equal versions"
+    decisive = {"protocol" if "protocol" in remote else "fedgraph-flwr"}  # earlier servers name no protocol
+    if not {_minor(local["flwr"]), _minor(str(remote.get("flwr")))} <= set(map(_minor, TESTED)):
+        decisive.add("flwr")
+    must = bool(differ.keys() & decisive)
+    why = (
+        "install the server's version"
+        if must
+        else "they work together, but bit-identical parameters need equal versions"
+    )
     return Finding("versions", not must, f"{compared}: {why}")
+
+
+def _minor(number: str) -> str:
+    """Return a version without its last part."""
+    return number.rpartition(".")[0]
 
 
 def same_schema(graph: Path, agreed: Path | None) -> Finding:

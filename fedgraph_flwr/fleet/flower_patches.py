@@ -443,11 +443,26 @@ def _ask_for_approval(client: Any, approvals: tuple[str, Path]) -> None:
         return message, context, run, bundle
 
     def refuse(message: Any, context: Any) -> Any:
+        _log_refusal(message, context.run_id, reasons[0], state)
         return Message(Error(_DECLINED, reasons[0]), reply_to=message)
 
     client.pull_task_input = pull_and_check
     client.install_from_fab = lambda *args, **kwargs: None if reasons else install(*args, **kwargs)
     client.get_load_client_app_fn = lambda *args, **kwargs: (lambda *_: refuse) if reasons else load(*args, **kwargs)
+
+
+def _log_refusal(message: Any, run_id: int, reason: str, state: Path) -> None:
+    """Append a request without enough signatures to the audit log; such a task loads no bundle, so it may import this project."""
+    arrays = [array for record in message.content.array_records.values() for array in record.values()]
+    entry = {"run": str(run_id), "strategy": "", "phase": str(message.metadata.message_type)[:60], "round": 0}
+    entry |= {"exchange": 0, "noise": {}, "received": sum(len(array.data) for array in arrays)}
+    try:
+        from fedgraph_flwr.fleet.audit_chain import append
+
+        state.mkdir(parents=True, exist_ok=True)
+        append(state, entry | {"refused": reason[:300], "sent": {"error": len(reason)}})
+    except Exception as error:  # the request is refused all the same
+        print(f"fedgraph-flwr: warning: this refusal is not in the audit log: {error}", flush=True)
 
 
 def _install_once(install: Callable[..., Path], folder: Path, content: bytes, skip_prompt: bool) -> Path:

@@ -31,6 +31,7 @@ from cryptography.x509.oid import NameOID
 from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.version import installed
+from fedgraph_flwr.wire.messages import PROTOCOL
 
 PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"
@@ -65,8 +66,8 @@ class Places:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that determine results."""
-    return dict(installed("fedgraph-flwr", "flwr", "torch"))
+    """Return the versions of Python, of the packages that determine results, and of the messages of server and nodes."""
+    return {**installed("fedgraph-flwr", "flwr", "torch"), "protocol": str(PROTOCOL)}
 
 
 def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days: int) -> None:
@@ -83,8 +84,11 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
         packaged(_TEMPLATES / f"{name}.conf")  # a missing one is an error before anything is written
     folder.mkdir(parents=True, exist_ok=True)
     for authority in ("ca", "operators"):
-        if not (folder / f"{authority}.key").exists():
+        key = folder / f"{authority}.key"
+        if not key.exists():
             make_ca(folder, authority, days)
+        elif not key.with_suffix(".crt").exists():  # restored: parties keep their copy of the earlier certificate
+            make_ca(folder, authority, days, serialization.load_pem_private_key(key.read_bytes(), None))  # type: ignore[arg-type]
     named = ["localhost", "127.0.0.1", "::1", *hosts]
     if hosts or not (folder / "server.crt").exists():
         names = x509.SubjectAlternativeName(list(map(_alternative_name, named)))
@@ -95,7 +99,17 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
         make_node(folder / f"node_{node}")
     for name in CONFIGURATIONS:
         write_configuration(folder, name, places)
-    (folder / FLEET).write_text(json.dumps({**asdict(places), "versions": versions()}, indent=1) + "\n")
+    write_fleet(folder, places)
+
+
+def write_fleet(folder: Path, places: Places) -> bool:
+    """Write `fleet.json`, and return whether its content changed."""
+    path = folder / FLEET
+    text = json.dumps({**asdict(places), "versions": versions()}, indent=1) + "\n"
+    if path.is_file() and path.read_text() == text:
+        return False
+    path.write_text(text)
+    return True
 
 
 def write_configuration(folder: Path, name: str, places: Places) -> Path:

@@ -38,6 +38,12 @@ def connect(name: str, address: str, authority: Path) -> None:
     if existing is not None and "address" in existing and existing | {"address": address} == lines:
         path.write_text(re.sub(rf'(\[superlink\.{re.escape(name)}\]\naddress = )"[^"\n]*"', rf'\1"{address}"', text))
         return  # same fleet at a previous address
+    if existing is not None and existing.keys() == lines.keys() and _same_authority(existing, authority):
+        old = json.dumps(existing["root-certificates"])
+        text = path.read_text()
+        if text.count(old) == 1:
+            path.write_text(text.replace(old, json.dumps(lines["root-certificates"])))
+            return connect(name, address, authority)  # same fleet in another folder
     if existing is not None:
         other = f"another connection '{name}' (to {existing.get('address')})"
         raise FedGraphError(f"{path} has {other}: pass another --name, or remove it")
@@ -45,6 +51,12 @@ def connect(name: str, address: str, authority: Path) -> None:
     body = "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
     path.write_text(f"{text}[superlink.{name}]\n{body}\n")
     say(f"wrote the connection '{name}' to {path}")
+
+
+def _same_authority(connection: dict[str, Any], authority: Path) -> bool:
+    """Return whether a connection's certificate is the same file's content, or is gone with a folder that was moved."""
+    earlier = Path(str(connection["root-certificates"]))
+    return not earlier.exists() or earlier.read_bytes() == authority.read_bytes()
 
 
 def _configuration() -> Path:

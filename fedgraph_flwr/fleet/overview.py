@@ -1,5 +1,6 @@
 """What runs on a fleet and who is there: nodes by the names of their parties, and runs with their progress."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -68,6 +69,10 @@ def joined(
         if status := by_id.get(entry["id"]):
             keys = ("run", "strategy", "phase", "round", "rounds", "rounds_done", "seconds_left", "reason", "updated")
             entry |= {key: status[key] for key in keys if key in status}
+            if "reason" in entry:
+                entry["reason"] = re.sub(
+                    r"\d{2,20}", lambda number: names.get(number[0], number[0]), str(entry["reason"])
+                )
             running = str(run["status"]).startswith("running")
             entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]
             entry["failures"] = {

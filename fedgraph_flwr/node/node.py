@@ -20,10 +20,10 @@ from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
 from fedgraph_flwr.errors import FedGraphError, Refusal, located
+from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import settings
 from fedgraph_flwr.node.model_size import check_size
-from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import FAILED
@@ -294,7 +294,7 @@ class Party(Node):
         if not self.root or (reply.has_error() and not _made(Path(self.root))):
             return reply
         try:
-            audit.append(Path(self.root), entry())
+            audit_chain.append(Path(self.root), entry())
         except FedGraphError as error:
             log(ERROR, str(error))
             reason = str(error).replace(self.root, "<state>")

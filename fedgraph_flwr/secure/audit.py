@@ -13,59 +13,18 @@ Whoever can write to the folder can write a new chain. To notice that, keep the 
 prints elsewhere, and pass them to a later audit.
 """
 
-import hashlib
 import json
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize
+from fedgraph_flwr.fleet.audit_chain import HEAD, LOG, START, next_hash, read_head, text_of
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
-
-LOG, HEAD = "audit.jsonl", "audit.head"
-START = "0" * 64
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
 _KINDS |= {"sent": dict, "refused": str, "noise": dict, "n": int, "hash": str}
-
-
-def append(state: Path, entry: Mapping[str, Any]) -> None:
-    """Append a line to the log of a node.
-
-    Args:
-        state: the node's state folder.
-        entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
-            group), ``refused`` (the error message, "" if the node replied), ``noise`` (``unit``, ``purpose`` and the `booking` of
-            releases with noise; {} for none).
-
-    Raises:
-        FedGraphError: the log or its head was damaged, or cannot be written.
-    """
-    path = state / LOG
-    with FileLock(f"{path}.lock"):
-        head = _head(state)
-        if not path.is_file() and not head["n"]:
-            write_bytes(path, b"")
-        size = path.stat().st_size if path.is_file() else -1
-        if size < head["end"]:
-            raise FedGraphError(f"{path} is shorter than {HEAD} says: restore it, or move both away to start a new log")
-        text = _text({"n": head["n"] + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
-        line = json.dumps({**json.loads(text), "hash": (digest := _next(head["hash"], text))}, ensure_ascii=False)
-        content = f"{line}\n".encode()
-        try:
-            with path.open("r+b") as file:
-                file.truncate(head["end"])
-                file.seek(head["end"])
-                file.write(content)
-        except OSError as error:
-            raise FedGraphError(f"cannot write {path}: {error.strerror}") from error
-        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content)}
-        write_bytes(state / HEAD, json.dumps(head).encode())
 
 
 def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
@@ -88,7 +47,7 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
         raise FedGraphError(
             f"--expect must be NUMBER:HASH as an earlier audit printed it, got '{sanitize(expect, 90)}'"
         )
-    head = _head(state)
+    head = read_head(state)
     before, n, end = START, 0, 0
     with path.open("rb") as file:
         for n, line in enumerate(file, 1):
@@ -97,7 +56,7 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
                 break
             entry = _read(path, n, line)
             found = entry.pop("hash")
-            if found != _next(before, _text(entry)):
+            if found != next_hash(before, text_of(entry)):
                 raise FedGraphError(
                     f"{path}, line {n} does not follow from line {n - 1}: it, or lines before it, were changed, removed or moved"
                 )
@@ -138,9 +97,9 @@ def audit(state: Path, expect: str = "") -> Any:
     """Verify a node's log and return a pandas table with one row per run.
 
     Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
-    bytes, ``what`` left (bytes by group), ``releases`` with noise, their ``unit`` (client, row, payment), ``epsilon``
-    of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by unit, ``reasons``
-    (refusals, counted).
+    bytes, ``what`` left (bytes by group), ``approved`` (owners who signed), ``releases`` with noise, their ``unit`` (client, row,
+    payment), ``epsilon`` of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by
+    unit, ``reasons`` (refusals, counted).
 
     Raises:
         FedGraphError: as `verified`.
@@ -150,6 +109,7 @@ def audit(state: Path, expect: str = "") -> Any:
     rows: dict[str, dict[str, Any]] = {}
     booked: dict[str, dict[str, Any]] = {}
     groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    signers: defaultdict[str, dict[str, None]] = defaultdict(dict)
     reasons: Counter[str] = Counter()
     for entry in verified(state, expect):
         run = entry["run"]
@@ -159,6 +119,8 @@ def audit(state: Path, expect: str = "") -> Any:
         row["rounds"], row["requests"] = max(row["rounds"], entry["round"]), row["requests"] + 1
         row["received"], row["sent"] = row["received"] + entry["received"], row["sent"] + sum(entry["sent"].values())
         groups[run].update(entry["sent"])
+        if signed := entry.get("approved"):
+            signers[run][str(signed)] = None
         if entry["refused"]:
             row["refused"] += 1
             reasons[entry["refused"]] += 1
@@ -168,6 +130,7 @@ def audit(state: Path, expect: str = "") -> Any:
             booked[name] = entry["noise"] | {"releases": before + entry["noise"]["releases"], "run": run}
     for run, row in rows.items():
         own = {name: price for name, price in booked.items() if price["run"] == run}
+        row["approved"] = "; ".join(signers[run])
         row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups[run].items()))
         row["releases"] = sum(price["releases"] for price in own.values())
         row["unit"] = ", ".join(sorted({str(price["unit"]) for price in own.values()}))
@@ -178,36 +141,8 @@ def audit(state: Path, expect: str = "") -> Any:
     }
     table = pd.DataFrame(rows.values())
     lines = sum(row["requests"] for row in rows.values())
-    table.attrs |= {"lines": lines, "hash": _head(state)["hash"], "epsilon": total, "reasons": reasons}
+    table.attrs |= {"lines": lines, "hash": read_head(state)["hash"], "epsilon": total, "reasons": reasons}
     return table
-
-
-def _next(before: str, text: str) -> str:
-    return hashlib.sha256(before.encode() + text.encode()).hexdigest()
-
-
-def _text(entry: Mapping[str, Any]) -> str:
-    return json.dumps(entry, ensure_ascii=False, sort_keys=True)
-
-
-def _head(state: Path) -> dict[str, Any]:
-    """Return number, hash and end of the last line; those of an empty log if there is none.
-
-    Raises:
-        FedGraphError: the head is missing or damaged.
-    """
-    path = state / HEAD
-    if not path.is_file() and not ((state / LOG).is_file() and (state / LOG).stat().st_size):
-        return {"n": 0, "hash": START, "end": 0}
-    try:
-        head: dict[str, Any] = json.loads(path.read_bytes())
-        if not (type(head["n"]) is int and type(head["end"]) is int and len(head["hash"]) == 64 and head["n"] > 0):
-            raise ValueError("values")
-    except (OSError, *MALFORMED) as error:
-        raise FedGraphError(
-            f"{path} does not name the last line of {LOG}: restore it, or move both away to start a new log"
-        ) from error
-    return head
 
 
 def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:

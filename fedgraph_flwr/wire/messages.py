@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
+from fedgraph_flwr.version import __version__
 
 Arrays = dict[str, np.ndarray]
 """Named arrays: one group of tensors."""
@@ -277,7 +278,7 @@ def check_version(spoken: object, who: str, here: str) -> None:
     if spoken != PROTOCOL:
         raise Refusal(
             f"{who} uses version {sanitize(spoken, 20)} of the protocol between server and clients, this {here} version"
-            f" {PROTOCOL}: install the same version of fedgraph-flwr on both"
+            f" {PROTOCOL} (fedgraph-flwr {__version__}): install the same version of fedgraph-flwr on both"
         )
 
 

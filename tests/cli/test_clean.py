@@ -1,6 +1,7 @@
 """Command `clean` on files of earlier runs: what it lists, deletes and never touches."""
 
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedgraph_flwr.cli.app import main
-from fedgraph_flwr.store.folder import SERVER, owned
+from fedgraph_flwr.store.folder import LAUNCHER, SERVER, owned
 
 FILES = Path(__file__).parents[1] / "fixtures" / "before_0_3"
 DAY = 86400
@@ -95,6 +96,46 @@ def test_new_runs_and_runs_in_use_stay(old, capsys):
     out = capsys.readouterr().out
     assert "kept     runs/nodes (0 days): newer" in out
     assert "kept     runs/secure: in use" in out
+
+
+def test_a_run_that_an_unfinished_one_starts_from_stays(old, capsys):
+    """A resumed run reads the model of its start again."""
+    path, nodes = old / "runs/killed/config.yaml", old / "runs/nodes"
+    path.write_text(re.sub(r"(?m)^init:.*$", "init: /srv/runs/nodes", path.read_text()))
+    os.utime(path, (time.time() - 40 * DAY,) * 2)
+    before = files(nodes)
+    assert main(["clean", "--older-than", "30d", "--yes"]) == 0
+    assert files(nodes) == before
+    expected = "kept     runs/nodes (40 days): runs/killed, which is unfinished, starts from it (init)"
+    assert expected in capsys.readouterr().out
+    assert main(["clean", "--older-than", "30d", "--unfinished", "--yes"]) == 0
+    assert not nodes.exists()
+
+
+def test_a_folder_of_another_user_stays_and_the_others_go(old, monkeypatch, capsys):
+    owned = old / "runs/nodes"
+    unlink = Path.unlink
+
+    def refuse(path, missing_ok=False):
+        if path.is_relative_to("runs/nodes"):
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)  # a test may run as root, whom no permission stops
+    before = files(owned)
+    assert main(["clean", "--older-than", "30d", "--yes"]) == 1
+    assert files(owned) - {SERVER, LAUNCHER} == before - {SERVER, LAUNCHER}
+    assert "kept     runs/nodes: no permission for runs/nodes/" in capsys.readouterr().out
+    assert not (old / "runs/personal").exists()
+
+
+def test_the_app_of_an_installed_package_goes_with_its_run(old):
+    (old / "runs/nodes/app").mkdir()
+    (old / "runs/nodes/app/pyproject.toml").write_text("[project]\n")
+    for path in (old / "runs/nodes/app", old / "runs/nodes/app/pyproject.toml"):
+        os.utime(path, (time.time() - 40 * DAY,) * 2)
+    assert main(["clean", "--older-than", "30d", "--yes"]) == 0
+    assert not (old / "runs/nodes").exists()
 
 
 def test_a_link_to_another_folder_is_not_followed(old, tmp_path_factory):

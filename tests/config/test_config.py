@@ -23,6 +23,7 @@ from fedgraph_flwr.config import (
 )
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
+from fedgraph_flwr.store.checkpoint import DATA
 from tests.conftest import client_graph
 
 
@@ -191,11 +192,26 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("id,age,label\nn0,1,ok\n")  # a table by mistake: no run by defaults alone
     with pytest.raises(FedGraphError, match=r"broken\.yaml must contain keys with values"):
         compose([], broken)
-    with pytest.raises(FedGraphError, match=r"resume=\S+ holds no run: expected a folder with config\.yaml"):
+    copy = rf"copy it first: fedgraph-flwr runs --server CONNECTION --copy {tmp_path.name}$"
+    with pytest.raises(FedGraphError, match=rf"resume=\S+ holds no run: expected a folder with config\.yaml.*{copy}"):
         configuration([f"resume={tmp_path}"])
     broken.write_text("rounds: ten")
     with pytest.raises(FedGraphError, match=r"rounds=ten .*broken\.yaml, line 1"):
         compose([], broken)
+
+
+@pytest.mark.parametrize("without", [(), DATA])
+@pytest.mark.parametrize("key", ["init", "evaluate", "config"])
+def test_a_run_that_was_resumed_serves_later_runs(key, without, tmp_path):
+    """They do not resume it, too: without out= they would write to its folder."""
+    run = tmp_path / "first"
+    run.mkdir()
+    (run / "config.yaml").write_text(to_yaml(compose([f"resume={run}", f"out={run}", "rounds=4"]), without))
+    assert configuration([f"resume={run}"]).resume == str(run)
+    for words, out in ([], ""), (["out=second"], "second"):
+        cfg = configuration([f"{key}={run / 'config.yaml' if key == 'config' else run}", *words])
+        assert (cfg.resume, cfg.out, cfg.rounds) == ("", out, 4)
+        assert getattr(cfg, key, str(run)) == str(run)
 
 
 WRONG_KEYS = {

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.approvals import Refused, check, config_digest, read_rule, sign, stored
 from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.secure.audit import verified
 from fedgraph_flwr.wire.messages import DECLINED
 
 NOW = 1_800_000_000.0
@@ -152,7 +154,7 @@ def test_folders_are_signed_by_their_last_names(key):
         assert config_digest(to_json(dataclasses.replace(signed, **{key: other}))) != digest
 
 
-def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
+def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys, monkeypatch):
     """With the command, from the same configuration and code; the run then brings the file."""
     app, words = tmp_path / "app.fab", ["strategy=fedprox", "rounds=3", "num_clients=2", "engine=fleet"]
     app.write_bytes(BUNDLE)
@@ -160,6 +162,9 @@ def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     assert "trains gcn with fedprox on nodes, 2 clients, 3 rounds" in capsys.readouterr().out
     assert main(["approve", *words, "seed=2", "--key", "bob", "--app", "app.fab"]) == 2
     assert "approval.json is about another configuration" in capsys.readouterr().err
+    (tmp_path / "other.fab").write_bytes(b"another")
+    assert main(["approve", *words, "--key", "bob", "--app", "other.fab"]) == 2
+    assert "approval.json is about other code: sign with the version and the installation" in capsys.readouterr().err
     assert main(["approve", "--key", "bob", "--app", "app.fab"]) == 2
     assert "engine=inline: only a fleet's nodes ask for approvals" in capsys.readouterr().err
     assert main(["approve", *words, "--key", "bob.pub", "--app", "app.fab"]) == 2
@@ -172,6 +177,14 @@ def test_owners_sign_one_after_the_other(keys, rule, tmp_path, capsys):
     assert check(rule, run, BUNDLE, 1, tmp_path / "state", 0.0) == ["alice", "bob"]
     assert main(["run", *words, "engine=inline", "--approval", "approval.json"]) == 2
     assert "engine=inline has no nodes that ask for it" in capsys.readouterr().err
+    later = time.time() + 13 * 3600
+    monkeypatch.setattr("time.time", lambda: later)
+    for command in (
+        ["run", *words, "--approval", "approval.json"],
+        ["approve", *words, "--key", "bob", "--app", "app.fab"],
+    ):
+        assert main(command) == 2
+        assert "approval.json: the approval expired at 20" in capsys.readouterr().err
 
 
 def test_a_link_is_signed_and_brings_its_approval(keys, rule, tmp_path, monkeypatch, capsys):
@@ -222,7 +235,9 @@ def test_a_task_checks_before_it_unpacks_the_bundle(keys, rule, tmp_path, signer
     else:
         assert done == []
         assert reply.error.code == DECLINED
-        assert reply.error.reason.endswith("the approval has alice: missing is 1 of bob, carol")
+        assert "the approval has alice: missing is 1 of bob, carol, who adds a signature" in reply.error.reason
+        (line,) = verified(tmp_path / "state")
+        assert (line["run"], line["phase"], line["refused"]) == ("7", "train", reply.error.reason)
 
 
 def test_a_server_that_gives_runs_one_number_and_a_series_uses_up_the_approval(keys, rule, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 import urllib.error
 import urllib.request
@@ -31,6 +32,7 @@ from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import Finding, clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
 from fedgraph_flwr.fleet.processes import environment, free_port
+from fedgraph_flwr.wire.messages import PROTOCOL
 from tests.conftest import client_graph
 from tests.support import PATIENCE, wait_for
 
@@ -170,8 +172,34 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
         known = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
         assert known["fleet"] == {"address": address, "root-certificates": str(tmp_path / "ca.crt")}
         assert known["local"] == {"address": ":local:"}
+    for folder in ("", "moved", "other"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "ca.crt").write_text("of another fleet" if folder == "other" else "of this fleet")
     with pytest.raises(FedGraphError, match=r"another connection 'fleet' \(to 127.0.0.1:2\): pass another --name"):
         operating.connect("fleet", "127.0.0.1:2", tmp_path / "other" / "ca.crt")
+    before = "ca.crt"
+    for folder in ("moved", "restored"):  # a copy beside the first folder, then one whose earlier folder is gone
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "ca.crt").write_bytes((tmp_path / before).read_bytes())
+        if folder == "restored":
+            (tmp_path / before).unlink()
+        before = f"{folder}/ca.crt"
+        operating.connect("fleet", "127.0.0.1:3", tmp_path / before)
+        known = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
+        assert known["fleet"] == {"address": "127.0.0.1:3", "root-certificates": str(tmp_path / before)}
+
+
+def test_restored_keys_give_certificates_that_parties_accept(keys, tmp_path):
+    """A backup needs the authorities' keys only: parties keep their ca.crt."""
+    for name in ("ca.key", "operators.key"):
+        shutil.copy(keys / name, tmp_path)
+    assert main(["fleet", "init", str(tmp_path), "--listen", "127.0.0.1:9090"]) == 0
+    for name, authority in (("server", "ca"), ("operator", "operators")):
+        certificate, earlier = (
+            x509.load_pem_x509_certificate(path.read_bytes())
+            for path in (tmp_path / f"{name}.crt", keys / f"{authority}.crt")
+        )
+        certificate.verify_directly_issued_by(earlier)
 
 
 @pytest.mark.slow
@@ -307,12 +335,16 @@ def test_versions_are_compared_with_the_servers(keys, tmp_path):
     assert same_versions(keys).right
     assert same_versions(tmp_path).right is None
     config = json.loads((keys / "fleet.json").read_text())
-    for name, right in (("flwr", False), ("torch", True)):
+    for name, right in (("flwr", False), ("torch", True), ("fedgraph-flwr", True), ("protocol", False)):
         other = config | {"versions": config["versions"] | {name: "0.1\033[31m"}}
         (tmp_path / "fleet.json").write_text(json.dumps(other))
         found = same_versions(tmp_path)
         assert found.right is right
         assert f"{name} {config['versions'][name]} (server: 0.1?[31m)" in found.explanation
+    earlier = {name: number for name, number in config["versions"].items() if name != "protocol"}
+    for more, right in ({"flwr": "1.41.0"}, True), ({"fedgraph-flwr": "0.1.0"}, False):
+        (tmp_path / "fleet.json").write_text(json.dumps(config | {"versions": earlier | more}))
+        assert same_versions(tmp_path).right is right
     (tmp_path / "fleet.json").write_text("[]")
     with pytest.raises(FedGraphError, match="is invalid: create it again with `fedgraph-flwr fleet init`"):
         same_versions(tmp_path)
@@ -367,6 +399,57 @@ def _read(path: Path) -> str:
         return ""
 
 
+def test_a_server_names_its_versions_after_an_upgrade(keys, tmp_path, monkeypatch):
+    places, _ = read_fleet(keys)
+    assert fleet_keys.write_fleet(tmp_path, places)
+    assert not fleet_keys.write_fleet(tmp_path, places)
+    monkeypatch.setattr(fleet_keys, "installed", lambda *names: {"fedgraph-flwr": "0.3.0"})
+    assert fleet_keys.write_fleet(tmp_path, places)
+    assert read_fleet(tmp_path) == (places, {"fedgraph-flwr": "0.3.0", "protocol": str(PROTOCOL)})
+
+
+def test_a_connection_that_works_again_is_ready_although_flower_does_not_say_so(keys, monkeypatch):
+    """A reply to a run that ended during the cut is dropped, so that Flower prints no successful attempt."""
+    node = Node([], False, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"), key=keys / "node_0")
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    try:
+        node._read("INFO :      SuperNode ID: 5")
+        assert not node.not_ready()
+        node._read("WARNING :   Connection attempt failed, retrying in 13.41 seconds")
+        assert "no connection to the server" in node.not_ready()
+        now += 31.0
+        assert not node._is_back()  # nothing listens
+        monkeypatch.setattr(Server, "reach", lambda self: Finding("reachable", True, ""))
+        assert node._is_back()
+        node._read("WARNING :   Connection attempt failed, retrying in 20.00 seconds")
+        assert not node._is_back()
+        now += 31.0
+        wait = iter((True,))  # the watch looks once
+        monkeypatch.setattr(node.lost, "wait", lambda seconds: next(wait))
+        with pytest.raises(StopIteration):
+            node._watch()
+        assert not node.not_ready()
+    finally:
+        node.end()
+
+
+def test_a_removed_key_does_not_wait(keys, monkeypatch):
+    monkeypatch.setattr(Server, "unreachable", lambda self: "")
+    node = Node([], False, 1, Server("127.0.0.1", 1, keys / "ca.crt"), key=keys / "node_0")
+    node.code = 305
+    try:
+        for right, expected in (
+            (False, "the server does not know this key, or removed it"),
+            (True, "waits about a minute"),
+        ):
+            found = Finding("registered", right, "the server does not know this key, or removed it")
+            monkeypatch.setattr("fedgraph_flwr.cli.node.admission", lambda *args, found=found: iter([found]))
+            assert expected in node._why()
+    finally:
+        node.end()
+
+
 @pytest.mark.parametrize(
     ("findings", "expected"),
     [
@@ -387,6 +470,10 @@ def test_a_401_is_named_by_its_cause(keys, monkeypatch, findings, expected):
         node._read(line)
         assert "401 above): the connection to 127.0.0.1" in node._why()
         assert "401" not in node._why()  # of the next end
+        node._read(
+            line.replace("fleet.example.org:9090/v1/fleet/pull-messages", "127.0.0.1:3/v1/runtime/push-task-output")
+        )
+        assert "401" not in node._why()  # it is of this machine
         monkeypatch.setattr(Server, "unreachable", lambda self: "")
         node._read(line)
         assert expected in node._why()

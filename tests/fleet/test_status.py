@@ -19,10 +19,9 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
-from fedgraph_flwr.fleet import metrics, overview
+from fedgraph_flwr.fleet import audit_chain, metrics, overview
 from fedgraph_flwr.fleet.operating import node_infos
 from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
-from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
 from fedgraph_flwr.strategies.round import Kind
@@ -247,6 +246,13 @@ def test_status_names_parties_and_the_progress_of_runs(fleet, capsys):
     assert text[5:] == [f"  {progress}"]
 
 
+def test_a_reason_names_parties_instead_of_numbers():
+    nodes = [{"node": "10607792439266040565", "party": "bank_c"}, {"node": "11", "party": ""}]
+    reason = "0 of 3 clients registered; nodes 10607792439266040565, 11: missing is 1 of bob, carol"
+    (run,) = overview.joined([{"run-id": 5, "status": "finished:failed"}], [{"run_id": "5", "reason": reason}], nodes)
+    assert run["reason"] == "0 of 3 clients registered; nodes bank_c, 11: missing is 1 of bob, carol"
+
+
 def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):
     """What a server sends as a number or a name may be any text."""
     status = read_status(fleet)
@@ -387,7 +393,7 @@ def test_prometheus_reads_the_page(folder):
 
 
 def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
-    numbers, before = AuditNumbers(tmp_path / audit.LOG), time.time()
+    numbers, before = AuditNumbers(tmp_path / audit_chain.LOG), time.time()
     assert metrics.exposition(numbers.metrics()) == ""
     price = {"noise_multiplier": 4.0, "sensitivity": 1.0, "releases": 2}
     entry = {"run": "5", "strategy": "fedavg", "round": 1, "exchange": 0, "received": 100, "refused": "", "noise": {}}
@@ -397,7 +403,7 @@ def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
         entry | {"phase": "train", "sent": {"error": 9}, "refused": "rounds=500 exceeds 200"},
     ]
     for line in entries:
-        audit.append(tmp_path, line)
+        audit_chain.append(tmp_path, line)
         numbers.metrics()  # each look reads only what is new
     found = samples(metrics.exposition(numbers.metrics()))
     assert found["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
@@ -407,10 +413,10 @@ def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
     assert found["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
     assert int(before) <= found["fedgraph_node_last_request_timestamp_seconds", ""] <= time.time() + 1
     for number in range(2 * PHASES):
-        audit.append(tmp_path, entry | {"phase": f"phase-{number}", "sent": {}})
+        audit_chain.append(tmp_path, entry | {"phase": f"phase-{number}", "sent": {}})
     page = metrics.exposition(numbers.metrics())
     assert page.count("phase=") == PHASES + 2  # train has two results, and all others are one
-    with (tmp_path / audit.LOG).open("ab") as file:
+    with (tmp_path / audit_chain.LOG).open("ab") as file:
         file.write(b"half a li")
     assert metrics.exposition(numbers.metrics()) == page
 

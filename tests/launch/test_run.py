@@ -702,9 +702,9 @@ def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypa
     module = "strategies.exchange" if side == "server" else "clients.replies"
     monkeypatch.setattr(f"fedgraph_flwr.{module}.PROTOCOL", old)
     if side == "server":
-        expected = f"the server uses version {old} .* this node version {PROTOCOL}: install the same version"
+        expected = rf"the server uses version {old} .* this node version {PROTOCOL} \(fedgraph-flwr .*\): install"
     else:
-        expected = f"node 1 uses version {old} .* this server version {PROTOCOL}: install the same version"
+        expected = rf"node 1 uses version {old} .* this server version {PROTOCOL} \(fedgraph-flwr .*\): install"
     with pytest.raises(FedGraphError, match=expected):
         run("rounds=1")
 

@@ -7,6 +7,7 @@ import pytest
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.spent import spent
 from tests.nodes import model_of
@@ -28,7 +29,7 @@ def log(node):
 
 
 def lines_of(state):
-    return (state / audit.LOG).read_text().splitlines()
+    return (state / audit_chain.LOG).read_text().splitlines()
 
 
 def test_all_requests_are_listed_with_what_left(log, tmp_path, capsys):
@@ -91,7 +92,7 @@ def replaced(lines, n, old, new):
 )
 def test_a_damaged_line_is_named(log, change, says, capsys):
     _, state, _ = log
-    (state / audit.LOG).write_text("\n".join(change(lines_of(state))) + "\n")
+    (state / audit_chain.LOG).write_text("\n".join(change(lines_of(state))) + "\n")
     assert main(["audit", str(state)]) == 2
     assert says in capsys.readouterr().err
 
@@ -99,33 +100,33 @@ def test_a_damaged_line_is_named(log, change, says, capsys):
 def test_a_chain_written_again_does_not_fit_its_head(log):
     """Line 3 left out, and all hashes computed again."""
     _, state, _ = log
-    entries, before, again = [json.loads(line) for line in lines_of(state)], audit.START, []
+    entries, before, again = [json.loads(line) for line in lines_of(state)], audit_chain.START, []
     del entries[2]
     for n, entry in enumerate(entries, 1):
         del entry["hash"]
-        before = audit._next(before, audit._text({**entry, "n": n}))
+        before = audit_chain.next_hash(before, audit_chain.text_of({**entry, "n": n}))
         again.append(json.dumps({**entry, "n": n, "hash": before}))
-    (state / audit.LOG).write_text("\n".join(again) + "\n")
+    (state / audit_chain.LOG).write_text("\n".join(again) + "\n")
     with pytest.raises(fg.FedGraphError, match="ends after line 4, expected 5"):
         fg.audit(state)
 
 
 def test_a_node_whose_log_was_shortened_refuses(log):
     asked, state, _ = log
-    whole = (state / audit.LOG).read_bytes()
-    (state / audit.LOG).write_bytes(whole[:-40])
+    whole = (state / audit_chain.LOG).read_bytes()
+    (state / audit_chain.LOG).write_bytes(whole[:-40])
     assert "<state>/audit.jsonl is shorter than audit.head says" in asked.request("describe", 3)
-    (state / audit.LOG).write_bytes(whole)
-    (state / audit.HEAD).unlink()
+    (state / audit_chain.LOG).write_bytes(whole)
+    (state / audit_chain.HEAD).unlink()
     assert "does not name the last line" in asked.request("describe", 3)
 
 
 def test_a_line_of_a_process_that_died_is_replaced(log):
     """It died after it wrote the line, and before the reply left: the head does not know the line."""
     asked, state, _ = log
-    head = (state / audit.HEAD).read_bytes()
+    head = (state / audit_chain.HEAD).read_bytes()
     asked.request("describe", 3)
-    (state / audit.HEAD).write_bytes(head)
+    (state / audit_chain.HEAD).write_bytes(head)
     assert fg.audit(state)["requests"].tolist() == [5]
     asked.request("describe", 4)
     entries = list(audit.verified(state))
@@ -139,7 +140,7 @@ def test_releases_with_noise_are_added_up(tmp_path, capsys):
     for run, count, unit in (("7", 3, "client"), ("8", 2, "client"), ("9", 1, "row")):
         for _ in range(count):
             noise = {"unit": unit, **one, "releases": 1}
-            audit.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": noise})
+            audit_chain.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": noise})
     found = fg.audit(tmp_path)
     assert found["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2, 1)]
     together = {"a": {**one, "releases": 3}, "b": {**one, "releases": 2}}

@@ -17,11 +17,11 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.data.mapped import is_trusted, mark_of, state_of, trust
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.use.frames import as_csv
 from fedgraph_flwr.party.use.predict import load_predictor
-from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.sweeps import rows
 from tests.party.linked_banks import BANKS, banks
@@ -43,13 +43,13 @@ def message_of(call) -> str:
 
 def write_log(folder: Path, entries: list[dict]) -> None:
     """Write a log whose chain and head are right."""
-    before, text = audit.START, ""
+    before, text = audit_chain.START, ""
     for n, entry in enumerate(entries, 1):
-        before = audit._next(before, audit._text({**entry, "n": n}))
+        before = audit_chain.next_hash(before, audit_chain.text_of({**entry, "n": n}))
         text += json.dumps({**entry, "n": n, "hash": before}, ensure_ascii=False) + "\n"
-    (folder / audit.LOG).write_text(text)
+    (folder / audit_chain.LOG).write_text(text)
     head = {"n": len(entries), "hash": before, "end": len(text.encode())}
-    (folder / audit.HEAD).write_text(json.dumps(head))
+    (folder / audit_chain.HEAD).write_text(json.dumps(head))
 
 
 def entry() -> dict:

@@ -33,11 +33,12 @@ def main(args: argparse.Namespace) -> int:
             if row.releases
             else ""
         )
+        signed = f"; signed by {sanitize(row.approved, 300)}" if row.approved else ""
         times = f"{sanitize(row.first, 30)} to {sanitize(row.last, 30)}"
         print(
             f"run {sanitize(row.run, 30)} ({sanitize(row.strategy or 'refused', 40)}), {times}: {row.requests}"
             f" requests in {row.rounds} rounds, {row.refused} refused; {size(row.received)} came, {size(row.sent)} left"
-            f" ({sanitize(row.what, 200)}){spent}"
+            f" ({sanitize(row.what, 200)}){spent}{signed}"
         )
     for reason, count in sorted(found.attrs["reasons"].items(), key=lambda pair: -pair[1]):
         print(f"refused {count} times: {sanitize(reason, 300)}")

@@ -1,0 +1,80 @@
+"""The file of a node's audit log: lines chained by hashes, and a head that names the last one (`fedgraph_flwr.secure.audit`)."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
+
+LOG, HEAD = "audit.jsonl", "audit.head"
+START = "0" * 64
+
+
+def append(state: Path, entry: Mapping[str, Any]) -> None:
+    """Append a line to the log of a node.
+
+    Args:
+        state: the node's state folder.
+        entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
+            group), ``refused`` (the error message, "" if the node replied), ``noise`` (``unit``, ``purpose`` and the `booking` of
+            releases with noise; {} for none).
+
+    Raises:
+        FedGraphError: the log or its head was damaged, or cannot be written.
+    """
+    path = state / LOG
+    with FileLock(f"{path}.lock"):
+        head = read_head(state)
+        if not path.is_file() and not head["n"]:
+            write_bytes(path, b"")
+        size = path.stat().st_size if path.is_file() else -1
+        if size < head["end"]:
+            raise FedGraphError(f"{path} is shorter than {HEAD} says: restore it, or move both away to start a new log")
+        text = text_of({"n": head["n"] + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
+        line = json.dumps({**json.loads(text), "hash": (digest := next_hash(head["hash"], text))}, ensure_ascii=False)
+        content = f"{line}\n".encode()
+        try:
+            with path.open("r+b") as file:
+                file.truncate(head["end"])
+                file.seek(head["end"])
+                file.write(content)
+        except OSError as error:
+            raise FedGraphError(f"cannot write {path}: {error.strerror}") from error
+        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content)}
+        write_bytes(state / HEAD, json.dumps(head).encode())
+
+
+def next_hash(before: str, text: str) -> str:
+    """Return h_n of h_{n-1} and line n without its hash."""
+    return hashlib.sha256(before.encode() + text.encode()).hexdigest()
+
+
+def text_of(entry: Mapping[str, Any]) -> str:
+    """Return a line without its hash."""
+    return json.dumps(entry, ensure_ascii=False, sort_keys=True)
+
+
+def read_head(state: Path) -> dict[str, Any]:
+    """Return number, hash and end of the last line; those of an empty log if there is none.
+
+    Raises:
+        FedGraphError: the head is missing or damaged.
+    """
+    path = state / HEAD
+    if not path.is_file() and not ((state / LOG).is_file() and (state / LOG).stat().st_size):
+        return {"n": 0, "hash": START, "end": 0}
+    try:
+        head: dict[str, Any] = json.loads(path.read_bytes())
+        if not (type(head["n"]) is int and type(head["end"]) is int and len(head["hash"]) == 64 and head["n"] > 0):
+            raise ValueError("values")
+    except (OSError, *MALFORMED) as error:
+        raise FedGraphError(
+            f"{path} does not name the last line of {LOG}: restore it, or move both away to start a new log"
+        ) from error
+    return head
