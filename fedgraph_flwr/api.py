@@ -367,8 +367,8 @@ class SweepResult:
     Attributes:
         path: CSV file with one row per run. ``.md``, ``.html`` and ``.png`` are next to it.
         verdicts: the findings as sentences, the first one first.
-        table: one row per setting and method: ``mean`` and ``half`` of its 95 % interval over ``seeds``, ``difference`` from the
-            reference, cost. Shares are in percent.
+        table: one row per setting and method: ``mean``, ``half`` of its 95 % interval and standard ``deviation`` over
+            ``seeds``, ``difference`` from the reference, cost. Shares are in percent.
         runs: the finished runs, unless ``keep="none"``.
         failures: label and reason of each run without a score.
     """
@@ -377,14 +377,15 @@ class SweepResult:
         import pandas as pd
 
         self.path = path
-        self.verdicts = [f"{line}." for line in found["verdicts"]]
+        self.verdicts = [f"{line}." for line in (*found["verdicts"], *found["equal"])]
         self.failures = {each["run"]: each["reason"] for each in found["failures"]}
         self.runs = [Run(path.parent / folder) for cell in found["cells"] for folder in cell["runs"]]
         rows = []
         for cell in found["cells"]:
             difference = cell["difference"] or {}
             row = {key: cell[key] for key in ("setting", "method", "choice")}
-            row |= {"mean": cell.get("mean"), "half": cell.get("half"), "seeds": cell.get("n", 0)}
+            row |= {"mean": cell.get("mean"), "half": cell.get("half"), "deviation": cell["deviation"]}
+            row |= {"seeds": cell.get("n", 0)}
             row |= {"difference": difference.get("mean"), "difference_half": difference.get("half")}
             rows.append(row | {key: cell[key] for key in ("seconds", "bytes") if key in cell})
         self.table = pd.DataFrame(rows)

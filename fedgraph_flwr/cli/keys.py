@@ -13,17 +13,22 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``keys``."""
     about = "section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)"
     parser.add_argument("group", nargs="?", default="", help=about)
+    parser.add_argument("--all", action="store_true", help="of a strategy, also keys of parts that it does not use")
     parser.add_argument("--schema", action="store_true", help="print a JSON Schema of configuration files, for editors")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``keys``."""
-    print(json.dumps(json_schema(), indent=1) if args.schema else text(args.group))
+    print(json.dumps(json_schema(), indent=1) if args.schema else text(args.group, args.all))
     return 0
 
 
-def text(requested: str) -> str:
+def text(requested: str, parts: bool = False) -> str:
     """Return the listing of a group, of GROUP=NAME, or of all groups.
+
+    Args:
+        requested: the group, GROUP=NAME, or empty.
+        parts: with a strategy, whether to list keys of parts that it does not use.
 
     Raises:
         FedGraphError: the group, or the name in it, is unknown.
@@ -33,18 +38,19 @@ def text(requested: str) -> str:
         above = path.read_text().split("\n\n")[0].splitlines()
         head = [line.lstrip("# ").rstrip() for line in above if line.startswith("#")]
         own = own_keys_of(groups[0], path)
-        return "\n".join([*head, *map(line, own), *_parts(groups[0], {key.name for key in own})])
+        others = _parts({key.name for key in own}) if groups[0] == "strategy" else []
+        hint = f"{len(others)} more keys of parts that it does not use: fedgraph-flwr keys {requested} --all"
+        more = ["[optional parts]", *map(line, others)] if parts else [hint]
+        return "\n".join([*head, *map(line, own), *(more if others else [])])
     lines = []
     for each in groups:
         lines += [f"[{each}]", *map(line, keys_of(each)), *_names(each)]
     return "\n".join(lines)
 
 
-def _parts(group: str, own: set[str]) -> list[str]:
-    """List keys of optional parts that a method does not use by default."""
-    if group != "strategy":
-        return []
-    return ["[optional parts]", *(line(key) for key in part_keys() if key.name not in own)]
+def _parts(own: set[str]) -> list[Key]:
+    """Return the keys of optional parts that a method does not use by default."""
+    return [key for key in part_keys() if key.name not in own]
 
 
 def _names(group: str) -> list[str]:

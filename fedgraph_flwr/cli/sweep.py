@@ -5,6 +5,7 @@ Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, o
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 tune=train.lr seed=0..4
   fedgraph-flwr sweep --search 20 'train.lr=loguniform(1e-4,1e-1)' strategy=fedavg,fedprox seed=0..2
   fedgraph-flwr sweep sweep.yaml --jobs 4
+The table shows half of the 95 % interval of a mean; standard deviations are in NAME.json (deviation).
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _print(summary: SweepSummary, json: bool) -> None:
         print(as_json({**found, "table": path.with_suffix(".md"), "page": page}))
         return
     print("\n".join(["", *(f"{line}." for line in found["verdicts"]), "", *main_table(summary, intervals=True), ""]))
-    print(f"{_legend(summary)}\n")
+    print("\n".join([_legend(summary), *(f"{line}." for line in found["equal"]), ""]))
     for line in failures([*summary.failures, *summary.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
     print(f"table: {path.with_suffix('.md')}")

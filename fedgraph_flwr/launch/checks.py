@@ -11,8 +11,8 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config.composition import compose, unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
-from fedgraph_flwr.config.lookup import locate, method_params, own_keys
-from fedgraph_flwr.config.schema import AUTO, FEW_ROWS, RunConfig
+from fedgraph_flwr.config.lookup import function, locate, maker, method_params, own_keys
+from fedgraph_flwr.config.schema import AUTO, FEW_ROWS, RunConfig, is_own
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
@@ -74,6 +74,29 @@ def check_method(cfg: RunConfig) -> None:
         models.check_prefixes(cfg.strategy.shared, "strategy.shared", cfg, model)
     models.check_prefixes(cfg.strategy.private, "strategy.private", cfg, model)
     check_personal(cfg, model)
+
+
+def check_code(cfg: RunConfig) -> None:
+    """Import the user's code that a run names as ``module:name``.
+
+    Raises:
+        FedGraphError: it cannot be imported, or is of another kind.
+    """
+    for key, base in (("server", GraphStrategy), ("client", GraphClient)):
+        _side(cfg, key, base)
+    if is_own(cfg.model.name):
+        models.network(cfg.model)
+    if cfg.on_fleet:  # the nodes have the rest
+        return
+    named = {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
+    named |= {"adversary.kind": cfg.adversary.kind, "attack": cfg.attack.name}
+    if not cfg.graph:
+        named["partition"] = cfg.partition.name
+        if cfg.dataset.source:
+            maker(cfg.dataset.source, "dataset.source")
+    for key, target in named.items():
+        if is_own(target):
+            function(target, key)
 
 
 def refusal(words: Sequence[str]) -> str:

@@ -243,7 +243,7 @@ def _made_by(kind: Any) -> type[nn.Module]:
     """Return the class of a function's modules, by its annotation; of a class, the class.
 
     Raises:
-        FedGraphError: the annotation is no class of torch modules.
+        FedGraphError: the annotation is no class of torch modules, or one without a ``forward``.
     """
     if isinstance(kind, type):
         return kind
@@ -251,10 +251,11 @@ def _made_by(kind: Any) -> type[nn.Module]:
         found = get_type_hints(kind).get("return")
     except NameError as error:
         found = str(error)
-    if isinstance(found, type) and issubclass(found, nn.Module):
+    if isinstance(found, type) and issubclass(found, nn.Module) and found.forward is not nn.Module.forward:
         return found
     what = f"{kind.__module__}:{kind.__name__} does not tell which torch.nn.Module it returns"
-    raise FedGraphError(f"{what}: annotate it, def {kind.__name__}(in_channels: int, out_channels: int) -> Net")
+    fix = f"annotate it with your own class, def {kind.__name__}(in_channels: int, out_channels: int) -> Net"
+    raise FedGraphError(f"{what}: {fix}")
 
 
 def _annotation(parameter: inspect.Parameter) -> Any:

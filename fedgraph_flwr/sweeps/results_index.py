@@ -98,7 +98,8 @@ def composed(sweep: Sweep, cells: Sequence[Cell]) -> list[RunConfig]:
     """Return the configurations of cells, one for all seeds and trials of a search.
 
     Raises:
-        FedGraphError: one cannot be composed; the message has file and line, if there is a file.
+        FedGraphError: one cannot be composed, or names code that cannot be imported; the message has file and line, if there
+            is a file.
     """
     searched = {key for key, *_ in sweep.search.keys} if sweep.search else set()  # trials differ only in values
     alike = {frozenset(w for w in cell.overrides[:-1] if w.partition("=")[0] not in searched): cell for cell in cells}
@@ -111,16 +112,24 @@ def _compose(sweep: Sweep, overrides: tuple[str, ...]) -> RunConfig:
             where = f"{sweep.places[word]}: " if word in sweep.places else ""
             raise FedGraphError(f"{where}{word}, but each run of a sweep has its own folder (see --keep)")
     try:
-        return configuration(overrides)
+        return _checked(overrides)
     except FedGraphError as error:
         blamed = next((overrides[n] for n in range(len(overrides)) if not _composes(overrides[: n + 1])), "")
         place = sweep.places.get(blamed)
         raise FedGraphError(f"{place}: {blamed}: {error}" if place else str(error)) from error
 
 
+def _checked(overrides: tuple[str, ...]) -> RunConfig:
+    from fedgraph_flwr.launch.checks import check_code
+
+    cfg = configuration(overrides)
+    check_code(cfg)
+    return cfg
+
+
 def _composes(overrides: tuple[str, ...]) -> bool:
     try:
-        configuration(overrides)
+        _checked(overrides)
     except FedGraphError:
         return False
     return True

@@ -59,10 +59,12 @@ def test_the_command_prints_groups_names_and_all(capsys):
         in capsys.readouterr().out
     )
     assert main(["keys", "strategy=fedprox"]) == 0
-    assert (
-        "strategy.prox.mu = 0.01  (a number, 0 <= value)\n      (ours) μ, the middle of the grid"
-        in capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert "strategy.prox.mu = 0.01  (a number, 0 <= value)\n      (ours) μ, the middle of the grid" in shown
+    assert "strategy.moon.mu" not in shown
+    assert shown.endswith(" more keys of parts that it does not use: fedgraph-flwr keys strategy=fedprox --all\n")
+    assert main(["keys", "strategy=fedprox", "--all"]) == 0
+    assert capsys.readouterr().out.startswith(shown.rpartition("\n")[0].rpartition("\n")[0] + "\n[optional parts]\n")
     assert main(["keys", "strategy=fedomd"]) == 0
     shown = capsys.readouterr().out
     assert "strategy.weighting = nodes  (train | nodes | uniform)" in shown

@@ -132,6 +132,11 @@ def test_edge_features_are_read_by_their_names():
             weighted.prepare(replace(one, edge_attr=attr))
 
 
+def promised(in_channels: int, out_channels: int) -> torch.nn.Module:
+    """A function whose annotation hides the ``forward`` of what it returns."""
+    return torch.nn.Linear(in_channels, out_channels)
+
+
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
@@ -143,6 +148,7 @@ def test_edge_features_are_read_by_their_names():
         (f"{PYG}:GraphSAGE", {"jkk": "cat"}, "unexpected keyword argument 'jkk'"),
         (f"{PYG}:GraphSAGE", {"num_layers": 3}, "model.num_layers follows from"),
         (f"{PYG}:GraphSAGE", {"head": "nowhere"}, "expected one of dropout, act, convs"),
+        (f"{__name__}:promised", {}, "annotate it with your own class, def promised("),
         (f"{__name__}:Own", {"step": 2}, "steps"),
         (f"{__name__}:Own", {"steps": "many"}, "steps"),
     ],

@@ -202,6 +202,31 @@ def test_wrong_input(toy, args, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model=not_there:Net",
+        "strategy.client=not_there:Net",
+        "evaluation.metric=not_there:Net",
+        "partition=not_there:Net",
+    ],
+)
+def test_code_that_cannot_be_imported_is_refused_once_before_the_first_run(place, ran, word, option, capsys):
+    assert cli.main(["sweep", "strategy=fedavg,fedprox", "seed=0..2", *SMALL, word, *option, "--jobs", "0"]) == 2
+    assert ran == []
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.count("'not_there:Net' cannot be imported (No module named 'not_there')") == 1
+    assert "PYTHONPATH=." in shown.err
+
+
+def test_code_of_a_file_is_refused_with_its_line(toy, ran, capsys):
+    toy.write_text(TOY.replace("many: [train.local_steps=2]", "many: [model=not_there:Net]"))
+    sweep(toy, code=2)
+    assert "toy.yaml, line 6: model=not_there:Net: 'not_there:Net' cannot be imported" in capsys.readouterr().err
+
+
 def test_the_old_command_is_the_new_one(toy, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run", "toy.yaml", "--dry-run"])
     with pytest.raises(SystemExit) as ended:

@@ -11,6 +11,7 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.report import sweep_page
 from fedgraph_flwr.report.page import CHANCE
+from fedgraph_flwr.sweeps import runs
 from fedgraph_flwr.sweeps.outcome import compared
 from tests.sweeps.conftest import sweep
 
@@ -86,8 +87,27 @@ def test_json_has_what_the_table_has_and_the_page_names_it(toy, ran, capsys):
     (cell,) = (cell for cell in found["cells"] if (cell["setting"], cell["method"]) == ("few", "FedAvg"))
     assert cell["mean"] == pytest.approx(statistics.mean(cell["scores"].values()))
     assert cell["half"] == pytest.approx(12.7062 * statistics.stdev(cell["scores"].values()) / math.sqrt(2), rel=1e-4)
+    assert cell["deviation"] == pytest.approx(statistics.stdev(cell["scores"].values()))
+    assert found["equal"] == []
     page = toy.with_suffix(".html").read_text()
     assert found["verdicts"][0] in page
     assert json.loads(toy.with_suffix(".json").read_text())["cells"] == found["cells"]
     assert cli.main(["report", str(toy.parent)]) == 0
     assert found["verdicts"][0] in (toy.parent / "report.html").read_text()
+
+
+def test_methods_with_equal_scores_in_every_run_are_named_with_the_reason(place, monkeypatch, capsys):
+    def run_cell(cell, keep=None, on_share=None):
+        known = {"fedavg": 0.5, "fedprox": 0.5, "fedadam": 0.6, "fedspa": 0.6}
+        value = known.get(cell.method, 0.7 if cell.seed else 0.4) + 0.1 * cell.seed
+        return {**cell.row, "value": value, "validation": value, "headline": "test_accuracy at best_val", "seconds": 1}
+
+    monkeypatch.setattr(runs, "run_cell", run_cell)
+    sweep("strategy=fedavg,fedprox,fedadam,fedspa", "seed=0..1", "dataset=csbm")
+    after = capsys.readouterr().out.partition("Mean over seeds")[2].splitlines()[1:]
+    assert after[0] == (
+        "FedAvg and FedProx have equal scores in every run. FedProx equals FedAvg with strategy.prox.mu=0 or"
+        " train.local_steps=1; near these values, scores may be equal, too."
+    )
+    assert after[1].startswith("FedAdam and FedSPA have equal scores in every run; the column parameters of ")
+    assert not after[2]
