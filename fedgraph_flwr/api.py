@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fedgraph_flwr.config import DatasetConfig, RayConfig, RunConfig, configuration, described, one_of
 from fedgraph_flwr.config.run_keys import Place, RunKeys
-from fedgraph_flwr.errors import FedGraphError, TooManyClients, check_names
+from fedgraph_flwr.errors import FedGraphError, TooManyClients, check_names, from_python
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.launch.interrupt import after_the_round
 from fedgraph_flwr.launch.progress import Shown
@@ -130,36 +130,49 @@ class Run:
 
         return write_report([self.path], Path(path) if path else self.path / "report.html", load=load_predictor)
 
-    def predict_pairs(self, pairs: Sequence[Any], graph: Any = None, client: int | None = None) -> "PairPredictions":
+    @from_python()
+    def predict_pairs(
+        self, pairs: Sequence[Any], graph: Any = None, client: int | None = None, scaled: bool = False
+    ) -> "PairPredictions":
         """Score pairs of nodes, for ``task=links``: ids [K, 2]; the other arguments are those of `predict`.
 
         Raises:
             FedGraphError: as `predict`, or an id that the graph does not have.
         """
-        return self._predictor(client).predict_pairs(self._graph_or_own(graph, client), pairs)
+        predictor, found = self._predictor_and_graph(graph, client, scaled)
+        return predictor.predict_pairs(found, pairs)
 
-    def predict(self, graph: Any = None, client: int | None = None) -> "Predictions | TargetPredictions":
+    @from_python()
+    def predict(
+        self, graph: Any = None, client: int | None = None, scaled: bool = False
+    ) -> "Predictions | TargetPredictions":
         """Predict every node of a graph with the trained model.
 
         Args:
             graph: PyG ``Data`` or ``HeteroData`` with features as in training; labels are optional. None for the client's graph.
             client: client whose model to use; None for the shared model.
+            scaled: whether the features of a graph without a schema are scaled as in training, for runs on imported tables.
 
         Returns:
             ``labels``, ``probabilities`` [N, C], ``to_frame()``, ``write(path)``; for tasks with targets, ``values`` [N, T]
             instead of the first two.
 
         Raises:
-            FedGraphError: the run is not finished, the number of features differs, or only clients have a model.
+            FedGraphError: the run is not finished, the number or the scaling of features differs, or only clients have a model.
         """
-        return self._predictor(client).predict(self._graph_or_own(graph, client))
+        predictor, found = self._predictor_and_graph(graph, client, scaled)
+        return predictor.predict(found)
 
-    def _graph_or_own(self, graph: Any, client: int | None) -> Any:
-        """Return the graph, or the client's graph if there is none."""
-        if graph is None and client is None:
+    def _predictor_and_graph(self, graph: Any, client: int | None, scaled: bool) -> tuple["Predictor", Any]:
+        """Return the predictor of a client, and the graph, or the client's graph if there is none."""
+        predictor = self._predictor(client)
+        if graph is not None:
+            return predictor, predictor.given(graph, scaled)
+        if client is None:
             raise FedGraphError("nothing to predict: pass a graph, or client=I for a client's graph")
-        return self._client_graph(client) if graph is None and client is not None else graph
+        return predictor, self._client_graph(client)
 
+    @from_python()
     def export(self, folder: Place, client: int | None = None) -> Path:
         """Write the trained model to a folder that plain PyG loads, with scores and a model card, and return the folder.
 
@@ -170,19 +183,22 @@ class Run:
 
         return export(self._predictor(client), Path(folder), self.path)
 
-    def model(self, client: int | None = None) -> "torch.nn.Module":
+    @from_python()
+    def model(self, client: int | None = None, scaled: bool = False) -> "torch.nn.Module":
         """Return the trained model: ``model(x, edge_index)`` gives logits [N, C], as does ``model(data)``.
 
         ``model(model.prepare(graph))`` gives those of a `Graph`.
 
         Args:
             client: client whose model to use; None for the shared model.
+            scaled: whether ``x`` is scaled as in training, for runs on imported tables.
 
         Raises:
             FedGraphError: the run is not finished, its client files are missing, or only clients have a model.
         """
         predictor = self._predictor(client)
         model = predictor.network(self._client_graph(client or 0))
+        predictor.input_spec = dataclasses.replace(predictor.input_spec, scaled=scaled)
         model.register_forward_pre_hook(predictor.tensor_inputs, with_kwargs=True)
         return model
 

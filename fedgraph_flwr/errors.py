@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 
@@ -160,6 +161,24 @@ def system_errors(what: str) -> Iterator[None]:
         yield
     except (OSError, NotImplementedError) as error:
         raise FedGraphError(f"{what}: {getattr(error, 'strerror', None) or error}") from error
+
+
+_FROM_PYTHON: ContextVar[bool] = ContextVar("from_python", default=False)
+
+
+@contextmanager
+def from_python() -> Iterator[None]:
+    """Let errors in the block, or in a decorated function, name arguments of Python instead of options (`by_caller`)."""
+    token = _FROM_PYTHON.set(True)
+    try:
+        yield
+    finally:
+        _FROM_PYTHON.reset(token)
+
+
+def by_caller(option: str, argument: str) -> str:
+    """Return an option of the command line, or within `from_python` the argument that replaces it."""
+    return argument if _FROM_PYTHON.get() else option
 
 
 def first_line(error: BaseException) -> str:

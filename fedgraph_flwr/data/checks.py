@@ -265,4 +265,6 @@ def _finite(x: Tensor, what: str, item: str = "node", unknown: bool = False) -> 
     ):
         row, column = wrong[0].tolist()
         accepted = "finite, or NaN where unknown" if unknown else "finite"
-        raise FedGraphError(f"{what} must be {accepted}; {item} {row} has {float(x[row, column])} in column {column}")
+        where = f"{item} {row} has {float(x[row, column])} in column {column}"
+        fix = f": fill it, or drop the {item} or the column (`import` fills empty cells of tables)"
+        raise FedGraphError(f"{what} must be {accepted}; {where}{'' if unknown else fix}")

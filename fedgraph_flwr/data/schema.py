@@ -333,6 +333,13 @@ class Schema:
                 return difference if kind == NODE else f"of '{kind}', {difference}"
         return ""
 
+    def scaled(self, kind: str) -> dict[str, Column]:
+        """Return the columns of a type whose values are scaled: numbers and dates with a scale."""
+        if self.scaling == "none":
+            return {}
+        columns = self.nodes.get(kind, {})
+        return {name: c for name, c in columns.items() if c.kind in ("number", "date") and c.scale != "none"}
+
     def _shared(self) -> dict[str, Any]:
         """Return what parties must have in common besides columns, by its name in an error message."""
         own = self.tables if self.tables.recipe else AS_DETECTED

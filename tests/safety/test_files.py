@@ -36,7 +36,10 @@ WRONG = {
     ),
     "features of another length": ({"x": torch.zeros(15, 5)}, r"x must be torch.float32 \[16, any\]"),
     "features in double": ({"x": torch.zeros(16, 5).double()}, "x must be torch.float32"),
-    "a feature that is none": ({"x": torch.full((16, 5), torch.nan)}, "x must be finite; node 0 has nan in column 0"),
+    "a feature that is none": (
+        {"x": torch.full((16, 5), torch.nan)},
+        "node 0 has nan in column 0: fill it, or drop the node",
+    ),
     "a feature without end": ({"x": torch.full((16, 5), torch.inf)}, "x must be finite; node 0 has inf in column 0"),
     "ids too many": ({"node_id": torch.arange(17)}, r"node_id must be torch.int64 \[16\]"),
     "ids beyond the graph": ({"num_global_nodes": 5}, r"node_id must be in 0\.\.4; place 5 has 5"),

@@ -279,6 +279,7 @@ class ExportedModel(TaskPredictor):
         own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
         if not isinstance(own, ClientGraph):
             raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
+        self.check_width(own)
         return with_far_ends(own) if self.task.capabilities.far_ends and own.far else own
 
     def of_items(self, graph: Any, outputs: Tensor, task: Task) -> tuple[Tensor, Task]:

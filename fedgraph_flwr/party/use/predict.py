@@ -38,7 +38,7 @@ from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.payment_names import Names, payment_names
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema, feature_names, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
-from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, by_caller, first_line, from_python
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.checks import client_class, rebuilds
 from fedgraph_flwr.logs import log
@@ -48,7 +48,7 @@ from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.frames import check_suffix, write_frame
-from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, from_pyg
+from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, check_scaling, from_pyg
 from fedgraph_flwr.party.use.wording import OF_EDGES
 from fedgraph_flwr.store.folder import INPUT_SPEC
 from fedgraph_flwr.store.results import CONFIG, SUMMARY, read_summary
@@ -194,6 +194,9 @@ class PairPredictions:
         """As `Predictions.write`."""
         write_frame(self.to_frame(), path, keep_formulas)
 
+
+MAX_LISTED = 30
+"""Largest number of columns that an error lists."""
 
 RANKED = "its model predicts nothing after the run, whose scores are the ranks of triples"
 
@@ -353,6 +356,21 @@ class TaskPredictor(ABC):
         rows = torch.tensor([[place[end] for end in pair] for pair in named]).reshape(-1, 2).T
         return PairPredictions(named.T, self.task.read(self.outputs(graph)[0], rows).numpy())
 
+    def check_width(self, graph: Any) -> None:
+        """Refuse a graph with another number of features than the graphs of training.
+
+        Raises:
+            FedGraphError: names both numbers, and the columns of training.
+        """
+        width = self.input_spec.num_features if self.own is None else self.own.num_features
+        if isinstance(width, int) and width and graph.num_features != width:
+            names = feature_names(self.input_spec.columns(NODE))
+            columns = f" ({', '.join(names)})" if len(names) == width <= MAX_LISTED else ""
+            raise FedGraphError(
+                f"{self.source} was trained on {width} features, and {graph.name or 'the graph'} has {graph.num_features}: give"
+                f" it the columns of training in their order{columns}"
+            )
+
     def as_graph(self, graph: Any) -> Graph | HeteroGraph:
         """Convert a PyG graph; other graphs are returned unchanged.
 
@@ -404,7 +422,9 @@ class TensorInputs:
             else Data(**{key: value for key, value in named.items() if value is not None})
         )
         first = next(model.parameters())
-        return (model.prepare(from_pyg(data, self.input_spec), first.device, first.dtype),), {}
+        with from_python():
+            graph = from_pyg(data, self.input_spec)
+        return (model.prepare(graph, first.device, first.dtype),), {}
 
 
 def as_scored(cfg: RunConfig, task: type[Task]) -> RunConfig:
@@ -456,6 +476,21 @@ class Predictor(TaskPredictor):
             FedGraphError: no client's graph of the run is on this machine.
         """
         return scale_of(self._of_run("the unit of its predictions"))
+
+    def given(self, graph: Any, scaled: bool) -> Graph | HeteroGraph:
+        """Return the graph of a user, as `as_graph` converts it.
+
+        Args:
+            graph: as for `predict`.
+            scaled: whether its features are scaled as in training, by the user's word.
+
+        Raises:
+            FedGraphError: as of `as_graph`, or features that are scaled otherwise (`check_scaling`).
+        """
+        self.input_spec = replace(self.input_spec, scaled=scaled)
+        if isinstance(graph, Graph | HeteroGraph):
+            check_scaling(graph, self.input_spec, "the graph")
+        return self.as_graph(graph)
 
     def network(self, graph: Any) -> models.Model:
         """Return the trained model for graphs with the features of this one."""
@@ -659,7 +694,7 @@ class Predictor(TaskPredictor):
             return
         what, again = "", "evaluate the run (`run evaluate=RUN`)" if rebuilds(self.cfg) else "repeat the run"
         if self.client is None:
-            remedy = "pass --client I to predict client I's own nodes"
+            remedy = f"pass {by_caller('--client I', 'client=I')} to predict client I's own nodes"
         elif known is None:
             remedy = "its run stored no results of them, so repeat it"
         elif graph is self.own:
@@ -712,10 +747,11 @@ class Predictor(TaskPredictor):
         for name, tensor in model.state_dict().items():
             given = self.tensors.get(name)
             if given is None and tensor.is_floating_point():
-                clients = f"pass --client 0..{self.cfg.num_clients - 1}"
-                whose = clients if self.client is None else "it is not stored here"
+                clients = _clients_option(self.cfg.num_clients)
+                whose = f"pass {clients}" if self.client is None else "it is not stored here"
                 raise FedGraphError(f"{self.source} has no {name}, which each client keeps private: {whose}")
             if given is not None and given.shape != tensor.shape:
+                self.check_width(graph)
                 what = f"this graph of {graph.num_features} features and {graph.num_classes} classes"
                 shapes = f"{list(given.shape)} there and {list(tensor.shape)} here"
                 raise FedGraphError(f"{self.source} does not fit {what}: {name} is {shapes}")
@@ -742,16 +778,17 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
     if (path := run / f"models_{stem}.safetensors").is_file():
         if client is None:
-            raise FedGraphError(f"{run}: each client has its own parameters: pass --client 0..{clients - 1}")
+            raise FedGraphError(f"{run}: each client has its own parameters: pass {_clients_option(clients)}")
         tensors |= unflatten(read_tensors(path)[0]).get(str(client), {})
     if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
         parts, values = read_tensors(kept)
         with _blamed(kept):
             own = unflatten(parts)
             tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(values["round"])
-    found = Predictor(cfg, client, tensors, memory, done, _input_spec(run))
+    spec = _input_spec(run)
+    found = Predictor(cfg, client, tensors, memory, done, replace(spec, of_fleet=cfg.on_fleet))
     if found.unscored:
-        log(WARNING, "%s: %s: --client 0..%d", run, found.unscored, clients - 1)
+        log(WARNING, "%s: %s: %s", run, found.unscored, _clients_option(clients))
     if client is not None and found.own is not None and found.own.schema:
         schema, alike = fitted_schema(found.own.schema, str(run)), found.input_spec.tables.alike
         schema = schema and replace(schema, tables=replace(schema.tables, alike=alike))  # as trained
@@ -760,6 +797,12 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
         names = tuple(map(str, range(found.own.num_classes)))
         found.input_spec = replace(found.input_spec, classes=names, num_features=found.own.num_features)
     return found
+
+
+def _clients_option(clients: int) -> str:
+    """Return how a caller chooses one of the clients."""
+    last = clients - 1
+    return by_caller(f"--client 0..{last}", f"client=0 (0..{last})" if last else "client=0")
 
 
 def check_predictable(cfg: RunConfig, out: Path) -> None:

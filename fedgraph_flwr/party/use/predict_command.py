@@ -43,6 +43,7 @@ _INPUT = """
 --nodes FILE  node table: .csv, .tsv, .txt (or with .gz) or .parquet
 --edges FILE  edge table
 --graph FILE  graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name
+--scaled  the features of --graph are scaled as in training, although the file does not say so
 --node-table TYPE=FILE...  heterogeneous graph: one table per node type, instead of --nodes and --edges
 --edge-table A:RELATION:B=FILE...  heterogeneous graph: edges from type A to type B, with the edge columns of the training
 --target TYPE  heterogeneous graph: the node type to predict
@@ -253,11 +254,13 @@ def _of_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) ->
 
 
 def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
-    """Return the predictor with its input specification changed by --schema, --undirected, or the schema of --graph FILE."""
+    """Return the predictor with its input specification changed by --schema, --undirected, --scaled, or the schema of --graph."""
     from dataclasses import replace
 
     from fedgraph_flwr.data.schema import Schema
 
+    if args.scaled and not args.graph:
+        raise FedGraphError("--scaled describes the features of --graph FILE: pass a file, or leave --scaled out")
     spec = predictor.input_spec
     if args.schema:
         schema = Schema.load(args.schema)
@@ -267,7 +270,7 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
         spec = replace(spec, schema=schema, classes=schema.classes, where=str(args.schema), undirected=undirected)
     elif args.graph and spec.schema is None:
         spec = spec.as_imported(args.graph)
-    spec = replace(spec, undirected=spec.undirected or args.undirected)
+    spec = replace(spec, undirected=spec.undirected or args.undirected, scaled=args.scaled)
     return replace(predictor, input_spec=spec)
 
 

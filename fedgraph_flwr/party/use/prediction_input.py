@@ -1,7 +1,7 @@
 """Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,8 @@ from fedgraph_flwr.data.graph import (
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
-from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema
-from fedgraph_flwr.errors import FedGraphError, check_names, sanitize
+from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema, to_text
+from fedgraph_flwr.errors import FedGraphError, by_caller, check_names, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
 from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
@@ -58,6 +58,8 @@ class InputSpec:
         undirected: whether each row of an edge table represents both directions.
         where: origin of this information, for errors.
         parallel: whether each row of an edge table is predicted, so that repeated rows stay separate.
+        scaled: whether the features of given graphs are scaled as in training, by the user's word.
+        of_fleet: whether only the parties know whether they scaled their features.
     """
 
     classes: tuple[str, ...]
@@ -66,6 +68,8 @@ class InputSpec:
     undirected: bool = False
     where: str = "the run"
     parallel: bool = False
+    scaled: bool = False
+    of_fleet: bool = False
 
     def as_imported(self, path: Path) -> "InputSpec":
         """Return it with classes and schema of an imported graph's file, if the number of classes matches."""
@@ -95,7 +99,8 @@ class InputSpec:
         schema, columns = self.named_schema(kind), self.columns(kind)
         if missing := [name for name, column in columns.items() if "fill" not in column.statistics]:
             what = f"has no shared statistics of column '{missing[0]}' (scaling {schema.scaling})"
-            raise FedGraphError(f"{self.where} {what}: pass --client I to use those of party I")
+            fix = f"pass {by_caller('--client I', 'client=I')} to use those of party I"
+            raise FedGraphError(f"{self.where} {what}: {fix}")
         self.warn_of_bound(BOUND, "this release computes")
         return Treatment(schema=schema, where=self.where, labelled=False)
 
@@ -592,16 +597,17 @@ def graph_file(path: Path, spec: InputSpec) -> Graph | HeteroGraph:
     if path.suffix in SAVED:
         return from_pyg(read_saved(path), spec, str(path))
     graph = check_file(load_graph(path), str(path))
+    check_scaling(graph, spec, str(path))
     return graph.both_ways() if type(graph) is HeteroGraph else graph  # a dataset, without reverse edges
 
 
 def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | HeteroGraph:
     """Convert a PyG ``Data`` or ``HeteroData``; without ``y``, labels are unknown.
 
-    Columns of ``x`` that were scaled for training are scaled in the same way.
+    Columns of ``x`` that were scaled for training are scaled in the same way, unless the object carries a schema.
 
     Raises:
-        FedGraphError: the object has another type, or a tensor is missing.
+        FedGraphError: the object has another type, a tensor is missing, or `check_scaling` fails.
     """
     if hasattr(data, "node_types"):
         return _typed(data, spec, where)
@@ -609,11 +615,12 @@ def from_pyg(data: Any, spec: InputSpec, where: str = "the graph") -> Graph | He
         expected = "a PyG Data with x and edge_index, a Graph or a HeteroGraph"
         raise FedGraphError(f"{where} has no tensor '{missing[0]}': expected {expected}")
     check_dtypes(data, where)
+    spec = _checked(data, spec, where)
     data = data.clone()
     if not isinstance(getattr(data, "y", None), Tensor):
         data.y = torch.full((data.num_nodes,), -1)
     data.x = _features(data.x, NODE, spec, where)
-    graph = Graph.from_pyg(data, num_classes=max(len(spec.classes), 1))
+    graph = Graph.from_pyg(data, num_classes=max(len(spec.classes), 1), name=where)
     if spec.undirected:
         graph = both_directions(graph)
     return check_file(_known_labels(graph), where)
@@ -626,11 +633,13 @@ def _typed(data: Any, spec: InputSpec, where: str) -> HeteroGraph:
     if len(labelled) != 1:
         got = ", ".join(labelled) or "none"
         raise FedGraphError(f"{where}: only the node type to predict must have y (-1 where unknown), got {got}")
+    spec = _checked(data, spec, where)
     data = data.clone()
     for kind in data.node_types:
         if isinstance(getattr(data[kind], "x", None), Tensor):
             data[kind].x = _features(data[kind].x, kind, spec, where)
-    graph = in_order(HeteroGraph.from_pyg(data, labelled[0], num_classes=len(spec.classes)).without_reverse())
+    made = HeteroGraph.from_pyg(data, labelled[0], num_classes=len(spec.classes), name=where)
+    graph = in_order(made.without_reverse())
     return check_file(_known_labels(graph).both_ways(), where)
 
 
@@ -642,7 +651,112 @@ def _known_labels(graph: Any) -> Any:
 
 def _features(x: Tensor, kind: str, spec: InputSpec, where: str) -> Tensor:
     """Return the features of a PyG object, scaled if training scaled the columns of such an object."""
-    columns = spec.columns(kind)
-    if not columns or any(name != f"x_{i}" for i, name in enumerate(columns)):
+    if spec.scaled or not _of_saved(spec, kind):
         return (x.to_dense() if x.is_sparse else x).to(torch.float32)
     return saved_features(spec.treatment(kind), kind, x, where).x
+
+
+def _of_saved(spec: InputSpec, kind: str) -> bool:
+    """Return whether training scaled the columns of a PyG object."""
+    columns = spec.columns(kind)
+    return bool(columns) and all(name == f"x_{i}" for i, name in enumerate(columns))
+
+
+def _checked(data: Any, spec: InputSpec, where: str) -> InputSpec:
+    """Check a PyG object as `check_scaling`; return the specification, with ``scaled`` if the object carries a schema."""
+    check_scaling(data, spec, where)
+    return replace(spec, scaled=spec.scaled or _carried(data, where) is not None)
+
+
+def _carried(graph: Any, where: str) -> Schema | None:
+    """Return the schema with the statistics by which a graph's features were scaled; None if it carries none."""
+    values = getattr(graph, "schema", None)
+    return fitted_schema(values, where) if isinstance(values, Mapping) and "fitted" in values else None
+
+
+def check_scaling(graph: Any, spec: InputSpec, where: str) -> None:
+    """Check that the features of a given graph are scaled as in training, unless the user says so (``spec.scaled``).
+
+    Columns of a PyG object that training scaled from such an object pass, since `from_pyg` scales them. Where each party has its
+    own statistics (scaling local), other ones are a warning.
+
+    Args:
+        graph: a `Graph`, a `HeteroGraph` or a PyG object.
+        spec: the model's features and classes.
+        where: its file or name, for errors.
+
+    Raises:
+        FedGraphError: training scaled its features, and the graph carries no schema, or one with another scaling.
+    """
+    if spec.scaled:
+        return
+    own = _carried(graph, where)
+    stated = by_caller("--scaled", "scaled=True")
+    if spec.schema is None:
+        if spec.of_fleet and own is None:
+            schema = by_caller("--schema FILE", "a Graph of a file that `import` wrote")
+            log_warning(
+                f"{where} is read as it is: {spec.where} does not know whether the parties scaled their features. If they"
+                f" imported tables, pass {schema}; {stated} hides this warning"
+            )
+        return
+    tables = by_caller(
+        "pass its tables (such as --nodes FILE --edges FILE)",
+        "predict its tables (`fedgraph-flwr predict RUN --nodes FILE ...`)",
+    )
+    fix = f"{tables}, or {stated} if its features are scaled as in training"
+    given_raw = own is None and not isinstance(graph, Graph | HeteroGraph)
+    for kind in _kinds(graph):
+        wanted = spec.schema.scaled(kind)
+        if own is None and wanted and not (given_raw and _of_saved(spec, kind)):
+            more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+            columns = f"'{next(iter(wanted))}'{more}"
+            what = f"{where} does not say how its features are scaled"
+            raise FedGraphError(f"{what}, and {spec.where} was trained on scaled columns ({columns}): {fix}")
+        if own is None or kind not in spec.schema.nodes or not (unlike := _scaled_unlike(spec.schema, own, kind)):
+            continue
+        what = f"{where} is scaled otherwise than the features of {spec.where}: {unlike}"
+        scales = [{name: column.scale for name, column in s.scaled(kind).items()} for s in (spec.schema, own)]
+        if scales[0] != scales[1] or not spec.schema.scaling == own.scaling == "local":
+            raise FedGraphError(f"{what}: {fix}")
+        log_warning(f"{what}. This is right for another party's file; for new data of the same party, {tables}")
+        return
+
+
+def _kinds(graph: Any) -> Iterator[str]:
+    """Yield the types of nodes and edges of a graph or PyG object that have features in some row, as a schema names them."""
+    found: dict[str, Any]
+    if isinstance(graph, HeteroGraph):
+        found = {**graph.x, **{":".join(edge): rows for edge, rows in graph.edge_attr.items()}}
+    elif hasattr(graph, "node_types"):
+        found = {kind: getattr(graph[kind], "x", None) for kind in graph.node_types}
+        found |= {":".join(edge): getattr(graph[edge], "edge_attr", None) for edge in graph.edge_types}
+    else:
+        found = {NODE: graph.x, EDGE: getattr(graph, "edge_attr", None)}
+    yield from (kind for kind, rows in found.items() if isinstance(rows, Tensor) and rows.numel())
+
+
+def _scaled_unlike(training: Schema, own: Schema, kind: str) -> str:
+    """Describe the first column of a type that a graph scales otherwise than training; "" if there is none.
+
+    Args:
+        training: schema of training; columns without statistics were scaled by each party's own.
+        own: schema of the graph, with its statistics.
+        kind: the type.
+    """
+    wanted, given = training.scaled(kind), own.scaled(kind)
+    for name in (*wanted, *given):
+        if name not in wanted or name not in given:
+            return f"column '{name}' is scaled only {'in training' if name in wanted else 'there'}"
+        ours, theirs = wanted[name], given[name]
+        if ours.scale != theirs.scale:
+            return f"column '{name}' has scale {theirs.scale}, in training {ours.scale}"
+        known = [
+            {key: float(c.statistics[key]) for key in ("center", "spread") if key in c.statistics}
+            for c in (theirs, ours)
+        ]
+        if known[1] and known[0] != known[1]:
+            return f"column '{name}' has {to_text(known[0])}, in training {to_text(known[1])}"
+        if not known[1] and own.scaling != training.scaling:
+            return f"column '{name}' has scaling {own.scaling}, in training {training.scaling}"
+    return ""

@@ -11,11 +11,12 @@ import torch
 from fedgraph_flwr import cli
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import load_graph
-from fedgraph_flwr.data.schema import Column, Schema, check_fingerprints, fingerprint
+from fedgraph_flwr.data.schema import Column, Schema, check_fingerprints, fingerprint, fitted_schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
 from fedgraph_flwr.party.tables.columns import moved
 from fedgraph_flwr.party.tables.statistics import ERROR, _value, merge, party_sums, quantiles, read_sums, sketch
+from fedgraph_flwr.party.use.prediction_input import InputSpec, from_pyg
 from tests.party import banks
 
 BANKS = ("a", "b", "c")
@@ -366,6 +367,12 @@ def test_a_saved_graph_is_taken_as_it_is_or_scaled(tmp_path, capsys, monkeypatch
     (tmp_path / "s.yaml").unlink()
     assert cli.main([*saved(tmp_path, x), *out, "--scaling", "local"]) == 0
     torch.testing.assert_close(Graph.load(tmp_path / "g.safetensors").x, (x - x.mean(0)) / x.std(0, unbiased=False))
+    graph = Graph.load(tmp_path / "g.safetensors")
+    spec = InputSpec(("0", "1"), 2, fitted_schema(graph.schema, "g"))
+    new = torch.load(tmp_path / "d.pt", weights_only=False)
+    assert torch.equal(from_pyg(new, spec).x, graph.x)  # scaled as in the import
+    assert torch.equal(from_pyg(graph.to_pyg(), spec).x, graph.x)  # scaled already
+    assert torch.equal(from_pyg(new, dataclasses.replace(spec, scaled=True)).x, x)
 
 
 def test_what_remains_two_reports_one_row_apart_give_the_row():

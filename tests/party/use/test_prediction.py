@@ -5,16 +5,20 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch_geometric.data import Data
 
+import fedgraph_flwr as fg
 from fedgraph_flwr import cli, partition
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.schema import Schema, feature_names
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
@@ -25,7 +29,7 @@ from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predictor
-from fedgraph_flwr.party.use.prediction_input import tables
+from fedgraph_flwr.party.use.prediction_input import check_scaling, tables
 from tests.methods.small_runs import METHODS, sampled
 from tests.party import banks
 
@@ -192,10 +196,106 @@ def test_another_number_of_features_is_named(imported):
     predictor = load_predictor(imported / "run", 0)
     own = predictor.own
     less = Graph(own.x[:, 1:], own.edge_index, own.y, own.train_mask, own.val_mask, own.test_mask, 2)
+    width = own.num_features
     with pytest.raises(
-        FedGraphError, match=f"does not fit this graph of {own.num_features - 1} features and 2 classes"
+        FedGraphError,
+        match=rf"trained on {width} features, and the graph has {width - 1}: .* \(age, age missing, .*, online\)",
     ):
         predictor.predict(less)
+
+
+def raw(imported):
+    """Bank b's nodes and edges as a user builds a PyG object from its tables: numbers in their units, no schema."""
+    own = load_predictor(imported / "run", 1).own
+    schema = own.schema["fitted"]["nodes"]["node"]
+    x, names = own.x.clone(), feature_names(Schema.from_dict(own.schema["fitted"], "b").nodes["node"])
+    for name in ("age", "balance"):
+        found = schema[name]["statistics"]
+        x[:, names.index(name)] = x[:, names.index(name)] * found["spread"] + found["center"]
+    return Data(x=x, edge_index=own.edge_index), Data(x=own.x, edge_index=own.edge_index)
+
+
+def test_features_whose_scaling_is_unknown_are_refused(imported, tmp_path, capsys):
+    """A PyG object in the units of the tables gives other predictions than the tables: the user says that it is scaled."""
+    run, (given, scaled) = fg.load_run(imported / "run"), raw(imported)
+    own = run.predict(client=1).probabilities
+    sentence = (
+        r"the graph does not say how its features are scaled, and .*run was trained on scaled columns \('age' and"
+    )
+    for call in (run.predict, lambda *of, **more: run.model(**more)(*of)):
+        with pytest.raises(
+            FedGraphError, match=sentence + ".* or scaled=True if its features are scaled as in training"
+        ):
+            call(given, client=1)
+    with pytest.raises(FedGraphError, match=sentence):
+        run.predict(given)  # the shared model, whose parties have statistics of their own
+    assert np.array_equal(run.predict(scaled, client=1, scaled=True).probabilities, own)
+    assert np.abs(run.predict(given, client=1, scaled=True).probabilities - own).max() > 0.05
+    logits = run.model(1, scaled=True)(scaled.x, scaled.edge_index).detach()
+    np.testing.assert_allclose(logits.double().softmax(1), own, rtol=0, atol=1e-6)
+    bare = replace(run._client_graph(1), schema={})
+    with pytest.raises(FedGraphError, match=sentence):
+        run.predict(bare, client=1)
+    assert np.array_equal(run.predict(run._client_graph(1), client=1).probabilities, own)
+    torch.save(scaled, tmp_path / "new.pt")
+    bare.save(tmp_path / "new.safetensors")
+    for path in (tmp_path / "new.pt", tmp_path / "new.safetensors"):
+        args = [
+            "predict",
+            str(imported / "run"),
+            "--client",
+            "1",
+            "--graph",
+            str(path),
+            "--out",
+            str(tmp_path / "p.csv"),
+        ]
+        assert cli.main(args) == 2
+        error = capsys.readouterr().err
+        assert f"{path} does not say how its features are scaled" in error
+        assert "pass its tables (such as --nodes FILE --edges FILE), or --scaled if" in error
+        assert cli.main([*args, "--scaled"]) == 0
+        np.testing.assert_allclose(pd.read_csv(tmp_path / "p.csv")["p_fraud"], own[:, 1], rtol=1e-12)
+    assert cli.main(["predict", str(imported / "run"), "--client", "1", "--scaled"]) == 2
+    assert "--scaled describes the features of --graph FILE" in capsys.readouterr().err
+
+
+def test_a_file_with_other_statistics_is_named(imported, caplog):
+    """Where parties have their own, it is a warning, else an error; columns that nobody scaled are not compared."""
+    spec = load_predictor(imported / "run", 1).input_spec
+    own, other = (ClientGraph.load(imported / f"parts/client_{client:04d}.safetensors") for client in (1, 0))
+    check_scaling(own, spec, "new")
+    assert not caplog.text
+    check_scaling(other, spec, "new")
+    ages = [graph.schema["fitted"]["nodes"]["node"]["age"]["statistics"]["center"] for graph in (other, own)]
+    assert "new is scaled otherwise than the features of" in caplog.text
+    assert re.search(rf"'age' has center {ages[0]:.6g}, .*in training center {ages[1]:.6g}", caplog.text)
+    caplog.clear()
+    check_scaling(other, load_predictor(imported / "run").input_spec, "new")  # each by its own, as in training
+    check_scaling(other, replace(spec, scaled=True), "new")
+    assert "scaled otherwise" not in caplog.text
+    shared = replace(spec, schema=replace(spec.schema, scaling="federated"))
+    for graph, what in (
+        (other, "'age' has center"),
+        (changed(own, scaling="none"), "'age' is scaled only in training"),
+    ):
+        with pytest.raises(FedGraphError, match=f"new is scaled otherwise.*: column {what}"):
+            check_scaling(graph, shared, "new")
+    with pytest.raises(FedGraphError, match="'age' is scaled only there"):
+        check_scaling(own, replace(spec, schema=replace(spec.schema, scaling="none")), "new")
+    check_scaling(changed(own, scaling="none"), replace(spec, schema=replace(spec.schema, scaling="none")), "new")
+    check_scaling(changed(own, scaling="federated"), shared, "new")
+    fleet = replace(spec, schema=None, of_fleet=True)
+    check_scaling(own, fleet, "new")
+    assert "read as it is" not in caplog.text
+    check_scaling(replace(own, schema={}), fleet, "new")
+    assert "new is read as it is" in caplog.text
+
+
+def changed(graph, **values):
+    """A graph whose schema has other values."""
+    schema = {key: {**part, **values} if key == "fitted" else part for key, part in graph.schema.items()}
+    return replace(graph, schema=schema)
 
 
 def test_private_parameters_need_a_client(go):
@@ -203,6 +303,8 @@ def test_private_parameters_need_a_client(go):
     shared, own = load_predictor(finished.out), load_predictor(finished.out, 0).own
     with pytest.raises(FedGraphError, match=r"has no head\..*, which each client keeps private: pass --client 0..2"):
         shared.predict(own)
+    with pytest.raises(FedGraphError, match=r"each client keeps private: pass client=0 \(0..2\)"):
+        fg.load_run(finished.out).predict(own)
 
 
 def test_probabilities_by_hand(tmp_path):
