@@ -115,8 +115,8 @@ class Run:
 
         return pd.DataFrame.from_dict(score_table(self._ended(), self.config), orient="index")
 
-    def plot(self, metric: str = "accuracy") -> "Figure":
-        """Plot validation (thin) and test (bold) means of a metric by round, such as ``accuracy``, ``loss`` or ``macro_f1``.
+    def plot(self, metric: str = "") -> "Figure":
+        """Plot validation (thin) and test (bold) means of a metric by round, by default of the run's own.
 
         Raises:
             FedGraphError: no round has such a score.
@@ -615,12 +615,12 @@ def forget(run: Run | Place, party: str | int, out: Place, graph: Place | None =
     return Run(out)
 
 
-def plot(*runs: Run | Place | Iterable[Run | Place], metric: str = "accuracy") -> "Figure":
+def plot(*runs: Run | Place | Iterable[Run | Place], metric: str = "") -> "Figure":
     """Plot validation (thin) and test (bold) means of a metric by round for several runs.
 
     Args:
         runs: runs or their folders, or a list of them; a last text that is no folder is the metric.
-        metric: name of the score, such as ``accuracy``, ``loss`` or ``macro_f1``.
+        metric: name of the score, such as ``accuracy``, ``loss`` or ``macro_f1``; default: the first run's ``evaluation.metric``.
 
     Raises:
         FedGraphError: no round of a run has such a score.
@@ -630,6 +630,7 @@ def plot(*runs: Run | Place | Iterable[Run | Place], metric: str = "accuracy") -
     if len(runs) > 1 and isinstance(runs[-1], str) and not Path(runs[-1]).exists():
         *runs, metric = runs  # type: ignore[assignment]
     read = [_run(one)._read for one in _several(runs)]
+    metric = metric or read[0].cfg.evaluation.headline
     for one in read:
         scores = {key for record in one.rounds for key in record["metrics"] if key.startswith("test_")}
         check_names([metric], {key.removeprefix("test_") for key in scores}, "metric", str(one.folder))

@@ -9,7 +9,8 @@
 These conventions of scikit-learn do not apply:
 
 - ``X`` is one PyG ``Data``, or a list with one per client. It is no array, so `sklearn.utils.estimator_checks` cannot run.
-- Labels are in the graphs. Pass no ``y``, and no ``scoring`` that needs one: ``score`` reads ``graph.y``.
+- Labels are in the graphs. Pass no ``y``, and no ``scoring`` that needs one: ``score`` reads ``graph.y``, and a classifier's
+  is the run's metric, such as ``FederatedClassifier(evaluation__metric="average_precision")``.
 - Predictions have one row per node. Those of a list of graphs are one array, in the graphs' order.
 - ``cv`` divides the clients: each candidate is scored on the graphs of clients that did not train. Divide one ``Data`` before, by
   `fedgraph_flwr.datasets.partition`.
@@ -33,6 +34,7 @@ from torch_geometric.data import Data
 from fedgraph_flwr import api
 from fedgraph_flwr.data.many_graphs import MASKS
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
 
@@ -107,6 +109,7 @@ class _Federated(BaseEstimator):
             self.predictor_ = run._predictor(None)
             self.predictor_.tensors = {name: each.clone() for name, each in self.predictor_.tensors.items()}
             self.score_, self.summary_, self.history_ = run.score, run.summary, run.rounds
+            self._evaluation = run.config.evaluation
             self.n_features_in_ = self.predictor_.input_spec.num_features
             self._fitted()
             try:
@@ -166,17 +169,28 @@ class FederatedClassifier(ClassifierMixin, _Federated):
         return np.concatenate([found.probabilities for found in self._predicted(X)])
 
     def score(self, X: Any, y: None = None, sample_weight: np.ndarray | None = None) -> float:
-        """Return the accuracy on the nodes of ``test_mask``, or on all labelled nodes of graphs without that mask.
+        """Return ``evaluation.metric`` on the nodes of ``test_mask``, or on all labelled nodes of graphs without that mask.
 
-        A class that no graph had in training is never predicted, so its nodes count as errors.
+        It is the accuracy by default. A class that no graph had in training is never predicted, so its nodes count as errors.
 
         Args:
             X: one graph, or a list of them, with labels ``y``.
             y: None.
-            sample_weight: weight of each node [N].
+            sample_weight: weight of each node [N], for the accuracy.
+
+        Raises:
+            FedGraphError: weights of another metric than the accuracy.
         """
         labels = np.concatenate([_labels(graph).numpy() for graph in _listed(X)])
         known = _known(X, lambda y: y >= 0)
+        check_is_fitted(self)
+        if (metric := self._evaluation.headline) != "accuracy":
+            if sample_weight is not None:
+                raise FedGraphError(f"evaluation.metric={metric} has no weights of nodes: leave sample_weight out")
+            chances = self.predict_proba(X)[known]
+            unseen = max(0, int(labels[known].max()) + 1 - chances.shape[1])
+            logits = np.log(np.maximum(np.pad(chances, ((0, 0), (0, unseen))), np.finfo(np.float64).tiny))
+            return metrics.score(metric, logits, labels[known], self._evaluation.own)
         weights = None if sample_weight is None else np.asarray(sample_weight)[known]
         return float(accuracy_score(labels[known], self._codes(X)[known], sample_weight=weights))
 

@@ -328,6 +328,7 @@ def test_tables_hold_what_the_folder_holds(folder):
     assert shown._repr_png_().startswith(b"\x89PNG")
     with pytest.raises(fg.FedGraphError, match="did you mean 'accuracy'"):
         run.plot("acuracy")
+    assert "accuracy" in fg.plot(run).axes[0].get_ylabel(), "the run's own metric"
     for axes in (
         fg.plot(run, "loss").axes,
         fg.plot([run, run], metric="loss").axes,

@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.exceptions import NotFittedError
+from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.utils import estimator_html_repr
 from torch_geometric.data import Data
@@ -63,6 +64,17 @@ def test_a_classifier_predicts_as_its_run(graphs, folder):
     stored = pickle.dumps(estimator)
     assert graphs[0].x.numpy().tobytes()[:200] not in stored
     np.testing.assert_array_equal(pickle.loads(stored).predict(graphs), estimator.predict(graphs))
+
+
+def test_a_classifier_scores_by_its_metric(graphs):
+    """Oracle: scikit-learn's functions, of each class against the rest."""
+    for metric, expected in (("average_precision", average_precision_score), ("auc", roc_auc_score)):
+        estimator = FederatedClassifier(evaluation__metric=metric, **KEYS).fit(graphs[:2])
+        chances, y = estimator.predict_proba(graphs[2]), graphs[2].y.numpy()
+        of_class = [expected(y == label, chances[:, label]) for label in range(3)]
+        assert estimator.score(graphs[2]) == pytest.approx(np.mean(of_class))
+    with pytest.raises(fg.FedGraphError, match=r"evaluation\.metric=auc has no weights of nodes"):
+        estimator.score(graphs[2], sample_weight=np.ones(len(y)))
 
 
 def test_scikit_learns_tools_use_it(graphs):

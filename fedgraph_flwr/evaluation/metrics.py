@@ -101,6 +101,28 @@ def _ranked(measure: Callable[[Curves], np.ndarray], logits: ArrayLike, y: Array
     return mean_known(np.array([measure(Curves(of, labels == c))[0] for c, of in enumerate(of_class)]))
 
 
+def score(metric: str, logits: np.ndarray, y: np.ndarray, targets: Mapping[str, str] | None = None) -> float:
+    """Return one score of nodes from their logits [n, C] and classes [n].
+
+    Args:
+        metric: its name.
+        logits: of the nodes.
+        y: their classes.
+        targets: custom metrics: name → ``module:function``.
+
+    Raises:
+        FedGraphError: a score that needs more than logits, such as one at an operating point.
+    """
+    if target := (targets or {}).get(metric):
+        return _own(target, logits, y)
+    if metric in OF_RANKS:
+        return _ranked(OF_RANKS[metric], logits, y)
+    values = _values(logits, y, [metric], None, np.empty(0))
+    if metric not in values:
+        raise FedGraphError(f"evaluation.metric={metric} cannot be computed here: expected one of {', '.join(values)}")
+    return values[metric]
+
+
 def threshold(logits: Tensor, y: Tensor, nodes: Tensor) -> float | None:
     """Return the probability threshold of class 1 with the best F1, the highest of equals; None without a known positive.
 

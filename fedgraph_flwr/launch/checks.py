@@ -19,6 +19,8 @@ from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.launch.part_checks import check_parts, check_personal
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
+from fedgraph_flwr.models import network
+from fedgraph_flwr.models.wrapped import replaced_defaults
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
@@ -195,6 +197,8 @@ def startup_notes(cfg: RunConfig) -> list[str]:
             "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
             " up: only noise bounds what they reveal of a client (SECURITY.md)"
         )
+    if replaced := replaced_defaults(network(cfg.model), cfg.model):
+        notes.append(replaced)
     notes += _unit_notes(cfg)
     means = [
         (group, mean) for _, group, mean in shown(declared(sides[0], cfg)) if isinstance(mean, Mean)

@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.config import ModelConfig
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.models.base import Model
@@ -75,6 +76,7 @@ class Wrapped(Model):
     kind: Callable[..., nn.Module]
     module: type[nn.Module]
     sizes: Mapping[str, str]
+    defaults: Mapping[str, Any]
     dense_features = True
 
     def __init__(
@@ -192,6 +194,16 @@ class Wrapped(Model):
         return Plain(f"{self.kind.__module__}:{self.kind.__qualname__}", self.arguments, weights, reads_edges=reads)
 
 
+def replaced_defaults(kind: Any, cfg: ModelConfig) -> str:
+    """Return a note on defaults of a module's ``__init__`` that the run's keys replace; empty if there are none."""
+    written = getattr(kind, "defaults", {})
+    other = {size: value for size, value in written.items() if value != getattr(cfg, size)}
+    if not other:
+        return ""
+    keys = ", ".join(f"model.{size}={getattr(cfg, size)}" for size in other)
+    return f"model={cfg.name} is built with {keys}, instead of its own defaults {', '.join(map(str, other.values()))}"
+
+
 @functools.cache
 def wrapper(kind: Any) -> type[Wrapped]:
     """Return the class of `Wrapped` models for a module's class, or for a function that returns a module.
@@ -219,6 +231,7 @@ def wrapper(kind: Any) -> type[Wrapped]:
             f"{kind.__module__}:{kind.__name__} cannot be a model: it has no parameter {missing[0]}, a graph's size;"
             f" add it, or pass a function that has both: def net(in_channels: int, out_channels: int) -> {module.__name__}"
         )
+    defaults = {size: accepted[name].default for size, name in sizes.items() if hasattr(ModelConfig, size)}
     own = [
         p.replace(kind=p.KEYWORD_ONLY, annotation=_annotation(p))
         for p in accepted.values()
@@ -235,6 +248,7 @@ def wrapper(kind: Any) -> type[Wrapped]:
     __init__.__signature__ = inspect.Signature([*base, *own])  # type: ignore[attr-defined]
     called = kind if kind is module else staticmethod(kind)
     contents = {"__init__": __init__, "kind": called, "module": module, "sizes": sizes, "takes_any": takes_any}
+    contents |= {"defaults": {size: value for size, value in defaults.items() if value is not inspect.Parameter.empty}}
     contents |= {"reads_edges": bool(edge_argument(module)), "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind.__name__, (Wrapped,), contents)
 

@@ -14,6 +14,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import ModelConfig, compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import startup_notes
 from tests.conftest import client_graph
 
 PYG = "torch_geometric.nn.models"
@@ -156,6 +157,21 @@ def promised(in_channels: int, out_channels: int) -> torch.nn.Module:
 def test_what_cannot_be_a_model_is_refused(name, params, message):
     with pytest.raises(FedGraphError, match=re.escape(message)):
         built(name, **params)
+
+
+@pytest.mark.parametrize(
+    ("model", "hidden", "note"),
+    [
+        (Own, 64, "Own is built with model.hidden=64, instead of its own defaults 4"),
+        (Own, 4, ""),
+        (Weighted, 64, ""),
+    ],
+)
+def test_defaults_that_keys_replace_are_named(model, hidden, note):
+    cfg = compose([f"model={__name__}:{model.__name__}", f"model.hidden={hidden}"])
+    named = [line for line in startup_notes(cfg) if "its own defaults" in line]
+    assert [line.endswith(note) for line in named] == ([True] if note else [])
+    assert [line for line in startup_notes(compose([])) if "its own defaults" in line] == []
 
 
 def test_a_head_that_is_called_twice_or_never_is_refused():
