@@ -11,7 +11,6 @@ The command line calls these functions. Slow imports are deferred.
 
 import dataclasses
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -41,9 +40,6 @@ OnRow = Callable[[dict[str, Any]], Any]
 
 CLIENTS = "clients"
 """Subfolder of a run with the client files of graphs in memory."""
-
-NAME = r"[a-z0-9][a-z0-9_-]*"
-"""Pattern of dataset names."""
 
 
 class Run:
@@ -297,7 +293,22 @@ def run(
         RunFailed: the run could not continue.
         KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
-    texts, held = _texts(overrides)
+    texts, data, graphs = _held(overrides, data, graphs, classes, target)
+    if data is not None or graphs is not None:
+        return train(_with_graphs(texts, keys, data, graphs, classes, target), progress, on_round)
+    return train(configuration(texts, keys), progress, on_round)
+
+
+def _held(
+    overrides: Sequence[Any], data: Any, graphs: Sequence[Any] | None, classes: Sequence[str], target: str
+) -> tuple[list[str], Any, Sequence[Any] | None]:
+    """Return the ``key=value`` texts among positional arguments, and the graph or the graphs; both are None without any.
+
+    Raises:
+        FedGraphError: several of them, or ``classes`` or ``target`` without any.
+    """
+    texts = [each for each in overrides if isinstance(each, str)]
+    held = [each for each in overrides if not isinstance(each, str)]
     given = [each for each in (*held, data, graphs) if each is not None]
     if len(given) > 1:
         what = "data= is one graph to partition, graphs=[...] has one per client"
@@ -305,18 +316,10 @@ def run(
     if given and graphs is None:
         [one] = given
         data, graphs = (None, one) if isinstance(one, list | tuple) else (one, None)
-    if given:
-        return train(_with_graphs(texts, keys, data, graphs, classes, target), progress, on_round)
-    if classes or target:
+    if not given and (classes or target):
         key = "classes=" if classes else "target="
         raise FedGraphError(f"{key} applies only to data= and graphs=[...]: pass one of them, or leave it out")
-    return train(configuration(texts, keys), progress, on_round)
-
-
-def _texts(given: Sequence[Any]) -> tuple[list[str], list[Any]]:
-    """Return the ``key=value`` texts among positional arguments, and the others, which are graphs."""
-    texts = [each for each in given if isinstance(each, str)]
-    return texts, [each for each in given if not isinstance(each, str)]
+    return texts, data, graphs
 
 
 def train(cfg: RunConfig, progress: Shown = "auto", on_round: OnRow | None = None) -> Run:
@@ -430,7 +433,11 @@ class SweepResult:
 
 
 def sweep(
-    *overrides: Place,
+    *overrides: Any,
+    data: Any = None,
+    graphs: Sequence[Any] | None = None,
+    classes: Sequence[str] = (),
+    target: str = "",
     out: Place | None = None,
     jobs: int = 0,
     search: int = 0,
@@ -445,9 +452,14 @@ def sweep(
 
         fg.sweep(strategy=["fedavg", "fedprox"], seed=range(3), dataset="csbm", **{"train.lr": [0.01, 0.003]})
         fg.sweep("sweep.yaml")
+        fg.sweep(graphs, strategy=["fedavg", "fedprox"], seed=range(3))
 
     Args:
-        overrides: ``key=value,value`` as on the command line, or one sweep file.
+        overrides: ``key=value,value`` as on the command line, or one sweep file; or a graph, or a list of graphs.
+        data: as of `run`. The graph is stored in the folder of the results, and each run partitions it.
+        graphs: as of `run`. They are stored in the folder of the results, once per seed, which draws their split.
+        classes: as of `run`.
+        target: as of `run`.
         out: folder of the results; by default ``sweeps``, or that of the file.
         jobs: number of parallel processes; 0: in this process. With processes, start it below ``if __name__ == "__main__":``.
         search: number of trials of a search.
@@ -467,12 +479,13 @@ def sweep(
     from fedgraph_flwr.sweeps import runs, spec
     from fedgraph_flwr.sweeps.execution import How, check_free, execute, present
     from fedgraph_flwr.sweeps.outcome import outcome
-    from fedgraph_flwr.sweeps.overrides import given_values, parse_sweep
+    from fedgraph_flwr.sweeps.overrides import FOLDER, given_values, parse_sweep
     from fedgraph_flwr.sweeps.results_index import ResultsIndex, composed
     from fedgraph_flwr.sweeps.rows import alone
 
     one_of(keep, ("rounds", "all", "none"), "keep")
-    texts = [str(each) for each in overrides]
+    words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in overrides]
+    texts, data, graphs = _held(words, data, graphs, classes, target)
     files, words = [Path(each) for each in texts if "=" not in each], [each for each in texts if "=" in each]
     words += [f"{key}={values}" for key, values in given_values(keys).items()]
     folder = Path(out) if out else None
@@ -482,12 +495,22 @@ def sweep(
         raise FedGraphError(
             f"search, baseline, baselines and margin do not apply to a sweep file: set them in {files[0]}"
         )
+    held = None
+    if data is not None or graphs is not None:
+        if files:
+            raise FedGraphError(f"{files[0]} names its data: leave out the file, or the graphs in memory")
+        from fedgraph_flwr.sweeps.memory import stored
+
+        held = stored(words, folder or FOLDER, data, graphs, classes, target)
+        words = held.words
     extra = {} if margin is None else {"margin": margin}
     requested = (
         spec.load(files[0], folder, words)
         if files
         else parse_sweep(words, folder, search, baseline, baselines, **extra)
     )
+    if held:
+        requested.by_seed, requested.made = held.by_seed, held.command
     check_free(requested)
     composed(requested, ResultsIndex(requested, False).missing(""))
     with alone(requested.results):
@@ -703,16 +726,9 @@ def _with_graphs(
     from fedgraph_flwr.partition import objects, store
     from fedgraph_flwr.store.folder import LAUNCHER, owned
 
-    keys = dict(keys)
-    option, held, replaced = "graphs=[...]", graphs, ["dataset", "graph", "resume", "partition"]
-    if held is None:
-        option, held, replaced = "data=", [data], replaced[:-1]
-    name = keys.pop("dataset", option.partition("=")[0])
-    if not (isinstance(name, str) and re.fullmatch(NAME, name)):
-        raise FedGraphError(f"dataset={name} names {option}: expected lower-case letters, digits, - and _")
-    for key in (*keys, *overrides):
-        if key.startswith(tuple(replaced)):
-            raise FedGraphError(f"{key} cannot be combined with {option}, which replaces it: remove one of them")
+    keys, several = dict(keys), graphs is not None
+    option, held = objects.option_of(several), [data] if graphs is None else graphs
+    name = objects.name_of(keys.pop("dataset", None), [*keys, *overrides], several)
     given = [*objects.defaults(held, target), *([f"num_clients={len(graphs)}"] if graphs is not None else [])]
     cfg = configuration(overrides, keys, given)
     if cfg.on_fleet:

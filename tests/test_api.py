@@ -30,6 +30,7 @@ from fedgraph_flwr.config.run_keys import RunKeys
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.partition import load_client
+from fedgraph_flwr.sweeps.runs import parameters
 from tests.conftest import client_graph
 from tests.support import assert_same_arrays
 
@@ -395,6 +396,40 @@ def test_a_sweep_is_that_of_the_command_line(folder):
         fg.sweep(strategy="fedavg", roundz=[1, 2])
     with pytest.raises(fg.FedGraphError, match="keep"):
         fg.sweep(keep="some", **keys)
+
+
+def test_a_sweep_takes_graphs_in_memory_as_a_run_does(folder):
+    """Without masks, each seed draws another split; more seeds and the same graphs train only what is missing."""
+    parts = [data(index, train_mask=None, val_mask=None, test_mask=None) for index in (0, 1)]
+    keys = {"dataset": "shops", "rounds": 3, "strategy": "fedavg", "progress": False}
+    for given, more in (({"graphs": parts}, {}), ({"data": parts[0]}, {"partition": "random", "num_clients": 2})):
+        first = fg.sweep(**given, **more, **keys, seed=[1], baselines=False).rows
+        assert len(first) == 1
+        sweep = fg.sweep(*given.values(), **more, **keys, seed=[1, 2], baselines=False, classes=["a", "b", "c"])
+        swept = fg.sweep(*given.values(), **more, **keys, seed=[1, 2], baselines=False)
+        for row in swept.rows.itertuples():
+            assert row.parameters == parameters(fg.run(**given, **more, **keys, seed=row.seed).path)
+        assert sweep.path != swept.path  # other names of classes are another graph
+        markdown = swept.path.with_suffix(".md").read_text()
+        assert f"Made by `fg.sweep({next(iter(given))}, '" in markdown
+        assert "| shops |" in markdown
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "message"),
+    [
+        (["graphs", "sweep.yaml"], {}, "sweep.yaml names its data"),
+        (["graphs", "graph=there"], {}, "graph=there cannot be combined with graphs"),
+        (["graphs"], {"partition": "random"}, "partition=random cannot be combined with graphs"),
+        (["graphs"], {"split.train": [0.2, 0.4]}, r"split\.train=0\.2,0\.4: graphs=\[\.\.\.\] is split once per seed"),
+        (["graphs"], {"data": 3}, "pass only one of them"),
+        ([], {"classes": ["a"]}, "classes= applies only to"),
+        ([3], {}, "a graph must be a PyG Data or HeteroData, got int"),
+    ],
+)
+def test_a_sweep_refuses_what_does_not_go_with_graphs_in_memory(given, keys, message):
+    with pytest.raises(fg.FedGraphError, match=message):
+        fg.sweep(*[[data(0), data(1)] if each == "graphs" else each for each in given], **keys)
 
 
 def test_choices_name_every_method_with_its_paper():

@@ -1,6 +1,7 @@
 """Convert PyG objects in memory, one per client or one for all, to internal graphs."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from logging import WARNING
 from typing import Any
@@ -45,7 +46,7 @@ def whole(data: Any, classes: Sequence[str] = (), target: str = "", where: str =
     Raises:
         FedGraphError: another type, or an error of `from_data`.
     """
-    if not _typed(data):
+    if not is_typed(data):
         if target:
             raise FedGraphError(f"target={target} names a node type, but {where} has nodes of one type")
         graph = from_data(data, where, classes=classes)
@@ -73,9 +74,9 @@ def clients(
     """
     if any(isinstance(data, list | tuple) for data in graphs):
         return _clients_of_many(graphs, cfg, name, classes)
-    typed = _typed(graphs[0])
+    typed = is_typed(graphs[0])
     for index, data in enumerate(graphs):
-        if _typed(data) != typed:
+        if is_typed(data) != typed:
             raise FedGraphError(f"graphs[{index}] and graphs[0] must both be Data or both HeteroData")
     if typed and not target:
         target = labelled_type(graphs[0], "graphs[0]")
@@ -107,6 +108,36 @@ def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: 
         named = check_file(replace(graph, num_classes=max(len(names), 1), name=name), f"graphs[{index}]")
         made.append(client_graph(named, index, len(graphs), cfg.split, cfg.seed))
     return with_target_stats(made)
+
+
+NAME = r"[a-z0-9][a-z0-9_-]*"
+"""Pattern of dataset names."""
+
+
+def option_of(several: bool) -> str:
+    """Return the argument that holds one graph, or one graph per client, in error messages."""
+    return "graphs=[...]" if several else "data="
+
+
+def name_of(dataset: Any, keys: Iterable[str], several: bool) -> str:
+    """Return the name of graphs in memory, which ``dataset`` gives; by default that of their argument.
+
+    Args:
+        dataset: the given name; None without one.
+        keys: the other given keys, or overrides.
+        several: whether there is one graph per client, which no partition divides.
+
+    Raises:
+        FedGraphError: an invalid name, or a key that the graphs replace.
+    """
+    option = option_of(several)
+    name = option.partition("=")[0] if dataset is None else dataset
+    if not (isinstance(name, str) and re.fullmatch(NAME, name)):
+        raise FedGraphError(f"dataset={name} names {option}: expected lower-case letters, digits, - and _")
+    for key in keys:
+        if key.startswith(("dataset", "graph", "resume", *(["partition"] if several else []))):
+            raise FedGraphError(f"{key} cannot be combined with {option}, which replaces it: remove one of them")
+    return name
 
 
 def defaults(graphs: Sequence[Any], target: str = "") -> list[str]:
@@ -185,7 +216,12 @@ def _ids(data: Any, nodes: int, where: str) -> Tensor | None:
     return ids.to(torch.int64)
 
 
-def _typed(data: Any) -> bool:
+def is_typed(data: Any) -> bool:
+    """Return whether a graph is a ``HeteroData``.
+
+    Raises:
+        FedGraphError: it is neither this nor a ``Data``.
+    """
     from torch_geometric.data import Data, HeteroData
 
     if not isinstance(data, Data | HeteroData):
@@ -196,7 +232,7 @@ def _typed(data: Any) -> bool:
 
 def _labelled(data: Any, target: str) -> Any:
     """Return the node type with labels."""
-    if not _typed(data):
+    if not is_typed(data):
         return data
     return data[labelled_type(data, "the graph", target=target)]
 

@@ -181,4 +181,6 @@ def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:
     if "dataset" in varied or "graph" in varied:
         return ""
     given = dict(word.partition("=")[::2] for word in common)
-    return Path(given["graph"]).name if "graph" in given else configuration(common).data_name
+    if "graph" in given:
+        return Path(given["graph"]).name
+    return Path(given["dataset.path"]).stem if given.get("dataset.path") else configuration(common).data_name

@@ -80,7 +80,8 @@ class Cell:
 class Sweep:
     """Specification of a sweep; see the module.
 
-    ``over`` are overrides with the highest precedence, ``places`` has file and line of keys, ``made`` the command of the table.
+    ``over`` are overrides with the highest precedence, ``by_seed`` further ones of a seed, ``places`` has file and line of keys,
+    ``made`` the command of the table.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Sweep:
     settings: dict[str, list[str]] = field(default_factory=dict)
     methods: dict[str, list[str]] = field(default_factory=dict)
     over: list[str] = field(default_factory=list)
+    by_seed: Mapping[int, list[str]] = field(default_factory=dict)
     baselines: bool = True
     grid: dict[str, list[str]] = field(default_factory=dict)
     search: Search | None = None
@@ -176,8 +178,11 @@ class Sweep:
                 if seed not in self.tuning_seeds:
                     choices = taken[setting, method]
                 for name, overrides in choices.items():
-                    overrides = [*overrides, *self.over, f"seed={seed}"]
-                    yield Cell(setting, name, seed, tuple(overrides), group)
+                    yield Cell(setting, name, seed, self._words(overrides, seed), group)
+
+    def _words(self, overrides: Sequence[str], seed: int) -> tuple[str, ...]:
+        """Return the overrides of a run; the last one is its seed."""
+        return *overrides, *self.over, *self.by_seed.get(seed, []), f"seed={seed}"
 
     def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
         """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
@@ -211,7 +216,7 @@ class Sweep:
 
     def _validation(self, setting: str, method: str, overrides: Sequence[str], found: Found) -> float | None:
         """Return the mean validation score over the tuning seeds, more is better; NaN if one failed, None if one has not run."""
-        cells = [Cell(setting, method, seed, (*overrides, *self.over, f"seed={seed}")) for seed in self.tuning_seeds]
+        cells = [Cell(setting, method, seed, self._words(overrides, seed)) for seed in self.tuning_seeds]
         rows = [found[cell.identity] for cell in cells if cell.identity in found]
         return statistics.fmean(_watched(row) for row in rows) if len(rows) == len(cells) else None
 
@@ -257,7 +262,9 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
         FedGraphError: the file is missing, invalid YAML, or has an invalid key or value; the message has its line.
     """
     body, places = _read(path, ())
-    known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "places", "_added"} | {"out"}
+    known = {f.name for f in fields(Sweep)} - {"name", "folder", "made", "over", "by_seed", "places", "_added"} | {
+        "out"
+    }
     for key in body:
         check_names([key], known | {"extends"}, "key", places[str(key)])
     seeds = [word.partition("=")[2] for word in overrides if word.startswith("seed=")]
