@@ -53,7 +53,8 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
     ]
     settings = list(dict.fromkeys(cell["setting"] for cell in cells))
     answers = Markup("").join(render("answer", text=f"{text}.") for text in outcome["verdicts"])
-    lead = render("lead", text=" ".join(filter(None, [outcome["source"], _chosen(outcome) if answers else ""])))
+    equal = [f"{text}." for text in outcome.get("equal", [])]  # older outcomes have none
+    lead = render("lead", text=" ".join(filter(None, [outcome["source"], _chosen(outcome) if answers else "", *equal])))
     page.heading(answers + lead, title=outcome["title"])
     charts = [_scores(page, outcome, cells, settings), _differences(page, outcome, cells, settings)]
     headlines = filter(None, outcome["headline"].split(", "))

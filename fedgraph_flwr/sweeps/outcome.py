@@ -254,10 +254,11 @@ def _strategy(sweep: Sweep, method: str) -> str:
 
 
 def _limits(strategy: str, other: str) -> list[str]:
-    """Return the declared key values at which a strategy equals another."""
+    """Return the declared key values at which a strategy equals another, except a single client."""
     if strategy not in group_names("strategy"):
         return []
     limits = [limit for limit in declaration(strategy).limits if f"strategy={other}" in limit.equals]
+    limits = [limit for limit in limits if "num_clients=1" not in limit.overrides]
     texts = []
     for limit in limits:
         words = [*limit.overrides, *(word for word in limit.equals if not word.startswith("strategy="))]

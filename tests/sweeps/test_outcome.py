@@ -13,7 +13,7 @@ from fedgraph_flwr.report import sweep_page
 from fedgraph_flwr.report.page import CHANCE
 from fedgraph_flwr.sweeps import runs
 from fedgraph_flwr.sweeps.outcome import compared
-from tests.sweeps.conftest import sweep
+from tests.sweeps.conftest import one, sweep
 
 
 @pytest.mark.parametrize(
@@ -111,3 +111,4 @@ def test_methods_with_equal_scores_in_every_run_are_named_with_the_reason(place,
     )
     assert after[1].startswith("FedAdam and FedSPA have equal scores in every run; the column parameters of ")
     assert not after[2]
+    assert after[0] in one(place / "sweeps", ".html").read_text()
