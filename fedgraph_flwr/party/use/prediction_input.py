@@ -704,7 +704,7 @@ def check_scaling(graph: Any, spec: InputSpec, where: str) -> None:
         "pass its tables (such as --nodes FILE --edges FILE)",
         "predict its tables (`fedgraph-flwr predict RUN --nodes FILE ...`)",
     )
-    fix = f"{tables}, or {stated} if its features are scaled as in training"
+    fix = f"{tables}, or {by_caller(stated, f'pass {stated}')} if its features are scaled as in training"
     given_raw = own is None and not isinstance(graph, Graph | HeteroGraph)
     for kind in _kinds(graph):
         wanted = spec.schema.scaled(kind)

@@ -224,7 +224,7 @@ def test_features_whose_scaling_is_unknown_are_refused(imported, tmp_path, capsy
     )
     for call in (run.predict, lambda *of, **more: run.model(**more)(*of)):
         with pytest.raises(
-            FedGraphError, match=sentence + ".* or scaled=True if its features are scaled as in training"
+            FedGraphError, match=sentence + ".* or pass scaled=True if its features are scaled as in training"
         ):
             call(given, client=1)
     with pytest.raises(FedGraphError, match=sentence):
