@@ -78,7 +78,7 @@ def display_name(metric: str) -> str:
 
 
 def headline_text(headline: str) -> str:
-    """Return a summary's ``headline`` in words: ``test accuracy at the best validation round``."""
+    """Return a summary's ``headline`` as a phrase: ``test accuracy at the best validation round``."""
     score, _, when = headline.partition(" at ")
     when = _WHEN.get(when, f"at {when}") if when else ""
     return f"test {display_name(score.removeprefix('test_'))} {when}".rstrip()

@@ -1,4 +1,4 @@
-"""Page of a sweep: verdicts in words, scores with intervals, costs, curves and links of kept runs."""
+"""Page of a sweep: verdicts as sentences, scores with intervals, costs, curves and links of kept runs."""
 
 import json
 import math
