@@ -42,7 +42,6 @@ from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.downlink import received
 from fedgraph_flwr.methods.side import Side, refuse_overrides
 from fedgraph_flwr.methods.uplink import declared
-from fedgraph_flwr.methods.weighting import SIZE_KEYS
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.numerics.sparse import Device
@@ -201,14 +200,8 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         return model_inputs(self, graph, variant)
 
     def describe(self) -> dict[str, Any]:
-        """Return the client's description, which the server receives before round 1.
-
-        In secure sums, a party's node announces the sizes of its first run (`OpenedSums.fixed_sizes`).
-        """
+        """Return the client's description, which the server receives before round 1 (in secure sums: `announced`)."""
         found = describe(self.cfg, self.graph, self.num_train, self.task.width)
-        if self.member.opened:
-            sizes = {key: found[key] for key in SIZE_KEYS.values() if key in found}
-            found |= self.member.opened.fixed_sizes(str(self.graph.client), sizes)
         return found | ({"min_nodes": self.policy.min_nodes} if self.policy.min_nodes > 1 else {})
 
     def receive(self, groups: dict[str, Arrays]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
-from fedgraph_flwr.clients.secure_sums import SumRequest, masked_reply, secure_exchange
+from fedgraph_flwr.clients.secure_sums import SumRequest, announced, masked_reply, secure_exchange
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import released
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
@@ -142,7 +142,7 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
     if name == DESCRIBE:
         if MODEL in groups and config.get("keep"):  # for runs without scores
             _keep_model(client, groups, config)
-        return {}, {**client.describe(), SPEAKS: PROTOCOL}
+        return {}, {**announced(client), SPEAKS: PROTOCOL}
     if name in (TRAIN, EVALUATE):
         parameters = _parameters(client, groups) if MODEL in groups else []
         client.combined.receive(client, groups)
@@ -151,7 +151,10 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
             return {}, client.evaluate(parameters, config)[2]
         trained, num_train, scores = client.fit(parameters, config)
         sent, numbers = _trained(client, trained, config)
-        numbers = {**scores, **({"num_train": num_train} if client.cfg.privacy.dp == "none" else {}), **numbers}
+        if client.cfg.privacy.dp == "none":
+            size = announced(client)["num_train"] if client.member.opened else num_train
+            numbers = {"num_train": size, **numbers}
+        numbers = {**scores, **numbers}
         return _bounded(client, name, sent, dict(zip(client.shared, parameters, strict=False)), clipping), numbers
     if name == LABELS:
         share = shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)

@@ -1,14 +1,14 @@
 """A client's replies in the exchanges around a secure sum (`fedgraph_flwr.secure.secagg`)."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
-from fedgraph_flwr.methods.weighting import batch_of, in_sum, sizes_of
+from fedgraph_flwr.methods.weighting import SIZE_KEYS, batch_of, in_sum, sizes_of
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.opened import MODELS
 from fedgraph_flwr.secure.secagg import (
@@ -43,6 +43,18 @@ class SumRequest(NamedTuple):
     start: np.ndarray
 
 
+def announced(client: GraphClient) -> dict[str, Any]:
+    """Return a client's description as the server reads it, whatever the method adds.
+
+    In secure sums, a party's node announces the sizes of its first run in every reply (`OpenedSums.fixed_sizes`).
+    """
+    description = client.describe()
+    if not client.member.opened:
+        return description
+    sizes = {key: description[key] for key in SIZE_KEYS.values() if key in description}
+    return description | client.member.opened.fixed_sizes(str(client.graph.client), sizes)
+
+
 def secure_exchange(client: GraphClient, phase: str, groups: Mapping[str, Arrays]) -> dict[str, Arrays]:
     """Reply to a request for keys (`PUBLISH`), shares (`DEAL`), a signature (`AGREE`), or shares that unmask a sum (`UNMASK`).
 
@@ -53,7 +65,7 @@ def secure_exchange(client: GraphClient, phase: str, groups: Mapping[str, Arrays
     """
     member, server_round, request = client.member, client.server_round, groups.get(SECAGG, {})
     if phase == PUBLISH:
-        published = member.publish(server_round, client.exchange, sizes_of(client.describe()))
+        published = member.publish(server_round, client.exchange, sizes_of(announced(client)))
         content = publication(published[KEYS], published[SIZES])
         return {SECAGG: published | client.keyring.sign(_subject(client), content)}
     if phase == DEAL:
