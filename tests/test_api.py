@@ -577,6 +577,34 @@ def test_typed_graphs_in_memory():
         fg.run(graphs=[two], model="rgcn", target="venue")
 
 
+def incomplete(what: str) -> HeteroData:
+    """A typed graph that lacks what its name says."""
+    graph = hetero(0)
+    if what == "count":
+        del graph["author"].x
+    elif what == "ends":
+        graph["paper", "cites", "paper"].edge_attr = torch.ones(5, 2)
+    else:
+        del graph["author", "writes", "paper"], graph["paper", "rev_writes", "author"]
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("count", "'author': the number of nodes is unknown: set x or num_nodes"),
+        ("ends", "'paper:cites:paper': edge_index is missing"),
+        ("edges", "partition=random-edges divides edges, but 'data' has none"),
+    ],
+)
+def test_an_incomplete_typed_graph_is_refused_by_one_sentence(what, message):
+    with pytest.raises(fg.FedGraphError, match=message):
+        fg.run(incomplete(what), partition="random-edges", num_clients=3, model="rgcn", rounds=1, progress=False)
+    if what != "edges":
+        with pytest.raises(fg.FedGraphError, match=message):
+            fg.run(graphs=[incomplete(what)], model="rgcn", rounds=1, progress=False)
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

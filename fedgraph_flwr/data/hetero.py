@@ -8,6 +8,7 @@ Letters: A node types, R edge types, N_a nodes of type a, N = Σ_a N_a, E_r edge
 nodes of all types in the order of the schema.
 """
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,9 +37,24 @@ REVERSE = "rev_"
 
 
 def check_types(data: Any, where: str) -> None:
-    """As `check_dtypes`, of all types of a ``HeteroData``."""
-    for kind in (*data.node_types, *data.edge_types):
-        check_dtypes(data[kind], f"{where}, '{':'.join(kind) if isinstance(kind, tuple) else kind}'")
+    """As `check_dtypes`, of all types of a ``HeteroData``.
+
+    Raises:
+        FedGraphError: also, a node type has no count, or an edge type no ends.
+    """
+    for kind in data.node_types:
+        named = f"{where}, '{kind}'"
+        check_dtypes(data[kind], named)
+        with warnings.catch_warnings(action="ignore"):  # PyG's, which names the attribute alone
+            count = data[kind].num_nodes
+        if count is None:
+            raise FedGraphError(f"{named}: the number of nodes is unknown: set x or num_nodes of this type")
+    for edge in data.edge_types:
+        named = f"{where}, '{':'.join(edge)}'"
+        check_dtypes(data[edge], named)
+        if "edge_index" not in data[edge]:
+            none = "torch.zeros(2, 0, dtype=torch.int64) if it has no edges"
+            raise FedGraphError(f"{named}: edge_index is missing: set it, {none}, or delete this type")
 
 
 @dataclass

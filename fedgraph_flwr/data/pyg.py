@@ -342,8 +342,8 @@ def from_hetero_data(
         raise FedGraphError(f"{where} holds a PyG Data with a single node type: leave out --target")
     if target not in data.node_types:
         raise unknown("target node type", target, data.node_types, where)
-    check_labels(data[target], where, f" of type '{target}'")
     check_types(data, where)
+    check_labels(data[target], where, f" of type '{target}'")
     made = {
         kind: encode(kind, data[kind].x, where)
         for kind in data.node_types

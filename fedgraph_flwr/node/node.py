@@ -185,8 +185,8 @@ class Simulated(Node):
         return earlier.in_run(Path(cfg.init or cfg.evaluate), client)
 
     def checkpoint_root(self, cfg: RunConfig) -> str:
-        """The run folder."""
-        return f"{cfg.out}/state"
+        """The run folder, if the run has one."""
+        return f"{cfg.out}/state" if cfg.out else ""
 
 
 class Party(Node):

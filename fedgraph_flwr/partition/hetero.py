@@ -76,6 +76,8 @@ def _dealt(graph: HeteroGraph, name: str, num_clients: int, rng: np.random.Gener
         raise FedGraphError(
             f"partition={name} needs num_clients >= 3, got {num_clients}: some edges go to 2..M-1 clients"
         )
+    if not graph.num_edges:
+        raise FedGraphError(f"partition={name} divides edges, but '{graph.name}' has none")
     draw = _edges if name == "random-edges" else _edge_types
     for _ in range(ATTEMPTS):
         chosen = draw(graph, num_clients, rng)

@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import shlex
 from collections.abc import Mapping, Sequence
+from logging import INFO
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation.verdict import MARGIN
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.sweeps.search import Search, is_distribution
 from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
 from fedgraph_flwr.sweeps.values import expand
@@ -97,9 +99,10 @@ def _given(overrides: Sequence[str], trials: int) -> dict[str, list[str]]:
         key, sign, value = word.partition("=")
         if not sign or not key:
             raise FedGraphError(f"'{word}' is neither key=value nor a YAML file")
+        values = expand(value)
         if key in given:
-            raise FedGraphError(f"'{word}': {key} is given twice; pass several values as {key}=A,B")
-        given[key] = expand(value)
+            _check_replaced(key, given[key], values)
+        given[key] = values
         if len(set(given[key])) < len(given[key]):
             raise FedGraphError(f"'{word}' contains a value twice: list each value once")
     if single := [key for key in given.get("tune", []) if len(given.get(key, [])) < 2]:
@@ -108,6 +111,19 @@ def _given(overrides: Sequence[str], trials: int) -> dict[str, list[str]]:
         example = "--search 20 'train.lr=loguniform(1e-4,1e-1)'"
         raise FedGraphError(f"a search needs a number of trials and a key with a distribution: {example}")
     return given
+
+
+def _check_replaced(key: str, before: list[str], values: list[str]) -> None:
+    """Note that the last value of a key counts, as in a run.
+
+    Raises:
+        FedGraphError: one of the two has several values.
+    """
+    several = ",".join(dict.fromkeys([*before, *values]))
+    if len(before) > 1 or len(values) > 1:
+        raise FedGraphError(f"{key} is given twice, once with several values: pass {key}={several} once")
+    if before != values:
+        log(INFO, "%s=%s replaces %s=%s; to run both, pass %s=%s", key, values[0], key, before[0], key, several)
 
 
 def given_values(keys: Mapping[str, Any]) -> dict[str, str]:
@@ -183,4 +199,7 @@ def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:
     given = dict(word.partition("=")[::2] for word in common)
     if "graph" in given:
         return Path(given["graph"]).name
-    return Path(given["dataset.path"]).stem if given.get("dataset.path") else configuration(common).data_name
+    if given.get("dataset.path"):
+        return Path(given["dataset.path"]).stem
+    # without the keys of networks, which a strategy may bring
+    return configuration([word for word in common if not word.startswith("model.")]).data_name

@@ -1,13 +1,17 @@
 """What a node replies where a method's code raises: the type, the message, and the file and line to look at."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, located
+from fedgraph_flwr.node.node import Simulated
+from tests.nodes import Node
 
 WORDS = ["dtype=float64", "rounds=1", "strategy.min_clients=1", "checkpoint_every=0"]
 LINES = Path(__file__).read_text().splitlines()
@@ -89,3 +93,12 @@ def test_a_module_that_raises_while_it_is_imported_is_an_error_with_its_line(tmp
 def test_an_exception_without_frames_or_message_is_its_type():
     assert located(KeyError()) == "KeyError"
     assert located(ValueError("wide\nand long")) == "ValueError: wide and long"
+
+
+def test_a_run_without_a_folder_files_no_checkpoint():
+    """A simulated node has no other place: its checkpoints would lie in the file system's root."""
+    cfg = compose(["num_clients=3"])
+    node = Simulated(Node(cfg).context)
+    assert node.checkpoints(cfg, 0, "abc") is None
+    folder = node.checkpoints(replace(cfg, out="there"), 0, "abc").folder
+    assert folder == Path("there/state/fedavg-abc/client_0000")

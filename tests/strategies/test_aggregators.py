@@ -1,6 +1,7 @@
 """Rules in the place of the mean: what each gives, what it stands, and which methods have a use for it."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from scipy.optimize import minimize
 
 from fedgraph_flwr.config import AGGREGATORS, StrategyConfig, compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.uplink import ARRAYS, Sum
 from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.aggregators import RULES, combine
+from fedgraph_flwr.strategies.summation.plain import Plain
 from tests.conftest import client_graph
 
 N, F, P = 11, 2, 7
@@ -82,6 +85,14 @@ def test_liars_below_the_breakdown_point_do_not_carry_the_model_away(name, size)
     assert np.linalg.norm(rule(name, lied)) <= np.linalg.norm(HONEST, axis=1).max()
     lied[4] = size
     assert np.linalg.norm(rule(name, lied)) <= np.linalg.norm(HONEST, axis=1).max()
+
+
+def test_a_sum_without_axes_by_a_rule_is_an_array():
+    values = [{"scale": np.array(number, "float32")} for number in (1, 2, 6)]
+    server = SimpleNamespace(cfg=compose(["strategy.aggregator=median"]))
+    reduced = Plain(server)._robust_sum(Sum(ARRAYS), "other", values, [0, 1, 2])["scale"]
+    assert isinstance(reduced, np.ndarray)
+    assert reduced == 6
 
 
 def test_a_client_is_judged_by_its_whole_model():

@@ -84,7 +84,8 @@ def test_what_is_chosen_stands_behind_a_cell():
     ("overrides", "message"),
     [
         (["strategy"], "'strategy' is neither key=value nor a YAML file"),
-        (["rounds=1", "rounds=2"], "rounds is given twice"),
+        (["rounds=1,2", "rounds=3"], "rounds is given twice, once with several values"),
+        (["rounds=1", "seed=0", "rounds=2,3"], "rounds is given twice, once with several values"),
         (["train.lr=1,1"], "contains a value twice"),
         (["tune=train.lr", "train.lr=1"], "tune=train.lr needs several values"),
         (["train.lr=loguniform(1e-4,1e-1)"], "a search needs a number of trials and a key with a distribution"),
@@ -96,6 +97,19 @@ def test_what_is_chosen_stands_behind_a_cell():
 def test_wrong_words(overrides, message):
     with pytest.raises(FedGraphError, match=message):
         parse_sweep(overrides)
+
+
+def test_words_of_a_stored_row_run_as_they_stand(caplog):
+    """A key that stands twice has its last value, as in a run."""
+    spec = parse_sweep(["rounds=60", "strategy=boosting", "rounds=1", "seed=0"])
+    assert spec.common == ["rounds=1"]
+    assert "rounds=1 replaces rounds=60; to run both, pass rounds=60,1" in caplog.text
+
+
+def test_keys_of_a_network_that_a_method_brings():
+    spec = parse_sweep(["strategy=fedlit", "model.types=8", "rounds=1"])
+    assert spec.common == ["model.types=8", "rounds=1"]
+    assert list(spec.settings) == ["demo"]
 
 
 def test_words_run_from_any_folder_beside_nothing(place, ran):

@@ -66,7 +66,10 @@ class Plain(Summation):
             values = [values[place] for place in self._places_that_count(TRAINED, clients)]
         middle = aggregators.combine(values, {}, self.server.cfg.strategy)
         count = len(values)
-        return {name: count * array.astype(reducer.dtype) for name, array in middle.items()}
+        return {
+            name: np.asarray(count * array.astype(reducer.dtype))
+            for name, array in middle.items()
+        }
 
     def _places_that_count(self, reducer: Mean, clients: list[int]) -> list[int]:
         """Return the places of the clients that a robust rule counts.
