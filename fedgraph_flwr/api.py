@@ -277,7 +277,7 @@ def run(
         data: PyG ``Data`` or ``HeteroData`` in memory, which ``partition`` and ``num_clients`` divide among the clients. A list
             is one graph per client, as of ``graphs``.
         graphs: PyG ``Data`` or ``HeteroData`` in memory, one per client, instead of a dataset and its partition: ``x``,
-            ``edge_index``, integer ``y`` (-1: unknown). ``train_mask`` and ``test_mask`` are used as the split if present.
+            ``edge_index``, integer ``y`` (-1: unknown). Masks are the split, if present.
             ``node_id`` identifies nodes held by several clients. With ``task=graphs``, a list of ``Data`` per client, each
             with one class ``y``, or numbers. ``dataset`` is then only a name. The graphs are stored in
             the run's folder, in ``clients/``.

@@ -483,10 +483,10 @@ def test_a_split_of_ones_own_is_kept_to_and_the_graphs_stay_as_they_are(folder):
     assert int(second.val_mask.sum()) == round(0.2 * int(graphs[1].train_mask.sum()))
     drawn = load_client(fg.run(graphs=graphs, split={"kind": "ratio"}, rounds=1, progress=False).config, 0)
     assert int(drawn.train_mask.sum()) == int(0.6 * 16)
-    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in train_mask, but"):
-        fg.run(graphs=[data(0), data(1, train_mask=None)])
-    with pytest.raises(fg.FedGraphError, match=r"graphs\[1\] marks no node in test_mask, but"):
-        fg.run(graphs=[data(0), data(1, test_mask=torch.zeros_like(data(1).test_mask))])
+    for changes in ({"train_mask": None}, {"test_mask": torch.zeros_like(data(1).test_mask)}):  # the rest completes it
+        completed = load_client(fg.run(graphs=[data(0), data(1, **changes)], rounds=1, progress=False).config, 1)
+        for key in ("train_mask", "val_mask", "test_mask"):
+            assert torch.equal(getattr(completed, key), data(1)[key])
 
 
 def test_what_edges_carry_is_not_read_and_that_is_said(folder, caplog):

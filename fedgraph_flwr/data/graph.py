@@ -774,13 +774,13 @@ def read_header(path: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any
 
 
 def has_split(path: Path | str) -> bool:
-    """Return whether the graph of a file comes with training and test masks.
+    """Return whether a mask of the graph of a file marks nodes.
 
     Raises:
         FedGraphError: as `read_tensors`.
     """
     with _opened(path) as file:
-        return all(bool(file.get_tensor(mask).any()) for mask in ("train_mask", "test_mask"))
+        return any(bool(file.get_tensor(mask).any()) for mask in MASKS)
 
 
 def clients_of(path: Path | str) -> int:

@@ -23,7 +23,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, 
 from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
-from fedgraph_flwr.data.split import APART, AnyTyped, split_graph, split_targets
+from fedgraph_flwr.data.split import APART, AnyTyped, half_given, split_graph, split_targets
 from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
 
@@ -176,6 +176,7 @@ def from_list(graphs: Sequence[Any], where: str) -> Graph:
     Raises:
         FedGraphError: a graph lacks a tensor, or differs from the first in its columns or targets.
     """
+    masks = _masks_of_graphs(graphs, where)
     forms = [_form(data, f"{where}[{place}]") for place, data in enumerate(graphs)]
     for place, form in enumerate(forms):
         for key, value in form.items():
@@ -190,7 +191,27 @@ def from_list(graphs: Sequence[Any], where: str) -> Graph:
     else:
         known = [getattr(data, "y_mask", torch.ones_like(data.y, dtype=torch.bool)).view(-1) for data in graphs]
         answers = {"targets": y.to(torch.float32).masked_fill(~torch.stack(known), torch.nan)}
-    return from_graphs([(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, **answers)
+    return from_graphs(
+        [(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, masks=masks, **answers
+    )
+
+
+def _masks_of_graphs(graphs: Sequence[Any], where: str) -> list[Tensor]:
+    """Return the masks of labelled graphs, bool [G] each: False for those without a mask.
+
+    Raises:
+        FedGraphError: a graph has a mask of its nodes.
+    """
+    found = torch.zeros(len(MASKS), len(graphs), dtype=torch.bool)
+    for place, data in enumerate(graphs):
+        for row, key in enumerate(MASKS):
+            mask = getattr(data, key, None)
+            if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == 1):
+                raise FedGraphError(
+                    f"{where}[{place}]: {key} must be one boolean, as its label is one of the whole graph, got {form_of(mask)}"
+                )
+            found[row, place] = mask is not None and bool(mask)
+    return list(found)
 
 
 def _form(data: Any, where: str) -> dict[str, Any]:
@@ -291,7 +312,7 @@ def client_graph(
         graph: graph of N nodes.
         client: index of the client, 0..M-1.
         num_clients: M.
-        split: how to split a graph without masks.
+        split: how to split a graph without masks; of a graph that lacks some, its ``val``.
         seed: seed of the split.
 
     Raises:
@@ -307,6 +328,9 @@ def client_graph(
     else:
         n = graph.num_nodes
         own = ClientGraph(**values | {"node_id": torch.arange(n), "num_global_nodes": n})
+    if half_given(own):
+        public = replace(split, kind="public")
+        own = split_targets(own, public, seed) if typed else split_graph(own, public, seed)
     marked = bool((own.train_mask | own.val_mask | own.test_mask).any())
     if not marked or (split.kind == "temporal" and not typed):
         made = split_targets(own, split, seed) if typed else split_graph(own, split, seed)

@@ -190,15 +190,53 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
     return replace(graph, edge_split=stage), masks
 
 
+def half_given(graph: Graph | HeteroGraph) -> list[str]:
+    """Return the masks of training and test nodes that are empty, if other masks are not."""
+    empty = [mask for mask in MASKS if not bool(getattr(graph, mask).any())]
+    return [mask for mask in empty if mask != "val_mask"] if len(empty) < len(MASKS) else []
+
+
+def check_given(graph: Graph | HeteroGraph, where: str) -> None:
+    """Check that no node is in two masks, and that one of training and test nodes is given if validation nodes are.
+
+    Raises:
+        FedGraphError: otherwise.
+    """
+    marked = sum(getattr(graph, mask).int() for mask in MASKS)
+    if bool((twice := marked > 1).any()):
+        node = int(twice.nonzero()[0])
+        raise FedGraphError(f"{where}: {' and '.join(MASKS)} must not overlap; node {node} is in two of them")
+    if len(half_given(graph)) == 2:
+        raise FedGraphError(f"{where} marks no node in train_mask and none in test_mask: mark some, {_DRAW}")
+
+
+_DRAW = "or set split.kind=ratio to draw a split"
+
+
 def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:
-    """Return the public masks; if validation is empty, take the share ``val`` of training nodes, the same for all seeds."""
-    labelled = graph.labelled
-    masks = [mask & labelled for mask in (graph.train_mask, graph.val_mask, graph.test_mask)]
+    """Return the public masks, disjoint.
+
+    Without training nodes, or without test nodes, these are all labelled nodes outside the other masks. Without validation nodes,
+    these are the share ``val`` of training nodes, the same for all seeds.
+
+    Raises:
+        FedGraphError: masks overlap, or a stage stays without nodes.
+    """
+    where, labelled = graph.name or "the graph", graph.labelled
+    masks = {mask: getattr(graph, mask) & labelled for mask in MASKS}
     if graph.edge_split.numel():  # the data assign edges, not nodes
-        return masks
-    if not isinstance(graph, ClientGraph) and not any(bool(mask.any()) for mask in masks):
+        return list(masks.values())
+    given = replace(graph, **masks)
+    rest = labelled & ~(given.train_mask | given.val_mask | given.test_mask)
+    if not isinstance(graph, ClientGraph) and torch.equal(rest, labelled):
         raise FedGraphError(f"dataset '{graph.name}' has no public masks: use split.kind=ratio or kfold")
-    train, val, test = masks
+    check_given(given, where)
+    for missing in half_given(given):
+        if not bool(rest.any()) and not isinstance(graph, ClientGraph):
+            what = f"{where} marks no node in {missing}, and every labelled node is in the other masks"
+            raise FedGraphError(f"{what}: mark fewer, {_DRAW}")
+        masks[missing] = rest
+    train, val, test = masks.values()
     if not bool(val.any()):
         known = train.nonzero().view(-1)
         order = np.random.default_rng(VALIDATION_SEED).permutation(known.numel())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.checks import check_file
-from fedgraph_flwr.data.graph import ClientGraph, Graph, unsplit
+from fedgraph_flwr.data.checks import check_file, check_graph
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.pyg import (
     client_graph,
@@ -29,9 +29,6 @@ from fedgraph_flwr.partition.hetero import share_schema
 
 MOST_IDS = 2**31
 """Upper bound of node ids, exclusive."""
-
-SPLIT = ("train_mask", "test_mask")
-"""Masks of a given split; without a validation mask, some training nodes are used for validation."""
 
 
 def whole(data: Any, classes: Sequence[str] = (), target: str = "", where: str = "the graph") -> Graph | HeteroGraph:
@@ -105,8 +102,9 @@ def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: 
     names = list(classes) or numbered_classes(torch.cat([graph.y for graph in whole]), "graphs=[...]")
     made = []
     for index, graph in enumerate(whole):
-        named = check_file(replace(graph, num_classes=max(len(names), 1), name=name), f"graphs[{index}]")
-        made.append(client_graph(named, index, len(graphs), cfg.split, cfg.seed))
+        named = check_graph(replace(graph, num_classes=max(len(names), 1)), f"graphs[{index}]")
+        own = client_graph(_with_masks(named, cfg, f"graphs[{index}]"), index, len(graphs), cfg.split, cfg.seed)
+        made.append(replace(own, name=name))
     return with_target_stats(made)
 
 
@@ -152,8 +150,8 @@ def defaults(graphs: Sequence[Any], target: str = "") -> list[str]:
             f"graphs must be a list of PyG Data or HeteroData, or of lists of Data, one per client, got {got}:"
             " fedgraph_flwr.datasets.partition cuts one graph into many"
         )
-    unmarked = all(isinstance(data, list | tuple) or _unmarked(data, target) for data in graphs)
-    return ["dataset=file", *([] if unmarked else ["split.kind=public"])]
+    marked = any(_marks(data, target) for data in graphs)
+    return ["dataset=file", *(["split.kind=public"] if marked else [])]
 
 
 def partitioned(data: Any, cfg: RunConfig, name: str, classes: Sequence[str] = (), target: str = "") -> list[Any]:
@@ -174,10 +172,12 @@ def say_unread(graphs: Sequence[Any]) -> None:
         log(WARNING, "%s is ignored: every edge has weight 1", " and ".join(sorted(unread)))
 
 
-def _unmarked(data: Any, target: str) -> list[str]:
-    """Return the names of masks that are missing or mark no node."""
-    labelled = _labelled(data, target)
-    return [key for key in SPLIT if not (isinstance(mask := getattr(labelled, key, None), Tensor) and bool(mask.any()))]
+def _marks(data: Any, target: str) -> bool:
+    """Return whether a mask of a graph, or of one of a list of graphs, marks a node."""
+    if isinstance(data, list | tuple):
+        return any(_marks(one, target) for one in data)
+    masks = [getattr(_labelled(data, target), key, None) for key in MASKS]
+    return any(bool(mask.any()) for mask in masks if isinstance(mask, Tensor))
 
 
 def _client(
@@ -187,20 +187,26 @@ def _client(
     cut = {} if target else {f.name: data[f.name] for f in fields(ClientGraph) if f.name in data}
     if (cut.get("client"), cut.get("num_clients")) == (index, number):
         return check_file(ClientGraph(**cut), where)
-    graph = whole(data, classes, target, where)
-    split: Any = split_targets if isinstance(graph, HeteroGraph) else split_graph
-    if cfg.split.kind != "public":
-        graph = replace(graph, **unsplit(len(graph.y)))
-    elif unmarked := _unmarked(data, target):
-        raise FedGraphError(
-            f"{where} marks no node in {' and none in '.join(unmarked)}, but split.kind=public needs at least one:"
-            " mark some, or pass split.kind=ratio"
-        )
-    else:
-        graph = split(graph, cfg.split, cfg.seed)
+    graph = _with_masks(whole(data, classes, target, where), cfg, where)
     own = client_graph(graph, index, number, cfg.split, cfg.seed)
     ids = None if isinstance(graph, HeteroGraph) else _ids(data, graph.num_nodes, where)
     return own if ids is None else replace(own, node_id=ids, num_global_nodes=int(ids.max()) + 1)
+
+
+def _with_masks(graph: Any, cfg: RunConfig, where: str) -> Any:
+    """Return a client's graph with the split of its masks, or without masks if another split is drawn.
+
+    Raises:
+        FedGraphError: no mask marks a node, or errors of `split_graph`.
+    """
+    if cfg.split.kind != "public":
+        return replace(graph, **unsplit(len(graph.y)))
+    if not any(bool(getattr(graph, mask).any()) for mask in MASKS):
+        raise FedGraphError(
+            f"{where} marks no labelled node in {', '.join(MASKS)}, and other graphs do: mark some, or set split.kind=ratio"
+        )
+    split: Any = split_targets if isinstance(graph, HeteroGraph) else split_graph
+    return split(replace(graph, name=where), cfg.split, cfg.seed)
 
 
 def _ids(data: Any, nodes: int, where: str) -> Tensor | None:

@@ -12,6 +12,7 @@ from typing import Any
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.data.graph import read_digest
+from fedgraph_flwr.data.split import check_given
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import objects, store
 from fedgraph_flwr.sweeps.spec import seeds_of
@@ -66,6 +67,7 @@ def stored(
     if graphs is None:
         objects.say_unread(held)
         graph = dataclasses.replace(objects.whole(data, classes, target), name=name)
+        check_given(graph, name)
         return Stored([*defaults, *words, f"dataset.path={_one(graph, folder, name)}"], {}, command)
     split = [word for word in words if word.startswith(("split", "config=", "protocol="))]
     if varied := [word for word in split if len(expand(word.partition("=")[2])) > 1]:

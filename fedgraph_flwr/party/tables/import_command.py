@@ -24,7 +24,7 @@ import torch
 from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
 from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.features import BEFORE, DAY
-from fedgraph_flwr.data.graph import ClientGraph, Graph, has_split
+from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
 from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph
@@ -39,6 +39,7 @@ from fedgraph_flwr.data.schema import (
     agreed_schema,
     fitted_schema,
 )
+from fedgraph_flwr.data.split import check_given, half_given
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
@@ -130,9 +131,11 @@ def main(args: argparse.Namespace) -> int:
     files = _of_role(args, treatment)
     _check(args)
     graph = _read(args, files, treatment)
+    where = str(args.party_file or args.nodes or args.data or "the tables")
+    check_given(graph, where)
     if args.client is not None:
         graph = _client(graph, args)
-    check_inputs(graph, args.input, str(args.party_file or args.nodes or args.data or "the tables"))
+    check_inputs(graph, args.input, where)
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
         _write_sums(args, agreed, graph)
@@ -195,19 +198,13 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         if (args.own_party or args.role) and isinstance(graph, ClientGraph):
             graph.linking["secret"] = party_secret(path.absolute().parent, graph.client, args.secret_seed)
         graph.save(path)
-    for line in summary(graph, has_split(path), args.client is not None):
+    for line in summary(graph, args.client is not None):
         print(line)
     print(f"wrote {path}; use: {use}")
 
 
-def summary(graph: Graph | HeteroGraph, complete: bool, as_client: bool) -> Iterator[str]:
-    """Return lines on sizes, edges, labels and split of an imported graph.
-
-    Args:
-        graph: the graph.
-        complete: whether its split has training and test nodes.
-        as_client: whether it is a client's.
-    """
+def summary(graph: Graph | HeteroGraph, as_client: bool) -> Iterator[str]:
+    """Return lines on sizes, edges, labels and split of an imported graph, which may be a client's."""
     found = describe(graph)
     sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
     homophily = found["edge_homophily"]
@@ -229,12 +226,12 @@ def summary(graph: Graph | HeteroGraph, complete: bool, as_client: bool) -> Iter
             f"auc and average precision are computed for the second class, '{names[1]}':"
             f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
         )
-    yield from _stages(graph, names, complete, as_client)
+    yield from _stages(graph, names, as_client)
     if isinstance(graph, ClientGraph) and graph.foreign.numel():
         yield f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run"
 
 
-def _stages(graph: Graph | HeteroGraph, names: Sequence[str], complete: bool, as_client: bool) -> Iterator[str]:
+def _stages(graph: Graph | HeteroGraph, names: Sequence[str], as_client: bool) -> Iterator[str]:
     """Return lines on the split and on sets of one class: of labelled edges if there are any, else of nodes."""
     y, what = graph.y, "labels"
     masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
@@ -244,10 +241,14 @@ def _stages(graph: Graph | HeteroGraph, names: Sequence[str], complete: bool, as
         masks = {name: (graph.edge_split == stage) & (y >= 0) for stage, name in stages}
     sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
     if any(bool(mask.any()) for mask in masks.values()):
-        runs = "" if as_client else "; runs use it unless split.kind=ratio is set"
-        missing = "; training or test nodes are missing" + ("" if as_client else ", so runs draw their own split")
-        yield f"split{' of labelled edges' if of_edges else ''}: {sizes}{runs if complete or of_edges else missing}"
+        missing = [] if of_edges else half_given(graph)
+        rest = f", and the other labelled nodes for {_STAGES[missing[0]]}," if missing else ""
+        runs = "" if as_client else f"; runs use it{rest} unless split.kind=ratio is set"
+        yield f"split{' of labelled edges' if of_edges else ''}: {sizes}{runs}"
     yield from one_class(y, masks, names, what)
+
+
+_STAGES = {"train_mask": "training", "test_mask": "test"}
 
 
 def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
