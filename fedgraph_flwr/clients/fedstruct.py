@@ -26,7 +26,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct, hops, structure_features
-from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE, FedStructParams
+from fedgraph_flwr.methods.fedstruct import ENVELOPES, NO_STRUCTURE, STRUCTURE, FedStructParams
 from fedgraph_flwr.methods.hops import HopExchange, Matrix, Pruning, RowMessage
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, times
@@ -288,6 +288,16 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
             self.started = self.model.g.begin(self.inputs.s)
             with torch.no_grad():
                 self.structure = times(self.inputs.rows, self.model.g.finish(self.started))
+        return self.with_structure()
+
+    def with_structure(self) -> Tensor:
+        """Compute logits [N, C] with the current structure part.
+
+        Raises:
+            FedGraphError: there is none yet.
+        """
+        if self.structure.ndim < 2:
+            raise FedGraphError(NO_STRUCTURE)
         with torch.no_grad():
             return self.model.feature_part(self.inputs) + self.model.structure_part(self.structure)
 

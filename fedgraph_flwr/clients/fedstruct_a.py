@@ -17,7 +17,7 @@ from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedstruct
-from fedgraph_flwr.methods.fedstruct import STRUCTURE, FedStructAParams
+from fedgraph_flwr.methods.fedstruct import NO_STRUCTURE, STRUCTURE, FedStructAParams
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedstruct import FedStruct, Identity
 from fedgraph_flwr.wire.messages import Arrays
@@ -101,8 +101,14 @@ class FedStructAClient(FedGradClient):
         return self.summed_loss((self.model(self.inputs) + self.z["train"])[self.train_nodes])
 
     def predict(self) -> Tensor:
-        """Compute logits [N, C]."""
-        return super().predict() + self.z["scored" if "scored" in self.z else "train"].detach()
+        """Compute logits [N, C].
+
+        Raises:
+            FedGraphError: there is no structure part yet.
+        """
+        if not self.z:
+            raise FedGraphError(NO_STRUCTURE)
+        return super().predict() + self.for_prediction()[STRUCTURE]
 
     def for_prediction(self) -> Tree:
         """Return s_v^(L_s) of the last prediction."""

@@ -164,10 +164,9 @@ class PrivateFedStructClient(FedStructClient):
     def predict(self) -> Tensor:
         """Compute logits [N, C]."""
         self.model.eval()
-        with torch.no_grad():
-            if self.parts:
-                self.structure = self.parts["scored" if "scored" in self.parts else "train"].detach()
-            return self.model.feature_part(self.inputs) + self.model.structure_part(self.structure)
+        if self.parts:
+            self.structure = self.parts["scored" if "scored" in self.parts else "train"].detach()
+        return self.with_structure()
 
     def send(self) -> ReplyContent:
         """Send U_i of Eq. (52), for the nodes within reach of training nodes."""

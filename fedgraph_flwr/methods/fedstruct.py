@@ -17,6 +17,9 @@ from fedgraph_flwr.wire.reply_schema import NumberField
 STRUCTURE = "structure"
 """Group: rows of S, of its gradient, or of results of S."""
 
+NO_STRUCTURE = "this client has no structure part yet: exchanges of a run compute it before training and scoring"
+"""Error of a client that something other than a run asks for predictions."""
+
 ENVELOPES = "envelopes"
 """Group: sealed bytes, by the client at the other end."""
 

@@ -5,7 +5,11 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 
 from fedgraph_flwr.clients.base import NO_HOOKS, GraphClient
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.strategies.base import FINAL, GraphStrategy
+from tests.conftest import client_graph
 
 HERE = "tests.strategies.test_flower_hooks"
 REFUSED = {
@@ -90,3 +94,11 @@ def test_verify_is_a_function_of_one_reply():
     with pytest.raises(TypeError, match=r"define @staticmethod verify\(phase, reply, facts\)"):
         type("Mine", (GraphStrategy,), {"verify": lambda self, phase, reply, facts: None})
     type("Mine", (GraphStrategy,), {"verify": staticmethod(lambda phase, reply, facts: None)})
+
+
+@pytest.mark.parametrize("method", ["fedstruct", "fedstruct_a", "fedstruct_private"])
+def test_a_client_that_needs_exchanges_before_says_so(method):
+    cfg = compose([f"strategy={method}", "num_clients=3"])
+    client = client_class(cfg)(cfg, client_graph(0, 40))
+    with pytest.raises(FedGraphError, match="no structure part yet: exchanges of a run compute it before"):
+        client.evaluate(client.get_parameters({}), {})
