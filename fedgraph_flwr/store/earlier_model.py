@@ -27,7 +27,10 @@ def headline_model(folder: Path, key: str = "evaluate") -> Path:
         raise FedGraphError(
             f"{key}={folder} holds no finished run: expected a folder with {SUMMARY}"
         )
-    read_summary(folder, ["headline"])
+    if members := read_summary(folder, ["headline"]).get("blend"):
+        raise FedGraphError(
+            f"{key}={folder} is a blend of other runs and holds no model: pass one of {members}"
+        )
     return folder / (
         "model_best.safetensors" if metrics.reports_best(folder) else "model_final.safetensors"
     )

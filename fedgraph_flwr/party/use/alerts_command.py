@@ -53,6 +53,8 @@ def main(args: argparse.Namespace) -> int:
 
     if args.reasons < 0 or args.explained < 0:
         raise FedGraphError(f"--reasons and --explained must be at least 0, got {args.reasons} and {args.explained}")
+    if args.outcomes is not None:
+        _check_alone(args)
     rule = None
     if args.budget or args.precision or args.cost:
         rule = alerts.Rule(_budget(args.budget), _precision(args.precision), _cost(args.cost))
@@ -86,14 +88,26 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_alone(args: argparse.Namespace) -> None:
+    """Refuse options that ``--outcomes`` does not read.
+
+    Raises:
+        FedGraphError: names the first.
+    """
+    for name in ("nodes", "edges", "graph", "out", "page"):
+        if getattr(args, name):
+            raise FedGraphError(f"--outcomes reads decisions and lists no alerts: leave out --{name}")
+    for name in ("budget", "precision", "cost"):
+        if getattr(args, name):
+            what = "--outcomes compares decisions with the stored threshold, which listed their alerts"
+            raise FedGraphError(f"{what}: leave out --{name}")
+
+
 def _outcomes(args: argparse.Namespace, choice: Any, of_edges: bool) -> int:
     """Print the precision of decided alerts, next to the promised one; ``of_edges``: the model's alerts are edges."""
     from fedgraph_flwr.party.outcomes import read_outcomes
     from fedgraph_flwr.party.use.alerts import lived_text
 
-    given = [name for name in ("nodes", "edges", "graph", "out", "page") if getattr(args, name)]
-    if given:
-        raise FedGraphError(f"--outcomes reads decisions and lists no alerts: leave out --{given[0]}")
     outcomes = read_outcomes(args.outcomes)
     if outcomes.of_edges != of_edges:
         names = ("nodes (column id)", "edges (column edge)")

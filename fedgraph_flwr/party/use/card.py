@@ -16,6 +16,7 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.best_round import SCORED_BY
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.party.use.alerts import Choice, ranges
+from fedgraph_flwr.party.use.blend import Blended
 from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.secure import accounting
@@ -27,7 +28,7 @@ TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.txt"
 _SHOWN = ("accuracy", "majority", "balanced_accuracy", "macro_f1", "auc", "average_precision")
 
 
-def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
+def scores(run: Path | None, predictor: Predictor | Blended) -> dict[str, Any]:
     """Return scores of the model's round: means over clients, scores of each client, and privacy spent.
 
     Args:
@@ -37,8 +38,9 @@ def scores(run: Path | None, predictor: Predictor) -> dict[str, Any]:
     if run is None or not (run / SUMMARY).is_file():
         return {}
     summary = read_summary(run, ["headline"])
-    record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == predictor.round), {})
-    content = {"round": predictor.round, "rounds": summary["rounds"], "headline": summary["headline"]}
+    number = 1 if "blend" in summary else predictor.round
+    record: dict[str, Any] = next((r for r in read_rounds(run / ROUNDS) if r["round"] == number), {})
+    content = {"round": number, "rounds": summary["rounds"], "headline": summary["headline"]}
     content |= {"score": headline_score(summary), "chance": summary.get("chance")}
     content |= {key: summary[key] for key in ("privacy", "versions", "nodes") if key in summary}
     with contextlib.suppress(FedGraphError):  # of no party, or none chosen for this model
@@ -120,6 +122,24 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     )
 
 
+def blend_card(blended: Blended, parts: list[str], found: dict[str, Any]) -> str:
+    """Return the text of ``MODEL_CARD.md`` of a blend, whose members have cards of their own in the folders ``parts``.
+
+    ``found`` is the output of `scores`.
+    """
+    cfg = blended.cfg
+    members = zip(parts, blended.members, blended.weights.runs, strict=True)
+    rows: list[list[Any]] = [["member", "method", "weight"]]
+    for number, (part, member, weight) in enumerate(members, 1):
+        rows.append([number, f"[{escaped(member.cfg.strategy.name)}]({part}/MODEL_CARD.md)", _number(float(weight))])
+    score = f"{found['headline']} = {_number(found['score'])}." if "headline" in found else ""
+    lines = [f"# Blend on {escaped(cfg.data_text)}", "", f"A weighted sum of log-probabilities, for {_task(blended)}."]
+    lines += ["", *_table(rows), "", "`blend` in `model.py` computes it from the logits of the members, in this order."]
+    lines += ["", "## Scores", "", score, "", *_scores(found, blended.task), *_alerts(found.get("alerts")), ""]
+    limits = ["- Data, privacy and limits are those of the members: see their cards.", *_limits(blended, found)]
+    return "\n".join([*lines, "## Limits", "", *limits, ""])
+
+
 def escaped(text: object) -> str:
     """Escape a party's text to one line that Markdown and HTML show verbatim."""
     return re.sub(r"([\\`*_{}\[\]()#+!|~$])", r"\\\1", html.escape(sanitize(text, 200), quote=False))
@@ -150,7 +170,7 @@ def _table(rows: list[list[Any]]) -> list[str]:
     return [head, "|" + "---|" * len(rows[0]), *lines]
 
 
-def _task(predictor: Predictor) -> str:
+def _task(predictor: Predictor | Blended) -> str:
     """Return what the model predicts."""
     classes, task = predictor.input_spec.classes, predictor.cfg.task.name
     kind = "node classification" if task == "nodes" else f"task={task}"
@@ -210,7 +230,7 @@ def _alerts(choice: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _limits(predictor: Predictor, found: dict[str, Any]) -> list[str]:
+def _limits(predictor: Predictor | Blended, found: dict[str, Any]) -> list[str]:
     """Return limits of this particular model."""
     limits = []
     schema = predictor.input_spec.schema

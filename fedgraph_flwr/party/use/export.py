@@ -6,7 +6,7 @@ schema.yaml          schema of the tables (for imported tables)
 preprocessing.json   columns with their statistics, and preprocess.py, which applies them with pandas and NumPy
 metrics.json         scores of the run, and of each client
 export.json          values needed to load it here: module, arguments, classes, schema
-MODEL_CARD.md        data statistics, method, privacy spent, scores, limits
+MODEL_CARD.md        data statistics, method, privacy spent, scores, limits; of a blend: its members and scores
 """
 
 import ast
@@ -40,7 +40,7 @@ from fedgraph_flwr.models.forest import logits_of
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import LARGEST, check_forest, raw_scores
 from fedgraph_flwr.party.use.blend import Blended, weights_of
-from fedgraph_flwr.party.use.card import model_card, scores, write_export
+from fedgraph_flwr.party.use.card import blend_card, model_card, scores, write_export
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
@@ -80,7 +80,7 @@ def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FedGraphError(f"--out {folder} contains other files: pass a new folder")
     if isinstance(predictor, Blended):
-        return _export_blend(predictor, folder)
+        return _export_blend(predictor, folder, run)
     if predictor.forest:
         return export_trees(predictor, folder, run, INDEX)
     plain = predictor.plain()
@@ -118,7 +118,7 @@ def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None
     return write_export(folder, predictor, files, found, INDEX, about)
 
 
-def _export_blend(blended: Blended, folder: Path) -> Path:
+def _export_blend(blended: Blended, folder: Path, run: Path | None) -> Path:
     """Write each member of a blend to a folder of its own, and the weights to the index."""
     parts = [f"part_{place}" for place in range(len(blended.members))]
     for part, member in zip(parts, blended.members, strict=True):
@@ -127,8 +127,10 @@ def _export_blend(blended: Blended, folder: Path) -> Path:
         export(member, folder / part)
     weights = {"runs": blended.weights.runs.tolist(), "bias": blended.weights.bias.tolist()}
     about = {"module": BLENDED, "parts": parts, "weights": weights}
-    files = {"model.py": (MODULES / "blended.py").read_text()}
-    return write_export(folder, blended, dict(files), {}, INDEX, about)
+    found = scores(run, blended)
+    card = blend_card(blended, parts, found)
+    files = {"model.py": (MODULES / "blended.py").read_text(), "MODEL_CARD.md": card}
+    return write_export(folder, blended, dict(files), found, INDEX, about)
 
 
 def _module(source: str, made: "Exported") -> str:

@@ -24,6 +24,7 @@ from fedgraph_flwr.party.use.blend import Weights, blend, fit
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
 from fedgraph_flwr.party.use.worth import _cost
+from fedgraph_flwr.store.earlier_model import headline_model
 
 RNG = np.random.default_rng(0)
 Y = (RNG.random(400) < 0.3).astype(np.int64)
@@ -142,6 +143,11 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
     assert fg.Run(out).report().stat().st_size > 1000
     with pytest.raises(FedGraphError, match="is a blend of other runs and holds no model"):
         load_predictor(out, 0)
+    for key in ("init", "evaluate"):
+        with pytest.raises(
+            FedGraphError, match=rf"{key}={out} is a blend of other runs and holds no model: pass one of"
+        ):
+            headline_model(out, key)
     with pytest.raises(FedGraphError, match="holds a finished run"):
         blend([one.out for one in runs], out)
 
@@ -158,6 +164,13 @@ def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
     found = pd.read_csv(tmp_path / "p.csv")
     np.testing.assert_allclose(found.filter(like="p_"), expected / expected.sum(1, keepdims=True), atol=1e-9)
     assert main(["export", str(out), "--client", "1", "--out", str(tmp_path / "exported")]) == 0
+    card = (tmp_path / "exported/MODEL_CARD.md").read_text()
+    headline = json.loads((out / "summary.json").read_text())
+    assert f"| 1 | [fedavg](part_0/MODEL_CARD.md) | {weights.runs[0]:.4f} |" in card
+    assert f"{headline['headline']} = {headline['test_accuracy']:.4f}" in card
+    assert json.loads((tmp_path / "exported/metrics.json").read_text())["clients"]["test-accuracy"]
+    assert main(["alerts", str(out), "--client", "1", "--outcomes", "decided.csv", "--budget", "3"]) == 2
+    assert "--outcomes compares decisions with the stored threshold" in capsys.readouterr().err
     again = load_export(tmp_path / "exported")
     np.testing.assert_allclose(again.logits(members[0].own), logits, atol=1e-4)
     plain: dict[str, Any] = {"__file__": str(tmp_path / "exported/model.py")}
