@@ -190,8 +190,8 @@ FAULTS = (
     ),
     Fault(
         "a task that a method does not serve is refused without its name",
-        "does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}",
-        "does not serve it: set task to {' or '.join(sorted(served))}",
+        "does not serve task={cfg.task.name}: set task to {accepted}",
+        "does not serve it: set task to {accepted}",
         ("tests/config/test_config.py",),
         "any_method_under",
     ),

@@ -11,6 +11,8 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.capabilities import Capable
+from fedgraph_flwr.config.composition import group_path
+from fedgraph_flwr.config.config_file import load
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import OVER_NODES
@@ -130,18 +132,19 @@ def _check_served(cfg: RunConfig, kind: type[Capable]) -> None:
     strategy = f"strategy={cfg.strategy.name}"
     if unread := unread_key(cfg):
         key, readers = unread
-        raise FedGraphError(
-            f"task={cfg.task.name} does not read task.{key}={getattr(cfg.task, key)}: leave the key out, or set task to"
-            f" {' or '.join(readers)}"
-        )
+        value, protocol = getattr(cfg.task, key), group_path("protocol", cfg.protocol)
+        given = f"task={cfg.task.name} does not read task.{key}={value}"
+        fix = "leave the key out"
+        if protocol and load(protocol).get("task", {}).get(key) == value:
+            given, fix = f"{given}, which protocol={cfg.protocol} sets", "leave the protocol out"
+        raise FedGraphError(f"{given}: {fix}, or set task to {' or '.join(readers)}")
     serving = {strategy: (tasks_of(cfg, kind), "another strategy (docs/task-support.md lists those for each task)")}
     for part in Parts(cfg.strategy).all:
         serving[f"the part '{part.name}' of {strategy}"] = part.capabilities.serves, "leave the part out"
     for who, (served, other) in serving.items():
         if cfg.task.name not in served:
-            raise FedGraphError(
-                f"{who} does not serve task={cfg.task.name}: set task to {' or '.join(sorted(served))}, or {other}"
-            )
+            accepted = " or ".join(sorted(combined(cfg, kind).serves or served))
+            raise FedGraphError(f"{who} does not serve task={cfg.task.name}: set task to {accepted}, or {other}")
 
 
 def _check_items(cfg: RunConfig) -> None:

@@ -44,3 +44,18 @@ def test_every_key_belongs_to_a_task():
     keys = {key.name for key in dataclasses.fields(TaskConfig)} - {"name"}
     assert keys == set().union(*(kind.KEYS for kind in _KINDS.values()))
     assert keys == set(SET)
+
+
+def test_a_key_of_a_protocol_is_named_as_its_own():
+    words = ["protocol=fedstar", "task=nodes", "dataset=demo", "partition=louvain"]
+    message = r"task.batch_size=128, which protocol=fedstar sets: leave the protocol out, or set task to triples"
+    with pytest.raises(FedGraphError, match=message):
+        check_method(compose(words))
+    with pytest.raises(FedGraphError, match=r"task.batch_size=64: leave the key out, or set task to triples"):
+        check_method(compose([*words, "task.batch_size=64"]))
+
+
+@pytest.mark.parametrize("task", ["links", "graphs"])
+def test_an_accepted_task_is_one_that_the_parts_of_a_method_serve_as_well(task):
+    with pytest.raises(FedGraphError, match=rf"does not serve task={task}: set task to nodes, or another strategy"):
+        check_method(compose(["strategy=moon", f"task={task}"]))
