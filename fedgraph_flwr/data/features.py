@@ -238,8 +238,9 @@ def described_edges(recipe: Recipe) -> Iterator[Column]:
         common_W            accounts that the payer paid and that paid the receiver, among the last `LAST` records of each,
                             without a time of which not all records are among them
 
-    With whole days, "earlier" includes the other records of the day, times are days, ``flow_in_depth_W`` has at most one step
-    within a day, ``common_W`` leaves out both ends, and a record from an account to itself is alike to none.
+    With whole days, "earlier" includes the other records of the day, times are days, ``common_W`` leaves out both ends, and a
+    record from an account to itself is alike to none. In a row of ``flow_in_depth_W``, only the last step, into the record
+    itself, may lie within one day; all others lead to a later day.
     """
     yield Column("amount", SUM)
     yield from (Column(f"since_{way}_{end}", SECONDS) for end in ENDS for way in WAYS)

@@ -117,7 +117,7 @@ def with_outcomes(
     """Return a table of items whose labels are the decisions.
 
     An item without a decision keeps a label of the second class, which somebody confirmed. It keeps one of the first class only
-    if its day is before that of the first decided item: later ones were not looked at, and are unlabelled.
+    if its day is before that of the first listed item, decided or open: later ones were not looked at, and are unlabelled.
 
     Args:
         table: one row per item.
