@@ -119,6 +119,17 @@ class StateFolder:
         for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
 
+    def stored_round(self, server_round: int, latest: int) -> int:
+        """Return the round of the checkpoint with which a run resumes after a round.
+
+        Where the server did not receive the reply to a request to store the state, the first later
+        one up to ``latest`` has replaced it.
+        """
+        later = sorted(int(path.stem[6:]) for path in self.folder.glob("round_*.safetensors"))
+        if not later or later[0] <= server_round:
+            return server_round
+        return later[0] if later[0] <= latest else server_round
+
     def has_checkpoint(self, server_round: int) -> bool:
         """Return whether this client wrote a checkpoint after a round."""
         return self._file(f"round_{server_round:06d}").is_file()

@@ -125,7 +125,9 @@ class Member:
         ledger.book(phase, request.round, request.exchange, most)
         records.book_releases(self.node, client, records.releases(client, request))
         if request.resume is not None:
-            known = checkpoints is not None and checkpoints.has_checkpoint(request.resume)
+            known = checkpoints is not None and checkpoints.has_checkpoint(
+                checkpoints.stored_round(request.resume, request.round)
+            )
             ledger.resume(request.resume, known)
         self.requests.write(ledger)
 
@@ -135,8 +137,9 @@ class Member:
             return
         checkpoints, client = self._checkpoints(request), self.client
         if checkpoints is not None:
-            state = checkpoints.read_checkpoint(request.resume)
-            with checkpoints.reading(f"round_{request.resume:06d}"):
+            stored = checkpoints.stored_round(request.resume, request.round)
+            state = checkpoints.read_checkpoint(stored)
+            with checkpoints.reading(f"round_{stored:06d}"):
                 restore_state(client, unflatten(state))
         elif flatten(checkpointed_state(client)):
             raise FedGraphError(

@@ -81,7 +81,7 @@ ANYTHING = "*"
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
 
-FLAGS = ("resumed", "suspect", "loaded", "trained")
+FLAGS = ("resumed", "suspect", "loaded", "trained", "begun")
 """Attributes of `Ledger` that are yes or no."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -448,6 +448,7 @@ class Ledger:
         suspect: whether the server claimed a resumption that this node does not know, or started with other parameters than the
             seed gives: until training starts with those of the seed, no others are accepted, in whatever round.
         loaded: whether a request without training brought parameters.
+        begun: whether more than descriptions was requested after the set-up.
         trained: whether training has begun, in any round, with parameters that the node did not refuse.
         config: digest of the run's configuration; empty before the first message.
     """
@@ -455,7 +456,7 @@ class Ledger:
     def __init__(self, record: Mapping[str, Any] | None = None):
         stored = {"round": 0, "config": "", **dict.fromkeys(FLAGS, False), **(record or {})}
         self.round, self.config = int(stored["round"]), str(stored["config"])
-        self.resumed, self.suspect, self.loaded, self.trained = (bool(stored[flag]) for flag in FLAGS)
+        self.resumed, self.suspect, self.loaded, self.trained, self.begun = (bool(stored[flag]) for flag in FLAGS)
         columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
@@ -501,6 +502,7 @@ class Ledger:
         if exchange <= last and phase != DESCRIBE:
             raise Refusal(f"{request} again (exchange {exchange} after {last}): the node has replied to it already")
         self.asked[phase] = (count + 1, max(exchange, last))
+        self.begun = self.begun or (phase != DESCRIBE and server_round > 0)
 
     def resume(self, server_round: int, known: bool) -> None:
         """Continue after a round.
@@ -512,7 +514,7 @@ class Ledger:
         Raises:
             FedGraphError: there was a request for an earlier round, so the run was not resumed.
         """
-        if self.round:
+        if self.begun:
             raise Refusal(f"the server resumes after round {server_round} in a run that is in round {self.round}")
         self.round, self.asked = server_round, {}
         self.resumed, self.suspect = known, not known

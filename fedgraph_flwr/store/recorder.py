@@ -266,6 +266,13 @@ class Recorder:
         self._settle()
         write_tensors(self.folder / CHECKPOINT, flatten(tree), done.values())
 
+    def known_clients(self) -> dict[int, dict[str, Any]]:
+        """Return the descriptions of the clients of the run that is resumed; none of a new run."""
+        known = self.restored.descriptions if self.restored else {}
+        return {
+            int(client): dict(what) for client, what in known.items() if int(client) in self.nodes
+        }
+
     def check_clients(self, descriptions: Mapping[int, Any]) -> None:
         """Store the clients' descriptions, and check that they are unchanged in a resumed run.
 

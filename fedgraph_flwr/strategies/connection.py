@@ -22,6 +22,12 @@ class ClientInfo:
     description: dict[str, Any] = field(default_factory=dict)
 
 
+RETURN = 60.0
+"""Seconds that a resumed run, of which enough nodes are there, waits for the others.
+
+A SuperLink takes a restarted node after two missed heartbeats.
+"""
+
 Describe = Callable[[list[int]], tuple[list[ClientInfo], Mapping[int, str]]]
 """Requests descriptions from nodes: returns them, and for each other node the reason why it has none."""
 
@@ -42,17 +48,23 @@ class Connection:
         self._newcomers: list[ClientInfo] = []
 
     def wait(
-        self, wanted: int, timeout: float, bound: Mapping[int, int] | None = None
+        self,
+        wanted: int,
+        timeout: float,
+        known: Mapping[int, ClientInfo] | None = None,
+        least: int = 0,
     ) -> dict[int, ClientInfo]:
         """Wait for the nodes, and learn which client each of them is.
 
         Args:
             wanted: number of clients of the run.
             timeout: longest wait, in seconds.
-            bound: for a resumed run, the node that each client was.
+            known: for a resumed run, its clients.
+            least: fewest of them with which it resumes.
 
         Returns:
-            The first ``wanted`` clients, by their index.
+            The first ``wanted`` clients, by their index; of a resumed run, those that have not
+            joined are the nodes that they were.
 
         Raises:
             RunFailed: too few nodes joined within ``timeout`` seconds, or too few of them
@@ -60,16 +72,18 @@ class Connection:
             FedGraphError: none of them registered, or two claim the same client and neither was
                 that client before.
         """
-        nodes = self._wait_for_nodes(wanted, timeout)
+        earlier = known or {}
+        least = least if earlier else wanted
+        nodes = self._wait_for_nodes(wanted, timeout, least)
         self._met = set(nodes)
-        if known := getattr(self.grid, "descriptions", None):
+        if told := getattr(self.grid, "descriptions", None):
             return {
-                client: ClientInfo(client, client + 1, what) for client, what in known.items()
+                client: ClientInfo(client, client + 1, what) for client, what in told.items()
             }
         described, failed = self.describe(nodes)
         failures = dict(failed)
         clients = dict[int, ClientInfo]()
-        was = {node: client for client, node in (bound or {}).items()}
+        was = {info.node_id: client for client, info in earlier.items()}
         # earlier clients come first
         for info in sorted(described, key=lambda info: info.node_id not in was):
             if was.get(info.node_id, info.client) != info.client:
@@ -88,14 +102,21 @@ class Connection:
                 )
             else:
                 clients[info.client] = info
-        if len(clients) < wanted:
+        swapped = failures.keys() - failed.keys()  # no node may be another client than before
+        if len(clients) < (wanted if swapped else least):
             alike: dict[str, list[int]] = {}
             for node, reason in failures.items():
                 alike.setdefault(reason, []).append(node)
             reasons = "; ".join(f"{_nodes(nodes)}: {reason}" for reason, nodes in alike.items())
             error = RunFailed if clients else FedGraphError
             raise error(f"{len(clients)} of {wanted} clients registered; {reasons}")
-        return dict(sorted(clients.items())[:wanted])
+        for client in sorted(earlier.keys() - clients.keys()):
+            log(
+                WARNING,
+                "client %d has not joined: the run is resumed without it until it does",
+                client,
+            )
+        return dict(sorted({**earlier, **clients}.items())[:wanted])
 
     def returned(
         self, clients: Mapping[int, ClientInfo], silent: set[int], replied: set[int]
@@ -135,12 +156,14 @@ class Connection:
                 log(WARNING, _refusal(info, f"which is node {known.node_id} and still replies"))
         return back
 
-    def _wait_for_nodes(self, wanted: int, timeout: float) -> list[int]:
+    def _wait_for_nodes(self, wanted: int, timeout: float, least: int) -> list[int]:
         started = time.perf_counter()
         pause = 0.05
         next_warning = 10.0
         while len(nodes := sorted(self.grid.get_node_ids())) < wanted:
             waited = time.perf_counter() - started
+            if len(nodes) >= least and waited > min(timeout, RETURN):
+                return nodes
             if waited > timeout:
                 raise RunFailed(
                     f"{_too_few(len(nodes), wanted)} (waited {timeout:g} s, strategy.timeout)"

@@ -29,7 +29,8 @@ from fedgraph_flwr.strategies.exchange import (
     messages,
     with_own,
 )
-from fedgraph_flwr.strategies.round import GroupsFor, Round
+from fedgraph_flwr.strategies.filed import Filed
+from fedgraph_flwr.strategies.round import GroupsFor, Kind, Outcome, Round
 from fedgraph_flwr.strategies.scoring import (
     as_list,
     confusion_of,
@@ -85,6 +86,7 @@ class Loop:
         self._involved: set[int] = set()  # in earlier rounds
         # clients of the cohort whose node did not respond in the previous round
         self._silent: set[int] = set()
+        self._filed = Filed()
 
     def run(self) -> Result:
         """Run from the first node to the last score."""
@@ -197,6 +199,9 @@ class Loop:
         if self.recorder.should_stop:
             return False
         self.recorder.begin_round(server_round, self.server.cohort)
+        if self._filed.missing:
+            self._restore(sorted(self._filed.missing))
+            self.server.drop(self._filed.missing)
         self._wait_for_silent()
         replies = self._train()
         if self.server.scores_due:
@@ -207,7 +212,7 @@ class Loop:
         spent = self.server.summation.spent()
         self.recorder.end_round(self._training(replies), self.server.arrays, **spent)
         if self.server.round.checkpoint_due:
-            self._checkpoint_with_absent(server_round)
+            self._file(server_round, set(self.server.cohort) - self.server.failed.keys())
         return True
 
     # --- before the rounds ------------------------------------------------------------------------
@@ -216,7 +221,12 @@ class Loop:
         """Wait for the clients."""
         rules = self.cfg.strategy
         wanted = 1 if rules.pooled else self.cfg.num_clients
-        self.server.bind(self.connection.wait(wanted, rules.timeout, self.recorder.nodes))
+        known = {
+            client: ClientInfo(client, self.recorder.nodes[client], description)
+            for client, description in self.recorder.known_clients().items()
+        }
+        least = rules.min_clients if known and rules.on_failure == "continue" else wanted
+        self.server.bind(self.connection.wait(wanted, rules.timeout, known, least))
         check_fingerprints(
             {
                 index: info.description.get("schema", [0])
@@ -316,16 +326,58 @@ class Loop:
         if self.server.summation.spent():
             # accounts for what this attempt may release, in case it dies as well
             self._checkpoint(done)
-        everyone = sorted(self._involved)
-        replies = self._store(everyone, {"resume": done, "run": self.recorder.run_name})
-        if len(replies) < len(everyone):
-            reasons = "; ".join(self.recorder.setup_record["failed"].values())
-            raise RunFailed(
-                f"{len(replies)} of {len(everyone)} clients restored their state of round {done}: {reasons}"
-            )
+        self._filed = Filed.load(tree.get("filed", {}), sorted(self._involved), done)
+        self._restore_all(done)
         # Without rounds left, the final scores count as requests of this round, as at the clients.
         self._next_round(Round(done))
         return done
+
+    def _restore_all(self, done: int) -> None:
+        """Request that clients restore the state that they last stored; those that are down do so later.
+
+        Raises:
+            RunFailed: a client that is there cannot, or too few did.
+        """
+        for client in sorted(self._involved - self._filed.rounds.keys()):
+            log(
+                WARNING,
+                "client %d stored no state before round %d, and begins anew",
+                client,
+                done,
+            )
+        asked = sorted(self._filed.rounds)
+        outcomes = self._restore(asked)
+        failed = {client for outcome in outcomes for client in outcome.failures}
+        present = {
+            c for o in outcomes for c, kind in o.kinds.items() if kind is not Kind.NO_REPLY
+        }
+        rules = self.cfg.strategy
+        least = len(asked) if rules.on_failure == "fail" else min(rules.min_clients, len(asked))
+        restored = len(asked) - len(failed)
+        if not present and restored >= least:
+            return
+        reasons = "; ".join(self.recorder.setup_record["failed"].values())
+        raise RunFailed(
+            f"{restored} of {len(asked)} clients restored their state of round {done}: {reasons}; restore"
+            f" these files, or stop the nodes that lost them: a run resumes with at least {least} clients"
+            f" (strategy.min_clients={rules.min_clients}, on_failure={rules.on_failure})"
+        )
+
+    def _restore(self, clients: list[int]) -> list[Outcome]:
+        """Request that clients restore the state that they last stored; note who did not."""
+        outcomes = []
+        for stored in sorted({self._filed.rounds[client] for client in clients}):
+            asked = [client for client in clients if self._filed.rounds[client] == stored]
+            scalars = {"resume": stored, "run": self.recorder.run_name}
+            if stored < self._filed.last:
+                # a later state up to this round is the one that was lost on its way to the server
+                scalars["round"] = max(self.server.server_round, self._filed.last)
+            sent = messages(self.server, DESCRIBE, asked, {}, scalars)
+            outcome = collect(self.server, DESCRIBE, sent)
+            self._filed.missing |= outcome.failures.keys()
+            self._filed.missing -= {reply.client for reply in outcome.replies}
+            outcomes.append(outcome)
+        return outcomes
 
     def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
         """Return the arrays of a file in the model's order, which files do not preserve."""
@@ -359,7 +411,7 @@ class Loop:
             and server_round % self.cfg.checkpoint_every == 0,
         )
         self._next_round(coming)
-        self._silent = before.silent & set(cohort) - back.keys()
+        self._silent = before.silent & set(cohort) - back.keys() - self._filed.missing
 
     @property
     def _min_clients(self) -> int:
@@ -498,7 +550,8 @@ class Loop:
 
     def _judged(self, judges: list[int]) -> list[Reply]:
         """Request scores of the model in a separate exchange, and return the replies."""
-        self.server.round = self.server.round.changed(judges=judges)
+        there = [client for client in judges if client not in self._filed.missing]
+        self.server.round = self.server.round.changed(judges=there)
         record = to_record(self.server.arrays)
         sent = self.server.configure_evaluate(
             self.server.server_round, record, ConfigRecord(), self.grid
@@ -560,28 +613,25 @@ class Loop:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def _checkpoint_with_absent(self, server_round: int) -> None:
-        """Write a checkpoint once clients that did not train have stored their state too.
+    def _file(self, server_round: int, stored: set[int]) -> None:
+        """Write a checkpoint once clients that did not store their state with their training have done so too.
 
-        If one of them cannot, for example on a full disk, the previous checkpoint stays: no run
-        could resume from this one.
+        Those that cannot, since they are down or their disk is full, keep their earlier state.
         """
-        filed = set(self.server.cohort) - self.server.failed.keys()
-        if absent := sorted(self._with_state - filed - self.server.round.silent):
-            failures = collect(
-                self.server,
-                DESCRIBE,
-                messages(self.server, DESCRIBE, absent, {}, filing(self.server)),
-            ).failures
-            if failures:
-                which = sorted(failures)
-                log(
-                    WARNING,
-                    "no checkpoint after round %d: clients %s did not store their state",
-                    server_round,
-                    which,
-                )
-                return
+        away = self.server.round.silent | self._filed.missing
+        if absent := sorted(self._with_state - stored - away):
+            sent = messages(self.server, DESCRIBE, absent, {}, filing(self.server))
+            stored = stored | {
+                reply.client for reply in collect(self.server, DESCRIBE, sent).replies
+            }
+        self._filed.note(stored, server_round)
+        if behind := sorted(self._with_state - stored):
+            log(
+                WARNING,
+                "the checkpoint of round %d has an earlier state of %s",
+                server_round,
+                self._filed.text(behind),
+            )
         self._checkpoint(server_round)
 
     @property
@@ -601,15 +651,8 @@ class Loop:
         """
         if not self.server.round.checkpoint_due:
             self.server.round = self.server.round.changed(checkpoint_due=True)
-            self._store(sorted(self._with_state), filing(self.server))
-            self._checkpoint(server_round)
+            self._file(server_round, set())
         raise KeyboardInterrupt
-
-    def _store(self, clients: list[int], scalars: dict[str, Any]) -> list[Reply]:
-        """Request that clients store their state, or restore it, as the scalars say."""
-        return enough_replies(
-            self.server, DESCRIBE, messages(self.server, DESCRIBE, clients, {}, scalars)
-        )
 
     def _checkpoint(self, server_round: int) -> None:
         """Write the server's part of a checkpoint."""
@@ -622,6 +665,7 @@ class Loop:
         coming = range(
             server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left)
         )
+        tree |= self._filed.save(sorted(self._with_state))
         tree |= self.server.summation.save(map(self._releases_in, coming))
         descriptions = {index: info.description for index, info in self.server.clients.items()}
         self.recorder.checkpoint(server_round, self.server.arrays, tree, descriptions)
