@@ -41,7 +41,13 @@ SAME = 5
 """How often the same reason of a missing connection is printed."""
 
 QUIET = 30.0
-"""Seconds without a failed attempt after which a server that responds is connected again: Flower tries every 20 s."""
+"""Seconds without a failed attempt after which unpatched Flower is connected if the server responds: it tries every 20 s."""
+
+SILENT = 60.0
+"""Seconds without an answered heartbeat after which a node is offline, as the server sees it."""
+
+_GAVE_UP = re.compile("Giving up reconnection|SSL/TLS handshake error|ERROR *: *(Client|Server) error '")
+"""Lines of a SuperNode whose loop has ended; its process stays."""
 
 SETTLED = 60.0
 """Seconds of uptime after which the retry count is reset."""
@@ -270,7 +276,7 @@ class Node:
         self.approvals, self.key = approvals, key
         self.options, self.plain, self.port, self.server, self.once = options, plain, port, server, once
         self.folder = Path(tempfile.mkdtemp(prefix="fedgraph-node-"))  # private: mode 700
-        self.lock, self.secret = self.folder / "task", self.folder / "secret"
+        self.lock, self.secret, self.heartbeat = (self.folder / name for name in ("task", "secret", "heartbeat"))
         self.wake = os.pipe()
         self.supernode: Process | None = None
         self.executor: Process | None = None
@@ -282,6 +288,8 @@ class Node:
         self.printed: Counter[str] = Counter()  # reasons, since the last connection
         self.lost = threading.Event()  # the SuperNode reported a lost connection
         self.failed: float | None = None  # when an attempt of this SuperNode to connect again last failed
+        self.joined = self.looked  # when it last connected
+        self.gave_up = False
         self.unauthorized = False  # the server rejected a request of the SuperNode
 
     def not_live(self) -> str:
@@ -291,13 +299,22 @@ class Node:
 
     def not_ready(self) -> str:
         """Return why this node can take part in no run, or ""."""
-        return self.not_live() or self.reason
+        return self.not_live() or self.reason or self._silence()
+
+    def _silence(self) -> str:
+        """Return that the server answers no heartbeat, or ""; unpatched Flower notes none."""
+        silent = 0.0 if self.plain else time.monotonic() - max(self._heard(), self.joined)
+        return f"the server has answered no heartbeat for {silent:.0f} s" if silent > SILENT else ""
+
+    def _heard(self) -> float:
+        """Return the monotonic time of the last answered heartbeat; 0 if there is none."""
+        return self.heartbeat.stat().st_mtime if self.heartbeat.is_file() else 0.0
 
     def metrics(self) -> list[Metric]:
         """Return the numbers of this node's processes."""
         connected = Metric("node_connected", "1 if this node is connected to the server.")
         restarts = Metric("node_restarts_total", "How often the SuperNode was started again.")
-        connected.add(float(not self.reason))
+        connected.add(float(not (self.reason or self._silence())))
         restarts.add(self.restarts)
         memory = of_memory({"node": os.getpid()})
         return [connected, restarts, memory, of_certificates([self.server.authority])]
@@ -318,7 +335,7 @@ class Node:
                 self.looked = time.monotonic()
             began = time.monotonic()
             self._start()
-            while self.supernode and not self.supernode.ended():
+            while self.supernode and not self.supernode.ended() and not self.gave_up:
                 self.looked = time.monotonic()
                 if self.executor and self.executor.ended():
                     say("the executor ended; restarting it")
@@ -365,12 +382,14 @@ class Node:
     def _is_back(self) -> bool:
         """Return whether a lost connection works again: Flower does not say so where the reply that it sent is of no use."""
         failed = self.failed
-        if failed is None or time.monotonic() - failed < QUIET:
+        if failed is None or (self.plain and time.monotonic() - failed < QUIET):
             return False
+        if not self.plain:
+            return self._heard() > failed
         return bool(self.server.reach().right) and self.failed == failed
 
     def _connected(self) -> None:
-        self.reason, self.failed = "", None
+        self.reason, self.failed, self.joined = "", None, time.monotonic()
         self.printed.clear()
 
     def end(self) -> None:
@@ -386,7 +405,9 @@ class Node:
                 signal.signal(number, handler)
 
     def _start(self) -> None:
-        self.code, self.failed = 0, None
+        self.code, self.failed, self.gave_up = 0, None, False
+        self.heartbeat.touch(mode=0o600)
+        os.utime(self.heartbeat, (0, 0))
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         quiet = {"FLWR_DISABLE_UPDATE_CHECK": "1"}
         if self.plain:
@@ -396,7 +417,7 @@ class Node:
         self.secret.touch(mode=0o600)
         self.secret.write_bytes(secrets.token_bytes(32))
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
-        command = [*_PROGRAM, "supernode", "--wake", str(self.wake[1]), "--"]
+        command = [*_PROGRAM, "supernode", "--wake", str(self.wake[1]), "--heartbeat", str(self.heartbeat), "--"]
         command += [*self.options, *address, *own]
         self.supernode = Process(command, quiet, (self.wake[1],), on_line=self._read)
         self._start_executor()
@@ -439,6 +460,8 @@ class Node:
             self._connected()
         elif "401 Unauthorized" in line and "/v1/runtime/" not in line:  # that is on this machine
             self.unauthorized = True
+        elif _GAVE_UP.search(line) and "/v1/runtime/" not in line:
+            self.gave_up = True
         elif "Connection attempt failed" in line:
             self.reason = self.reason or f"no connection to the server {self.server.host}:{self.server.port}"
             self.failed = time.monotonic()
@@ -449,6 +472,9 @@ class Node:
         if unauthorized and self.key:
             with contextlib.suppress(FedGraphError):  # of the key, named below
                 return f"the SuperNode ended (401 above): {self.server.why_unauthorized(self.key)}"
+        if self.gave_up:
+            why = self.server.unreachable() or "see the lines above"
+            return f"the SuperNode gave up its connection to {self.server.host}:{self.server.port}: {why}"
         if self.code == 305:
             if why := self.server.unreachable():
                 return f"no connection to the server {self.server.host}:{self.server.port}: {why}"

@@ -12,6 +12,8 @@ A **SuperNode** with ``--isolation process``. It works as `flower-supernode`, wi
 - After storing a message and its objects, it writes a byte to a pipe that wakes the executor.
 - It sends a reply once its last object is complete, polled every 10 ms instead of 0.5 s. If a task ends without a reply, the
   server learns it within half a second instead of never.
+- A failed TLS handshake is tried again, as other cut connections are, and each answered heartbeat is noted for the node. If it
+  gives up for another reason, or sends no heartbeats any more, it ends instead of staying without a connection.
 
 An **executor**, which takes the SuperNode's tasks and forks a process for each. It has imported torch and Flower's client
 runtime, but has computed nothing. It has one thread, no CUDA context, and none of this project's modules: they would replace
@@ -51,6 +53,12 @@ NEEDED = {
         "def _push_messages(\n    state: NodeState,\n    object_store: ObjectStore,",
     ),
     "supernode/cli/flower_supernode.py": ("def flower_supernode(",),
+    "supernode/fleet_http_connection.py": (
+        "= make_simple_http_retry_invoker()",
+        "HeartbeatSender(send_node_heartbeat)",
+    ),
+    "supercore/heartbeat.py": ("def _heartbeat(self)", "def _run(self)", "self._stop_event"),
+    "supercore/retry/retry_invoker.py": ("self.should_giveup = should_giveup",),
     "supernode/nodestate/in_memory_nodestate.py": (
         *("self.lock_msg_store", "self.msg_store: dict", "is_retrieved: bool", "CLIENT_APP_CRASHED_ERROR = "),
         *("def delete_messages(", "def _store_error_replies(self, run_ids: set[int], error: Error)"),
@@ -157,17 +165,52 @@ def quicken_pulls(longest: float | None = None) -> None:
             function.__kwdefaults__["max_time"] = longest
 
 
-def supernode(wake: int) -> None:
+def keep_connection(heartbeat: Path) -> None:
+    """Let a SuperNode retry failed handshakes, note answered heartbeats, and end if it sends none any more.
+
+    Args:
+        heartbeat: file whose time of change becomes the monotonic time of the last answered heartbeat.
+    """
+    import httpx
+    from flwr.supernode import fleet_http_connection
+
+    connection: Any = fleet_http_connection
+    make, sender = connection.make_simple_http_retry_invoker, connection.HeartbeatSender
+
+    def make_patient() -> Any:
+        invoker = make()
+        gives_up = invoker.should_giveup
+        invoker.should_giveup = lambda error: not isinstance(error, httpx.TransportError) and gives_up(error)
+        return invoker
+
+    class NotedHeartbeats(sender):  # type: ignore[misc, valid-type]
+        def _heartbeat(self) -> None:
+            super()._heartbeat()
+            os.utime(heartbeat, (now := time.monotonic(), now))
+
+        def _run(self) -> None:
+            try:
+                super()._run()
+            finally:
+                if not self._stop_event.is_set():
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    connection.make_simple_http_retry_invoker, connection.HeartbeatSender = make_patient, NotedHeartbeats
+
+
+def supernode(wake: int, heartbeat: Path) -> None:
     """Become a patched `flower-supernode`; ``sys.argv`` has its options.
 
     Args:
         wake: file descriptor of a pipe, which gets one byte per stored message.
+        heartbeat: see `keep_connection`.
     """
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli import flower_supernode
 
     loop: Any = start_client_internal
     quicken_pulls()
+    keep_connection(heartbeat)
     os.set_blocking(wake, False)
     schedule, parent = PollSchedule(), os.getppid()
 
@@ -205,6 +248,7 @@ def supernode(wake: int) -> None:
     loop.time = SimpleNamespace(sleep=sleep)
     loop._pull_and_store_message, loop._push_messages = pull_and_wake, wait_and_push
     flower_supernode()
+    os.kill(os.getpid(), signal.SIGTERM)  # its loop gave up; a thread of its own keeps the process
 
 
 class PollSchedule:
@@ -526,12 +570,13 @@ def executor(
 
 
 def main() -> None:
-    """``flower_patches.py supernode --wake FD -- OPTIONS`` or ``flower_patches.py executor --wake FD --lock FILE ...``."""
+    """``flower_patches.py supernode --wake FD ... -- OPTIONS`` or ``flower_patches.py executor --wake FD --lock FILE ...``."""
     args_list = sys.argv[1:]
     end = args_list.index("--") if "--" in args_list else len(args_list)
     parser = argparse.ArgumentParser(description="Parts of `fedgraph-flwr node`, which starts them.")
     parser.add_argument("what", choices=("supernode", "executor"))
     parser.add_argument("--wake", type=int, required=True, help="file descriptor of a pipe")
+    parser.add_argument("--heartbeat", type=Path, help="supernode: file that notes answered heartbeats")
     parser.add_argument("--lock", type=Path, help="executor: held by the process of a task")
     parser.add_argument("--supernode-pid", type=int, help="executor: whose tasks")
     parser.add_argument("--runtime", help="executor: HOST:PORT of the SuperNode's runtime API")
@@ -543,7 +588,7 @@ def main() -> None:
         sys.exit(f"error: {reason}")
     if args.what == "supernode":
         sys.argv = ["flower-supernode", *args_list[end + 1 :]]
-        supernode(args.wake)
+        supernode(args.wake, args.heartbeat)
     else:
         approvals = (args.approvals, args.state) if args.approvals else None
         executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret, approvals)

@@ -109,9 +109,10 @@ for key in sys.argv[1:]: app(["supernode", "register", key, "{NAME}"], standalon
             "state": self.folder / f"state_{node}",
             "policy": policy,
             "peers": self.keys,
+            "server": f"{self.host}:{self.port}",
+            "key": self.keys / f"node_{node}",
         }
         settings |= more
-        settings |= {"server": f"{self.host}:{self.port}", "key": self.keys / f"node_{node}"}
         args = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         self._spawn(f"node_{node}", [*COMMAND, "node", *args, *options])
 
@@ -122,10 +123,10 @@ for key in sys.argv[1:]: app(["supernode", "register", key, "{NAME}"], standalon
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def restart_node(self, node: int) -> None:
+    def restart_node(self, node: int, *options: str, **more: str) -> None:
         """Start a killed node again; it tries until the SuperLink, which still waits for the old one's heartbeat, takes it."""
         before = self.log(f"node_{node}").count("SuperNode ID:")
-        self.start_node(node)
+        self.start_node(node, *options, **more)
         wait_for(lambda: self.log(f"node_{node}").count("SuperNode ID:") > before, f"node {node} to be taken again")
 
     def stop(self) -> None:

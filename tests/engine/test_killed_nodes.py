@@ -1,10 +1,12 @@
 """A node whose SuperNode, executor or client process is killed, at each moment of a task, on a fleet of real processes."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ import pytest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from fedgraph_flwr.engine.flower import free_port
 from tests.conftest import client_graph
-from tests.engine.fleet import Fleet, finished, listens
+from tests.engine.fleet import NAME, Fleet, finished, listens
+from tests.engine.links import Link
 from tests.support import PATIENCE, assert_same_arrays, wait_for, wait_for_end
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
@@ -95,6 +99,36 @@ def test_a_killed_command_leaves_nothing(fleet):
     wait_for_end(family)
     fleet.kill("node_2")
     fleet.restart_node(2)
+
+
+@pytest.mark.parametrize("options", [(), ("--plain",)], ids=["patched", "plain"])
+def test_a_node_survives_a_load_balancer_without_a_server(fleet, options):
+    """It accepts and closes for 25 s, which Flower takes as final; the node is not ready meanwhile, and is afterwards."""
+    link, port = Link(fleet.port), free_port()
+    fleet.kill("node_1")
+    fleet.restart_node(1, "--monitor", str(port), *options, server=f"127.0.0.1:{link.port}")
+
+    def ready() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/ready").close() is None)
+        return False
+
+    try:
+        wait_for(ready, "the node to be ready")
+        link.become("closes")
+        wait_for(lambda: not ready(), "the node to be not ready", 25.0)
+        time.sleep(25.0)
+        link.become("open")
+        began = time.monotonic()
+        wait_for(ready, "the node to be ready again")
+        print(f"{options}: ready again after {time.monotonic() - began:.0f} s")
+        assert options or time.monotonic() - began < 45.0  # unpatched, the server must miss two heartbeats first
+        status = json.loads(fleet.flwr("supernode", "list", NAME, "--format", "json"))
+        assert [node["status"] for node in status["nodes"]].count("online") == 3
+    finally:
+        fleet.kill("node_1")
+        link.close()
+        fleet.restart_node(1)
 
 
 def test_the_parameters_are_those_of_a_run_in_one_process(fleet, run, tmp_path):

@@ -409,8 +409,8 @@ def test_a_server_names_its_versions_after_an_upgrade(keys, tmp_path, monkeypatc
 
 
 def test_a_connection_that_works_again_is_ready_although_flower_does_not_say_so(keys, monkeypatch):
-    """A reply to a run that ended during the cut is dropped, so that Flower prints no successful attempt."""
-    node = Node([], False, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"), key=keys / "node_0")
+    """A reply to a run that ended during the cut is dropped, so that unpatched Flower prints no successful attempt."""
+    node = Node([], True, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"), key=keys / "node_0")
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     try:
@@ -477,5 +477,60 @@ def test_a_401_is_named_by_its_cause(keys, monkeypatch, findings, expected):
         monkeypatch.setattr(Server, "unreachable", lambda self: "")
         node._read(line)
         assert expected in node._why()
+    finally:
+        node.end()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "WARNING :   Giving up reconnection after 7.02 seconds and 3 tries.",
+        "ERROR :     SSL/TLS handshake error detected.",
+        "ERROR :     Client error '404 Not Found' for url 'https://fleet.example.org/v1/fleet/pull-messages'",
+    ],
+)
+def test_a_supernode_that_gave_up_is_started_again(keys, tmp_path, monkeypatch, line):
+    """Its process stays, and prints nothing more."""
+    program = tmp_path / "flower-supernode"
+    program.write_text(f"""#!/bin/sh
+echo 'INFO :      SuperNode ID: 5'
+if mkdir {tmp_path}/first 2> {tmp_path}/none; then echo "{line}"; exec sleep 600; fi
+sleep 0.5; echo Exit Code: 303""")
+    program.chmod(0o755)
+    monkeypatch.setattr("fedgraph_flwr.cli.node.tool", lambda name: str(program))
+    monkeypatch.setattr("fedgraph_flwr.cli.node.PAUSES", (0.0,))
+    node = Node([], True, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"))
+    try:
+        with pytest.raises(FedGraphError, match="code 303"):  # of the second one
+            node.run()
+        assert node.restarts == 1
+    finally:
+        node.end()
+
+
+def test_ready_means_an_answered_heartbeat(keys, monkeypatch):
+    """Also if Flower's thread that sends them ended, and whatever its lines say."""
+    node = Node([], False, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(node, "looked", now + 1e9)  # it is live
+    try:
+        node._read("INFO :      SuperNode ID: 5")
+        assert not node.not_ready()
+        now += 59.0
+        node.heartbeat.touch()
+        os.utime(node.heartbeat, (now, now))
+        now += 59.0
+        assert not node.not_ready()
+        now += 3.0
+        assert node.not_ready() == "the server has answered no heartbeat for 62 s"
+        assert node.metrics()[0].samples[0][1] == 0.0
+        node._read("WARNING :   Connection attempt failed, retrying in 13.41 seconds")
+        now += 31.0
+        monkeypatch.setattr(Server, "reach", lambda self: Finding("reachable", True, ""))
+        assert not node._is_back()  # the server responds, but to no heartbeat
+        node.heartbeat.touch()
+        os.utime(node.heartbeat, (now, now))
+        assert node._is_back()
     finally:
         node.end()

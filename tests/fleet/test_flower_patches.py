@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -308,3 +309,45 @@ print(os.waitpid(one.child, 0)[1], "bundled" in sys.modules)"""
     assert done.stdout.split("\n")[:2] == ["a child of bundled", "0 False"]
     assert [path.name for path in app.iterdir()] == ["bundled.py"]
     assert len(list((tmp_path / "bytecode").rglob("bundled.*.pyc"))) == 1
+
+
+def test_a_failed_handshake_is_tried_again(monkeypatch):
+    """Flower takes it as final: a load balancer without a server accepts and closes."""
+    import httpx
+    from flwr.supernode import fleet_http_connection as connection
+
+    monkeypatch.setattr(connection, "make_simple_http_retry_invoker", connection.make_simple_http_retry_invoker)
+    monkeypatch.setattr(connection, "HeartbeatSender", connection.HeartbeatSender)
+    flower_patches.keep_connection(Path("heartbeat"))
+    invoker = connection.make_simple_http_retry_invoker()
+    monkeypatch.setattr(invoker, "wait_function", lambda seconds: None)
+    tries = iter([httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred"), None])
+
+    def call():
+        if error := next(tries):
+            raise error
+        return "answer"
+
+    assert invoker.invoke(call) == "answer"
+    refused = httpx.HTTPStatusError("no", request=httpx.Request("GET", "https://h"), response=httpx.Response(404))
+    with pytest.raises(httpx.HTTPStatusError):
+        invoker.invoke(lambda: (_ for _ in ()).throw(refused))
+
+
+def test_answered_heartbeats_are_noted_and_a_supernode_without_them_ends(monkeypatch, tmp_path):
+    from flwr.supernode import fleet_http_connection as connection
+
+    monkeypatch.setattr(connection, "make_simple_http_retry_invoker", connection.make_simple_http_retry_invoker)
+    monkeypatch.setattr(connection, "HeartbeatSender", connection.HeartbeatSender)
+    ended = []
+    monkeypatch.setattr(os, "kill", lambda *args: ended.append(args))
+    (path := tmp_path / "heartbeat").touch()
+    flower_patches.keep_connection(path)
+    answers = iter([True])
+    sender = connection.HeartbeatSender(lambda: next(answers))
+    sender._stop_event.wait = lambda seconds: False
+    before = time.monotonic()
+    with pytest.raises(StopIteration):  # as after a reply with status 404, which Flower does not expect
+        sender._run()
+    assert before - 1e-3 <= path.stat().st_mtime <= time.monotonic()
+    assert ended == [(os.getpid(), signal.SIGTERM)]
