@@ -81,6 +81,7 @@ class TableLayout:
         match_columns: columns of the edge table that identify a record, ``NAME:KIND,...``.
         id_form: form in which parties compare ids, ``text`` or ``number``.
         currency: unit of amounts, for display.
+        time_format: format of the times of edges, if they are neither seconds nor dates such as 2026-01-31; `import` writes it.
     """
 
     id: str = ""
@@ -106,6 +107,7 @@ class TableLayout:
     match_columns: str = ""
     id_form: str = ""
     currency: str = ""
+    time_format: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "separator", SEPARATORS.get(self.separator, self.separator))

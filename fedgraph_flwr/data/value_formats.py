@@ -1,7 +1,7 @@
 """Formats of numbers and dates in text columns: detected if unambiguous, and stored in the schema.
 
 number   '' (1234.5), or an example: '1,234.5', '1.234,5', '1 234,5', "1'234.5", '1234,5'
-date     formats as pandas reads them, several separated by '|': 'ISO8601|%d.%m.%Y'
+date     formats as pandas reads them, several separated by '|': 'ISO8601|%d.%m.%Y'; 'seconds' since 1970; 'spreadsheet' days
 """
 
 import re
@@ -152,11 +152,106 @@ def read_dates(column: Any, formats: str) -> Any:
     for form in (formats or "ISO8601").split("|"):
         left = slice(None) if read is None else read.isna().to_numpy()
         try:
-            found = pd.to_datetime(column[left], format=form, errors="coerce", utc=True)
+            if form in (*WHOLE, *_COUNTS) and column.dtype.kind != "M":
+                found = _from_numbers(column[left], form)
+            else:
+                found = pd.to_datetime(column[left], format=form, errors="coerce", utc=True)
         except (ValueError, re.error) as error:
             raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
         read = found if read is None else read.fillna(found)
     return read
+
+
+WHOLE = {"%Y%m%d": 8, "%d%m%Y": 8, "%m%d%Y": 8, "%y%m%d": 6, "%d%m%y": 6, "%m%d%y": 6, "%Y%m": 6, "%Y": 4}
+WHOLE |= {"%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}
+"""Formats of dates without separators, and their digits. A number may lack the first 0."""
+
+SECONDS, SPREADSHEET = "seconds", "spreadsheet"
+_COUNTS = {SECONDS: (1, 0), SPREADSHEET: (86_400, 25_569)}
+"""Formats of times that count: seconds of a unit, and its number of 1970-01-01."""
+
+
+def _from_numbers(column: Any, form: str) -> Any:
+    """Parse numbers, or texts of them, to UTC times to the second; NaT where one has not this format."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    distinct, inverse = np.unique(numbers, return_inverse=True)
+    if form in _COUNTS:
+        unit, start = _COUNTS[form]
+        known = np.abs(distinct) < 253_402_300_800 / unit  # the year 10000
+        since = np.round((np.where(known, distinct, start) - start) * unit).astype(np.int64)
+        read = pd.Series(since.astype("datetime64[s]")).where(known)
+    else:
+        known = (distinct >= 0) & (distinct < 10 ** WHOLE[form]) & (np.floor(distinct) == distinct)
+        texts = pd.Series(np.where(known, distinct, 0).astype(np.int64).astype(str)).str.zfill(WHOLE[form])
+        read = pd.to_datetime(texts.where(known), format=form, errors="coerce")
+    return read.dt.tz_localize("UTC").iloc[inverse].set_axis(column.index)
+
+
+def distinct_numbers(values: Any) -> NDArray[np.float64]:
+    """Return the distinct numbers of a column, or of texts, in ascending order; with NaN at the end if a value is none."""
+    import pandas as pd
+
+    known = pd.Series(values).dropna().drop_duplicates()
+    return np.unique(pd.to_numeric(known, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+def whole_dates(numbers: NDArray[np.float64], times: bool = True) -> tuple[list[str], list[str]]:
+    """Return the formats by which all numbers [N] are dates of 1900 to 2099, and those by which most are.
+
+    Args:
+        numbers: distinct and finite.
+        times: whether they are times. Of other columns, years and days of a spreadsheet are numbers, which keep their order.
+    """
+    import pandas as pd
+
+    def share(form: str, tried: NDArray[np.float64]) -> float:
+        years = read_dates(pd.Series(tried), form).dt.year
+        return float(years.between(1900, 2099).mean())
+
+    sample, last = numbers[:: max(1, len(numbers) // _FEW)], float(numbers[-1]) if len(numbers) else 0.0
+    least = {form: 10 ** (digits - 1 if form.startswith("%Y") else digits - 2) for form, digits in WHOLE.items()}
+    likely = [form for form, digits in WHOLE.items() if least[form] <= last < 10**digits and (times or form != "%Y")]
+    found = {form: share(form, numbers) for form in likely if share(form, sample) > 0.5}
+    whole = [form for form, part in found.items() if part == 1]
+    # days of the years 1990 to 2069, within 20 years; the same seconds would be two hours of 1970-01-01
+    if times and len(numbers) and numbers.min() >= 32_874 and last < 62_093 and last - numbers.min() < 7_305:
+        whole.append(SPREADSHEET)
+    return whole, [form for form, part in found.items() if 0.5 < part < 1]
+
+
+def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, instead: str, times: bool = True) -> str:
+    """Return the format by which numbers [N] are dates; "" if they are none.
+
+    Args:
+        numbers: as of `whole_dates`.
+        name: the column.
+        where: its file, for errors.
+        instead: the option by which they are no dates.
+        times: as of `whole_dates`.
+
+    Raises:
+        FedGraphError: several formats fit, or most of the numbers are dates, but not all.
+    """
+    import pandas as pd
+
+    whole, nearly = whole_dates(numbers, times)
+    if len(whole) == 1:
+        return whole[0]
+    here = f"{where}: column '{name}' has"
+    if whole:
+        fix = " or ".join(f"--date-format {name}={form}" for form in whole)
+        raise FedGraphError(
+            f"{here} numbers such as {numbers[0]:.15g}, which may be dates as {' or '.join(whole)}: pass {fix}, or {instead}"
+        )
+    if nearly:
+        years = read_dates(pd.Series(numbers), nearly[0]).dt.year
+        dated = years.between(1900, 2099).to_numpy()
+        wrong, right = numbers[~dated][0], numbers[dated][0]
+        fix = f"correct the value, or pass --date-format {name}=FORMAT, or {instead}"
+        raise FedGraphError(f"{here} {wrong:.15g}, and dates such as {right:.15g}: {fix}")
+    return ""
 
 
 SIMULATED = 10 * 365
@@ -255,7 +350,9 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
     import pandas as pd
 
     if not _near_date(written).all():
-        return ""
+        numbers = distinct_numbers(written)
+        finite = np.isfinite(numbers).all()
+        return whole_date_format(numbers, name, where, f"--kind {name}=ignored") if finite else ""
     masks, chosen = _date_fits(pd.Series(written)), []
     if not np.logical_or.reduce([*masks.values()]).all():
         return ""

@@ -56,6 +56,7 @@ _SAME = (
     "currency",
 )
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
+_PAIRS |= {"date_formats": "date_format"}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
 
@@ -93,6 +94,7 @@ class PartyFile:
     scales: dict[str, str] = field(default_factory=dict)
     edge_kinds: dict[str, str] = field(default_factory=dict)
     edge_scales: dict[str, str] = field(default_factory=dict)
+    date_formats: dict[str, str] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     undirected: bool = False
     split: str = ""

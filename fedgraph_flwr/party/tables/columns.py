@@ -29,11 +29,14 @@ from fedgraph_flwr.data.value_formats import (
     date_format,
     date_like,
     date_shaped,
+    distinct_numbers,
     looks_like,
     number_like,
     read_dates,
     readings,
     since_1970,
+    whole_date_format,
+    whole_dates,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.tables.reading import Say, silent
@@ -82,6 +85,7 @@ class Treatment:
         floor: rows below which a category becomes "other".
         decimals: decimal separator of numbers by column, where "" applies to all columns. Likewise ``thousands``.
         date_formats: date formats by column, several separated by ``|``.
+        time_format: format of the times of edges; "" if it is not known yet.
         labelled: False for data to predict: they need no columns of labels, splits, clients and times, and labels that the model
             does not know count as unknown.
         say: receives one line per column that was detected, dropped or filled.
@@ -99,6 +103,7 @@ class Treatment:
     decimals: Mapping[str, str] = field(default_factory=dict)
     thousands: Mapping[str, str] = field(default_factory=dict)
     date_formats: Mapping[str, str] = field(default_factory=dict)
+    time_format: str = ""
     labelled: bool = True
     say: Say = silent
     warn: Say = log_warning
@@ -167,7 +172,7 @@ class Treatment:
         Raises:
             FedGraphError: no node type has a column that an option names.
         """
-        known = {name for names in tables.values() for name in names}
+        known = {name for names in tables.values() for name in names if name}
         known |= {f"{kind}.{name}" for kind, names in tables.items() for name in names}
         formats = {"decimal": self.decimals, "thousands": self.thousands, "date-format": self.date_formats}
         for option, given in (self.options | formats).items():
@@ -409,8 +414,11 @@ class Written:
             return "date", "ISO8601"
         if column.dtype.kind in "biuf":
             known = set(column.dropna().unique())
-            kind = "flag" if column.dtype.kind == "b" or known == {0, 1} else "number"
-            return (kind, "") if known else ("ignored", "empty")
+            if not known:
+                return "ignored", "empty"
+            if column.dtype.kind == "b" or known == {0, 1}:
+                return "flag", ""
+            return ("date", form) if (form := self.whole_date(given)) else ("number", "")
         low = {word.lower() for word in self.texts}
         if not low:
             return "ignored", "empty"
@@ -419,8 +427,10 @@ class Written:
                 return "flag", ""
             if "train" in low and low <= SPLITS.keys():
                 return "ignored", f"looks like a split: pass --split-column {name} to use it"
-        if (form := self.number_format(decimals)) is not None:
-            return "number", str(form)
+        if form := self.whole_date(given):
+            return "date", form
+        if (plain := self.number_format(decimals)) is not None:
+            return "number", str(plain)
         number, date = number_like(self.texts), date_like(self.texts)
         if number.mean() > 0.5:
             raise self.unlike(number)
@@ -434,6 +444,28 @@ class Written:
                 f" {name}=FORMAT (several separated by |), or --kind {name}=ignored"
             )
         return self.words()
+
+    def whole_date(self, given: str) -> str:
+        """Return the format by which numbers are dates, if they are not given as numbers; "" if they are none.
+
+        Raises:
+            FedGraphError: two formats of eight digits fit, or most of the values are dates, but not all.
+        """
+        if given == "number" or self.accepted is not None:
+            return ""
+        numbers = distinct_numbers(self.column if self.column.dtype.kind in "iuf" else self.texts)
+        if not numbers.size or not np.isfinite(numbers).all():
+            return ""
+        short, last = whole_dates(numbers, times=False)[0], numbers[-1]
+        if last < 10**6 and short != ["%Y%m"]:  # six digits are often no dates
+            if short:
+                formats = " or ".join(f"--date-format {self.name}={form}" for form in short)
+                self.treatment.warn(
+                    f"{self.here} is read as a number; values such as {numbers[0]:.15g} may be dates: pass {formats},"
+                    f" or --kind {self.name}=number"
+                )
+            return ""
+        return whole_date_format(numbers, self.name, self.where, f"--kind {self.name}=number", times=False)
 
     def words(self) -> tuple[str, str]:
         """Return the kind of a column of words: a category, or ignored with too many different values."""

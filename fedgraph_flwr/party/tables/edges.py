@@ -14,7 +14,15 @@ from fedgraph_flwr.data.features import DAY, WHOLE, Book, Ints, cents_of, edge_c
 from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.data.value_formats import PLAIN, date_format, read_dates, since_1970
+from fedgraph_flwr.data.value_formats import (
+    PLAIN,
+    SECONDS,
+    date_format,
+    distinct_numbers,
+    read_dates,
+    since_1970,
+    whole_date_format,
+)
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment, Written, features
 from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
@@ -239,29 +247,46 @@ def with_columns(data: EdgeData, columns: Tensor) -> EdgeData:
 
 
 def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Tensor:
-    """Return the times of a table's edges in seconds, int64 [E]: whole numbers unchanged, dates since 1970.
+    """Return the times of a table's edges in seconds since 1970, int64 [E].
 
     Raises:
-        FedGraphError: a time is missing, too large, or neither a number nor a date.
+        FedGraphError: a time is missing, too large, or neither a number nor a date; or errors of `time_format`.
     """
     import pandas as pd
 
     read = column_of(links, column, where, "time")
-    moments = read.dtype.kind == "M"  # of Parquet; as a number it would be its microseconds
-    numbers = pd.Series(np.full(len(read), np.nan)) if moments else pd.to_numeric(read, errors="coerce")
-    form = treatment.date_formats.get(column, "")
-    if form or bool(numbers.isna().any()):
-        form = form or _format_of_first(read, column, where)
-        numbers = pd.Series(since_1970(read_dates(read, form), 1))
-        if bool(numbers.isna().any()) and column not in treatment.date_formats:
-            form = date_format([str(word) for word in read.dropna().unique()], column, where)
-            numbers = pd.Series(since_1970(read_dates(read, form), 1))
+    form = treatment.time_format or time_format(read, where, treatment)
+    dated = form != SECONDS
+    numbers = pd.Series(since_1970(read_dates(read, form), 1)) if dated else pd.to_numeric(read, errors="coerce")
     neither = f"which is neither a number of seconds nor a date: pass --date-format {column}=FORMAT"
     check_rows(numbers.isna(), read, where, neither)
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
     expected = f"expected seconds below {MAX_SECONDS:,} (the year 10000) or a date: divide milliseconds by 1000"
     check_rows(np.abs(seconds) >= MAX_SECONDS, read, where, expected)
     return torch.from_numpy(seconds.astype(np.int64))
+
+
+def time_format(read: Any, where: str, treatment: Treatment) -> str:
+    """Return the format of a column of times: the user's, that of the schema if it fits, else the one that all values have.
+
+    Raises:
+        FedGraphError: values have several formats, or most are dates, but not all.
+    """
+    column, stored = str(read.name), treatment.agreed.tables.time_format
+    if given := treatment.date_formats.get(column, ""):
+        return given
+    if read.dtype.kind == "M":
+        return "ISO8601"
+    if stored and bool(read_dates(read, stored).notna().all()):
+        return stored
+    numbers = distinct_numbers(read)
+    if numbers.size and not np.isnan(numbers).any():
+        finite = numbers[np.isfinite(numbers)]
+        return whole_date_format(finite, column, where, f"--date-format {column}={SECONDS}") or SECONDS
+    form = _format_of_first(read, column, where)
+    if bool(read_dates(read, form).isna().any()):
+        form = date_format([str(word) for word in read.dropna().unique()], column, where)
+    return form or "ISO8601"
 
 
 def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Columns:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.data.schema import NODE
-from fedgraph_flwr.data.value_formats import date_like, number_like
+from fedgraph_flwr.data.value_formats import date_like, distinct_numbers, number_like, whole_dates
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables import leaks
 from fedgraph_flwr.party.tables.columns import AS_FOUND, as_words, features
@@ -163,11 +163,25 @@ def _facts(payments: Any, made: Guess) -> None:
         best = _first([name for name in rest if kinds[name] == kind], role)
         best = best or _first([name for name in rest if kinds[name] in others], role)
         best = best or next((name for name in rest if kinds[name] == kind and role == "time"), "")
-        made.add(f"columns.{role}", best, f"holds {'dates' if kinds.get(best) == 'date' else 'numbers'}")
+        read = "" if kinds.get(best) == "date" or role == "amount" else ", read as seconds since 1970"
+        made.add(f"columns.{role}", best, f"holds {'dates' if kinds.get(best) == 'date' else 'numbers'}{read}")
+    if (time := made.values["columns"].get("time")) in rest and time not in made.values.get("date_formats", ()):
+        _ask_for_format(payments[time], made)
     number = next((n for n in rest if n.lower() in NAMES["edge_id"] and payments[n].is_unique), "")
     made.add("columns.edge_id", number, "differs in each row")
     if made.values.get("party_columns") or made.values.get("party_prefix"):
         _match(rest, kinds, made)
+
+
+def _ask_for_format(column: Any, made: Guess) -> None:
+    """Ask for the format of times that are dates without separators, if several fit."""
+    numbers = distinct_numbers(column)
+    whole = whole_dates(numbers)[0] if np.isfinite(numbers).all() else []
+    if len(whole) > 1:
+        made.questions.append(
+            f"'{column.name}' has numbers such as {numbers[0]:.15g}, which may be dates as {' or '.join(whole)}. Add the right"
+            f" one: `date_formats: {{{column.name}: FORMAT}}`"
+        )
 
 
 def _words(column: Any) -> np.ndarray:
@@ -431,6 +445,10 @@ def _match(rest: Sequence[str], kinds: Mapping[str, str], made: Guess) -> None:
 
 def _kind(column: Any) -> str:
     """Return number, date or text."""
+    numbers = distinct_numbers(column)
+    if numbers.size and np.isfinite(numbers).all():
+        whole = whole_dates(numbers, times=False)[0]
+        return "date" if whole and (numbers[-1] >= 10**6 or whole == ["%Y%m"]) else "number"
     texts = [word for word in np.unique(as_words(column)).tolist() if word][:2000]
     tests: dict[str, Callable[[Sequence[str]], Any]] = {"number": number_like, "date": date_like}
     return next((kind for kind, test in tests.items() if texts and bool(np.all(test(texts)))), "text")

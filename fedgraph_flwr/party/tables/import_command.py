@@ -41,6 +41,7 @@ from fedgraph_flwr.data.schema import (
 )
 from fedgraph_flwr.data.split import check_given, half_given
 from fedgraph_flwr.data.statistics import describe
+from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.outcomes import read_outcomes
@@ -262,6 +263,10 @@ def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
         held = {"times": graph.edge_time, "labels": graph.edge_y}
         others = "".join(f", {what}" for what, values in held.items() if values.numel())
         yield f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate"
+    time = torch.cat([graph.edge_time, getattr(graph, "foreign_edge_time", graph.edge_time[:0])])
+    if time.numel():
+        first, last = time_texts(torch.stack(time.aminmax()).numpy(), dated=True)
+        yield f"times from {first} to {last}"
     if graph.edge_y.numel():
         names = graph.schema["agreed"].get("edge_classes", [])
         yield f"labels of edges: {_counted(names, _counts(graph.edge_y, names))}"

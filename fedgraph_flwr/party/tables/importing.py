@@ -28,11 +28,12 @@ from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.data.pyg import EDGE_TYPE, Features
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
+from fedgraph_flwr.data.value_formats import SECONDS
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.outcomes import Outcomes, with_outcomes
 from fedgraph_flwr.party.tables import edge_stream, graph_tables, roles
 from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, features, warn_unscaled
-from fedgraph_flwr.party.tables.edges import TableEdges, edge_times, judged, read_edges
+from fedgraph_flwr.party.tables.edges import TableEdges, edge_times, judged, read_edges, time_format
 from fedgraph_flwr.party.tables.nodes import (
     Ids,
     agreed_classes,
@@ -137,6 +138,7 @@ def from_tables(
     rule = _rule(columns, nodes, edges, own_party, treatment.role)
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
     _join_graphs(tables, graphs)
+    treatment = _with_times(tables, treatment)
     if outcomes:
         _decide(tables, outcomes, (classes, edge_classes), treatment)
     columns, target = _present(tables, treatment.labelled, bool(treatment.role)), tables.target
@@ -151,7 +153,7 @@ def from_tables(
     carried = roles.edge_feature_columns(tables.by_name, columns, tables.files, treatment)
     where, of_edges = tables.files[target], carried.get(EDGE, [])
     roles.check_unknown_at_prediction(columns, usable[target], of_edges, where)
-    treatment.check_names({**usable, **carried, EDGE: [*of_edges, *(rule.key_columns if rule else ())]})
+    treatment.check_names({**usable, **carried, EDGE: [*of_edges, columns.time, *(rule.key_columns if rule else ())]})
     found = _edges(tables, carried, ids, treatment, undirected, parallel=parallel, edge_classes=edge_classes, rule=rule)
     made = _features(tables, usable, found, treatment)
     common = {**values, "num_classes": max(len(names), 1), "ids": pack_words(ids[target].index.to_numpy())}
@@ -209,6 +211,16 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
     if treatment.role:
         complete(tables.nodes, tables.edges, tables.files, columns, treatment)
     return tables
+
+
+def _with_times(tables: Tables, treatment: Treatment) -> Treatment:
+    """Return the options with the format of the times, which becomes part of the layout if a reader could not guess it."""
+    columns, table = tables.columns, tables.edges.get(EDGE_TYPE)
+    if not tables.single or not columns.time or table is None or columns.time not in table.columns:
+        return treatment
+    form = time_format(table[columns.time], tables.files[EDGE], treatment)
+    tables.columns = replace(columns, time_format="" if form in (SECONDS, "ISO8601") else form)
+    return replace(treatment, time_format=form)
 
 
 def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:

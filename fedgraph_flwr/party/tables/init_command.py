@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import ROLES, add_table_arguments
+from fedgraph_flwr.party.tables.options import ROLES, add_table_arguments, formats_of
 
 _PARTY = """
 --party NAME  this party's name, as the edge table writes it (default: guessed)
@@ -97,6 +97,8 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     if args.match_columns:
         pairs = [word.strip().rpartition(":") for word in args.match_columns.split(",")]
         found["match"] = {name or kind: kind if name else "text" for name, _, kind in pairs}
+    if formats := formats_of(args)["date_formats"]:
+        found["date_formats"] = formats
     return found
 
 

@@ -34,7 +34,8 @@ _TABLES = """
 --encoding NAME  encoding of CSV files, such as cp1252 or utf-16 (default: detected)
 --decimal [COLUMN=]SIGN...  decimal separator of numbers, such as ',', for one column or all (default: detected per column)
 --thousands [COLUMN=]SIGN...  thousands separator of numbers, such as '.', for one column or all (default: detected per column)
---date-format COLUMN=FORMAT...  date format such as opened=%d.%m.%Y, several separated by | (default: detected per column)
+--date-format COLUMN=FORMAT...  date format such as opened=%d.%m.%Y, several separated by |; of numbers also seconds (since 1970)
+    or spreadsheet (days) (default: detected per column)
 """
 
 _PARTIES = """

@@ -22,6 +22,9 @@ FOLDER = Path(__file__).parent
 TRUE, FALSE = {"1", "true", "t", "yes", "y"}, {"0", "false", "f", "no", "n"}
 NOTHING = {"", "nan", "na", "n/a", "null", "none"}
 MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+WHOLE = {"%Y%m%d": 8, "%d%m%Y": 8, "%m%d%Y": 8, "%y%m%d": 6, "%d%m%y": 6, "%m%d%y": 6, "%Y%m": 6, "%Y": 4}
+WHOLE |= {"%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}
+COUNTS = {"seconds": (1, 0), "spreadsheet": (86_400, 25_569)}
 SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019": "'", "−": "-"})
 
 
@@ -52,19 +55,22 @@ def read(
     return x, (ends if spec.get("parallel") else np.unique(ends, axis=1)).astype(np.int64), ids
 
 
-def steps(edges: Any, time_column: str = "", date_format: str = "ISO8601") -> np.ndarray:
+def steps(edges: Any, time_column: str = "", date_format: str = "") -> np.ndarray:
     """Return the number of the step (``split.step`` of the run, by default a day) of each edge that `read` returns, int64 [E].
 
-    Times are whole seconds, or dates in this format.
+    Times are whole seconds, or dates in this format, by default that of the tables in training.
     """
     spec = json.loads((FOLDER / "preprocessing.json").read_text())
     known = spec.get("tables", {})
     links = table_of(edges, known.get("separator", ""), known.get("encoding", ""))
     column = links[time_column or known["time"]]
     seconds = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    if np.isnan(seconds).any():
-        dates = pd.to_datetime(column, format=date_format, utc=True).dt.tz_convert(None).to_numpy()
-        seconds = dates.astype("datetime64[us]").astype(np.int64) / 1e6
+    form = date_format or known.get("time_format", "")
+    if form or np.isnan(seconds).any():
+        seconds = moments(column, form)
+        if np.isnan(seconds).any():
+            row = int(np.isnan(seconds).argmax())
+            raise ValueError(f"{edges}, row {row + 1}: '{column.iloc[row]}' is no time as '{form or 'ISO8601'}'")
     found = np.floor(seconds).astype(np.int64) // spec["step"]
     if not spec["undirected"]:
         return found
@@ -148,11 +154,7 @@ def values(column: pd.Series, spec: dict[str, Any], name: str) -> np.ndarray:
             warnings.warn(f"{rows} rows have values of '{name}' that training did not have: {other[:5]}", stacklevel=2)
         return read
     if kind == "date":
-        dates = pd.Series(pd.NaT, column.index, dtype="datetime64[us, UTC]")
-        for form in (spec.get("format") or "ISO8601").split("|"):
-            dates = dates.fillna(pd.to_datetime(column, format=form, errors="coerce", utc=True))
-        moments = dates.dt.tz_convert(None).to_numpy().astype("datetime64[us]")
-        known = np.where(np.isnat(moments), np.nan, moments.astype(np.int64) / 86_400e6)
+        known = moments(column, spec.get("format", "")) / 86_400
     elif kind == "flag":
         low = np.char.lower(as_text(column))
         known = np.where(np.isin(low, list(TRUE)), 1.0, np.where(np.isin(low, list(FALSE)), 0.0, np.nan))
@@ -164,6 +166,25 @@ def values(column: pd.Series, spec: dict[str, Any], name: str) -> np.ndarray:
     if wrong.any():
         raise ValueError(f"column '{name}' has '{column.iloc[int(wrong.argmax())]}', expected a {kind}")
     return known
+
+
+def moments(column: pd.Series, formats: str) -> np.ndarray:
+    """Return dates as seconds since 1970, float64 [N]; NaN where none of the formats fits."""
+    found = np.full(len(column), np.nan)
+    for form in (formats or "ISO8601").split("|"):
+        read = column
+        if form in COUNTS:
+            unit, start = COUNTS[form]
+            known = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+            known = np.round((known - start) * unit)
+        else:
+            if form in WHOLE and column.dtype.kind != "M":  # numbers, which may lack the first 0
+                read = pd.Series(as_text(column), column.index).str.strip().str.zfill(WHOLE[form])
+                read = read.where(read.str.fullmatch(rf"\d{{{WHOLE[form]}}}"))
+            dates = pd.to_datetime(read, format=form, errors="coerce", utc=True).dt.tz_convert(None).to_numpy()
+            known = np.where(np.isnat(dates), np.nan, dates.astype("datetime64[us]").astype(np.int64) / 1e6)
+        found = np.where(np.isnan(found), known, found)
+    return found
 
 
 def numbers(texts: np.ndarray, example: str) -> np.ndarray:
