@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import BEST, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
-from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.data.graph import read_header, read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import reports_best
 from fedgraph_flwr.wire.trees import Tree, unflatten
@@ -24,7 +24,7 @@ TRAINED = "trained"
 
 
 def in_run(run: Path, client: int) -> Path | None:
-    """Return the file with a simulated client's private state at the round of a run's headline score, if there is one.
+    """Return the file with a simulated client's private state at the round of a run's headline score or checkpoint, if any.
 
     Raises:
         FedGraphError: the run's folder is not on this machine.
@@ -33,6 +33,11 @@ def in_run(run: Path, client: int) -> Path | None:
         raise FedGraphError(
             f"{run} is not on this machine, which holds client {client}: pass a folder that all can read"
         )
+    checkpoint = run / "checkpoint.safetensors"
+    if checkpoint.is_file() and not (run / "summary.json").is_file():
+        stored = sorted((run / "state").glob(f"*/client_{client:04d}/round_*.safetensors"))
+        done = int(read_header(checkpoint)[1]["round"])
+        return next((path for path in reversed(stored) if int(path.stem[6:]) <= done), None)
     return StateFolder.find_model(run / "state", BEST if reports_best(run) else LAST, client)
 
 

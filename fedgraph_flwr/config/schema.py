@@ -988,7 +988,7 @@ class RunConfig(Section):
     out: str = ""  # result folder; empty: runs/<time>-<strategy>-<dataset>
     overwrite: bool = False  # replace the finished run in `out`
     resume: str = ""  # result folder of a run to resume
-    init: str = ""  # result folder of a finished run, whose trained model this run starts from
+    init: str = ""  # folder of a run, whose trained model (of its checkpoint, if unfinished) this run starts from
     # result folder of a finished run, whose model this run scores and stores at the clients, without training
     evaluate: str = ""
     checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run can resume; 0: none

@@ -19,7 +19,7 @@ from fedgraph_flwr.launch.checks import check_clients, check_memory, check_metho
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.store.checkpoint import check_resumable, read_checkpoint
-from fedgraph_flwr.store.earlier_model import headline_model
+from fedgraph_flwr.store.earlier_model import headline_model, keeps_models
 from fedgraph_flwr.store.folder import InUse
 from fedgraph_flwr.store.results import SUMMARY
 from fedgraph_flwr.tasks import kind_of
@@ -120,7 +120,7 @@ def check_unused(cfg: RunConfig) -> None:
         if Path(run).resolve() == Path(cfg.out).resolve():
             raise InUse(f"{key}={run} reads the folder that out= would replace: pass another out=")
         path = headline_model(Path(run), key)  # refuses a folder without a finished run
-        if key == "init" and path.with_name(path.name.replace("model_", "models_")).is_file():
+        if key == "init" and keeps_models(path):
             what = f"its server kept parameters of each client, the state of strategy={cfg.strategy.name}"
             fix = "start from a run of another strategy, or train from the beginning"
             raise FedGraphError(f"init={run}: {what}: {fix}")

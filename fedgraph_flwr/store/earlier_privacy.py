@@ -14,7 +14,8 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.secure.spent import booking, check_booking
-from fedgraph_flwr.store.results import CONFIG, SUMMARY, read_summary
+from fedgraph_flwr.store.earlier_model import earlier_record, has_model
+from fedgraph_flwr.store.results import CONFIG, SUMMARY
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,16 @@ def earlier_privacy(cfg: RunConfig, later: tuple[Path, ...] = ()) -> EarlierPriv
     """Return what the runs before one released of its data.
 
     Args:
-        cfg: the run's configuration; a folder in ``init`` without a finished run is refused
-            elsewhere.
+        cfg: the run's configuration; a folder in ``init`` without a model is refused elsewhere.
         later: folders of runs between those and this one.
 
     Raises:
         FedGraphError: the folder's files are damaged.
     """
     folder = Path(cfg.init)
-    if not cfg.init or not (folder / SUMMARY).is_file():
+    if not cfg.init or not has_model(folder):
         return EarlierPrivacy()
-    summary = read_summary(folder)
+    summary = earlier_record(folder)
     earlier = compose([], folder / CONFIG)
     if _names_other_data(cfg, earlier):
         return _before(cfg, earlier, folder, later)
@@ -87,15 +87,15 @@ def _before(
         return EarlierPrivacy()
     later = (*later, folder.resolve())
     first = Path(other.init)
-    if first.resolve() in later or not (first / SUMMARY).is_file():
+    if first.resolve() in later or not has_model(first):
         why = f"init={folder} started from a run in {other.init}, which is no longer there and may have these data"
         return EarlierPrivacy(unbounded=sanitize(why, 300))
     return earlier_privacy(replace(cfg, init=other.init), later)
 
 
 def earlier_spent(folder: Path) -> dict[str, Any]:
-    """Return ε, δ and the number of releases that a finished run states; empty without differential privacy."""
-    spent = read_summary(folder).get("privacy")
+    """Return ε, δ and the number of releases that an earlier run states; empty without differential privacy."""
+    spent = earlier_record(folder).get("privacy")
     keys = ("epsilon", "delta", "releases")
     return {key: spent[key] for key in keys if key in spent} if isinstance(spent, dict) else {}
 
@@ -111,7 +111,7 @@ def _of_files(cfg: RunConfig) -> bool:
 
 
 def _entries(folder: Path, spent: Mapping[str, Any], earlier: RunConfig) -> list[dict[str, float]]:
-    """Return the releases of a finished run, and of the runs before it.
+    """Return the releases of an earlier run, and of the runs before it.
 
     Raises:
         FedGraphError: they are none.

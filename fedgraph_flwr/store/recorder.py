@@ -329,7 +329,7 @@ class Recorder:
         """Return the model of the run in ``cfg.init`` or ``cfg.evaluate``, by the key's name, for this run's clients.
 
         Raises:
-            FedGraphError: it holds no finished run, or its files had another schema.
+            FedGraphError: it holds no such model, or its files had another schema.
         """
         schemas = {
             client: description.get("schema", [0]) for client, description in self.described.items()

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,6 +66,56 @@ def test_a_run_from_a_trained_model_is_the_longer_run(run, form, request):
     assert start["run"] == str(first.out)
     assert start["model"] == digest(first.arrays).hex()
     assert start["metrics"] == first.summary["metrics"]["last"]
+
+
+@pytest.mark.parametrize("form", [FORMS["head"], FORMS["local"], FORMS["ray"]])
+def test_a_run_from_the_checkpoint_of_a_cut_one_is_the_longer_run(run, form, request):
+    engine = [word for word in form if word.startswith("engine=")]
+    if engine:
+        request.getfixturevalue("one_ray")
+    form = [word for word in form if word not in engine]
+    whole = run(*PLAIN, *form, "rounds=4")
+    cut = _cut(run, *PLAIN, *form)
+    second = later("init", cut, *engine, "rounds=2")
+    assert_same_arrays(second.arrays, whole.arrays)
+    assert second.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
+    assert second.summary["start"]["metrics"] == whole.rounds[1]["metrics"]
+    with pytest.raises(FedGraphError, match=r"evaluate=.* holds no finished run"):
+        later("evaluate", cut)
+
+
+def test_a_start_from_a_checkpoint_counts_its_releases_and_those_that_may_have_followed(run):
+    """The run was cut in round 3: its checkpoint of round 2 books the releases up to the next one."""
+    cut = _cut(run, *PLAIN, *PRIVATE)
+    found = earlier_privacy(compose([f"init={cut.out}", f"graph={cut.cfg.graph}", *PRIVATE]))
+    whole = run(*PLAIN, *PRIVATE, "rounds=4")
+    expected = earlier_privacy(compose([f"init={whole.out}", f"graph={cut.cfg.graph}", *PRIVATE]))
+    assert found == expected
+    assert found.entries[0]["releases"] >= 4
+    second = later("init", cut, "rounds=1")
+    assert second.summary["privacy"]["epsilon"] > whole.summary["privacy"]["epsilon"]
+
+
+def test_a_checkpoint_with_parameters_of_each_client_is_no_start(run):
+    with pytest.raises(FedGraphError, match="its server kept parameters of each client"):
+        later("init", _cut(run, "strategy=fedgta"))
+
+
+def _cut(run, *words):
+    """A run of four rounds that is killed in the third, with the checkpoint of the second."""
+    graph = run("rounds=1").cfg.graph
+    out = Path(graph).parent / "cut"
+    cfg = compose(
+        [f"graph={graph}", "num_clients=3", "rounds=4", "model.hidden=8", *words, f"out={out}", "checkpoint_every=2"]
+    )
+
+    def kill(record):
+        if record["round"] == 2:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run_inline(with_folder(cfg), kill)
+    return SimpleNamespace(out=out, cfg=cfg)
 
 
 def test_a_partys_node_starts_only_with_models_of_its_own_runs_or_of_its_policy(run, tmp_path, monkeypatch):
