@@ -11,10 +11,12 @@ import csv
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
@@ -51,6 +53,52 @@ def digests(words: Iterable[str], checkout: Path = HERE) -> dict[str, str]:
 def seedless(words: str) -> str:
     """Return overrides without the seed, on which no code depends."""
     return " ".join(word for word in words.split() if not word.startswith("seed="))
+
+
+NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.])")
+
+
+def words_of(words: str) -> set[str]:
+    """Return a run's overrides without the seed, the last of each key, with ``#`` for each number."""
+    pairs = dict(word.partition("=")[::2] for word in seedless(words).split())
+    return {f"{key}={NUMBER.sub('#', value)}" for key, value in pairs.items()}
+
+
+def method(words: str) -> str:
+    """Return the method of a run."""
+    return next((w.partition("=")[2] for w in reversed(words.split()) if w.startswith("strategy=")), "fedavg")
+
+
+def covering(tables: Mapping[str, list[dict[str, str]]]) -> list[str]:
+    """Return the overrides of few rows with a digest, which together have every word of each method's rows."""
+    by_method: dict[str, dict[frozenset[str], str]] = defaultdict(dict)
+    for row in (row for each in tables.values() for row in each if row.get("code")):
+        by_method[method(row["words"])].setdefault(frozenset(words_of(row["words"])), seedless(row["words"]))
+    chosen = []
+    for _, known in sorted(by_method.items()):
+        missing = set().union(*known)
+        while missing:
+            most = max(sorted(known, key=sorted), key=lambda words: len(words & missing))
+            chosen.append(known[most])
+            missing -= most
+    return chosen
+
+
+@dataclass
+class Compared:
+    """What runs of two checkouts say of stored rows: methods that differ, and by method the words of equal runs."""
+
+    moved: set[str] = field(default_factory=set)
+    covered: dict[str, set[str]] = field(default_factory=dict)
+    unequal: list[tuple[str, set[str]]] = field(default_factory=list)
+
+    def row(self, words: str, difference: str) -> None:
+        """Add the comparison of a row. If it differs, its method does, unless no equal run has one of its words."""
+        if difference:
+            self.unequal.append((method(words), words_of(words)))
+        else:
+            self.covered.setdefault(method(words), set()).update(words_of(words))
+        self.moved |= {name for name, those in self.unequal if those <= self.covered.get(name, set())}
 
 
 def rows(folder: Path = RESULTS) -> dict[str, list[dict[str, str]]]:
@@ -93,8 +141,11 @@ def carrying(other: Path, folder: Path = RESULTS) -> int:
     return sum(row["code"] == codes[seedless(row["words"])] for row in known)
 
 
-def renew(other: Path, differing: set[str], folder: Path = RESULTS) -> int:
-    """Give rows with the digest of ``other`` that of this checkout, but for methods that differ. Return how many."""
+def renew(other: Path, differing: set[str], covered: Mapping[str, set[str]], folder: Path = RESULTS) -> int:
+    """Give rows with the digest of ``other`` that of this checkout, but for methods that differ. Return how many.
+
+    A row with a word that no run of its method had (``covered``, by method) keeps its digest.
+    """
     tables, renewed = rows(folder), 0
     words = [seedless(row["words"]) for each in tables.values() for row in each if row.get("code")]
     before, now = digests(words, other), digests(words)
@@ -102,8 +153,8 @@ def renew(other: Path, differing: set[str], folder: Path = RESULTS) -> int:
         changed = 0
         for row in each:
             key = seedless(row["words"])
-            method = next((w.partition("=")[2] for w in key.split() if w.startswith("strategy=")), "fedavg")
-            if row.get("code") and method not in differing and row["code"] == before[key] != now[key]:
+            holds = method(key) not in differing and words_of(key) <= covered.get(method(key), set())
+            if row.get("code") and holds and row["code"] == before[key] != now[key]:
                 row["code"], changed = now[key], changed + 1
         if changed:
             with (folder / f"{table}.csv").open("w", newline="") as file:

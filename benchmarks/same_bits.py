@@ -10,8 +10,10 @@ line, ``*`` for any). A method that only one checkout has also differs. Arrays a
 so that a renamed parameter does not count as a difference.
 
 Scenarios: plain; partial (2 of 3 clients a round); secagg; dp (noise from a fixed stream); median; sampler (neighbours in
-batches); stacked (clients computed as one); ray, resume and one per task (few methods); and those of commands: import, link,
-predict, start (`init`, `evaluate`), party (nodes with a policy and a state folder), alerts, explain and forget.
+batches); stacked (clients computed as one); ray, resume, shared columns of far ends in each form and one per task (few methods);
+rows (the first rounds of stored rows: few for each method, which together name every word of its rows; they read raw files under
+``FEDGRAPH_DATA``); and those of commands: import, link, predict, start (`init`, `evaluate`), party (nodes with a policy and a
+state folder), alerts, explain and forget. ``--renew`` leaves a row alone if a word of it was in no equal run of its method.
 """
 
 import argparse
@@ -42,6 +44,8 @@ EXPECTED = HERE / "benchmarks" / "expected_bits.txt"
 SMALL = ["dataset=csbm", "dataset.nodes_per_client=[40,60]"]
 OVERRIDES = ["num_clients=3", "checkpoint_every=0"]
 TYPED = ["dataset=typed", "partition=random-edges"]
+FAR_ENDS = ["dataset=payments", "dataset.accounts=300", "dataset.background=500", "dataset.per_kind=4"]
+FAR_ENDS += ["dataset.recipe=payments", "dataset.windows=[2]", "dataset.depth=3", "model=sage"]
 SCENARIOS = {
     "plain": [],
     "partial": ["strategy.fraction=0.67"],
@@ -60,12 +64,20 @@ SCENARIOS = {
     "graphs-regression": ["dataset=planted-counts", "dataset.graphs=20"],
     "graphs-multilabel": ["dataset=labels", "partition=random"],
     "triples": ["dataset=planted-triples"],
+    "far-ends": [*FAR_ENDS, "partition.share=[n_in_2d,n_out_2d]"],
+    "far-ends-exact": [*FAR_ENDS, "partition.share=['n_in_2d:exact']"],
+    "far-ends-noise": [*FAR_ENDS, "partition.share=['n_in_2d:eps=2']"],
+    "far-ends-edges": [*FAR_ENDS, "task=edges", "partition.share=['edges.n_in_2d','edges.n_out_2d:exact']"],
 }
 TASKS = [name for name in SCENARIOS if name.startswith(("nodes-", "edges", "links", "graphs", "triples"))]
 FEW: dict[str, tuple[str, ...]] = {"ray": ("fedavg", "fedomd", "scaffold")}
 FEW["resume"] = ("fedavg", "fedomd", "scaffold", "fedavgm", "fedadam", "moon", "ditto", "fedper", "fedgcn", "fedspa")
 FEW |= dict.fromkeys(TASKS, ("fedavg", "scaffold", "fedprox", "fedper", "gcfl", "fedadam"))
+FEW |= {name: ("fedavg", "scaffold") for name in SCENARIOS if name.startswith("far-ends")}
 """Scenario → the methods that it runs; others run all."""
+
+ROWS = "rows"
+"""Scenario whose cases are overrides of stored rows."""
 
 COMMANDS = HERE / "benchmarks" / "same_bits.yaml"
 """Scenario → case → commands."""
@@ -159,8 +171,15 @@ def tables(folder: Path) -> Path:
 
 
 def prepare(checkout: Path, folder: Path) -> None:
-    """Write the tables, and store two datasets with a checkout's code: ``typed`` and ``labels``, many graphs with labels."""
+    """Write the tables, and store two datasets with a checkout's code: ``typed`` and ``labels``, many graphs with labels.
+
+    Raw files of the user's datasets are linked beside them.
+    """
     folder.mkdir()
+    (folder / "data").mkdir()
+    for raw in Path(os.environ.get("FEDGRAPH_DATA", "missing")).glob("*/"):
+        if raw.name not in ("fedgraph", "imported"):
+            (folder / "data" / raw.name).symlink_to(raw.absolute())
     (folder / "tables").mkdir()
     tables(folder / "tables")
     many = "--nodes atoms.csv --edges bonds.csv --graph-column molecule --graph-table molecules.csv --undirected"
@@ -181,7 +200,8 @@ def child(
     version = code_of(checkout, scenario) if cache else ""
     kept = cache / version / f"{scenario}-{rounds}.pickle" if cache and version else None
     known: dict[str, Result] = pickle.loads(kept.read_bytes()) if kept and kept.is_file() else {}
-    missing = [method for method in methods if method not in known]
+    again = scenario == ROWS  # a refusal for a missing file may be mended
+    missing = [method for method in methods if method not in known or (again and isinstance(known[method], str))]
     if missing:
         known |= computed(checkout, folder, scenario, missing, rounds)
         if kept:
@@ -200,7 +220,9 @@ def code_of(checkout: Path, scenario: str) -> str:
     if git("status", "--porcelain", "--", *folders):
         return ""
     trees = git("rev-parse", *(f"HEAD:{folder}" for folder in folders))
-    run = [SCENARIOS[scenario]] if scenario in SCENARIOS else [cases()[scenario], inspect.getsource(tables)]
+    run: list[Any] = [SCENARIOS.get(scenario, scenario)]
+    if scenario in cases():
+        run = [cases()[scenario], inspect.getsource(tables)]
     return hashlib.sha256(f"{trees} {run}".encode()).hexdigest()[:16]
 
 
@@ -234,13 +256,14 @@ def run_all(out: Path, scenario: str, rounds: int, methods: list[str]) -> None:
 
         noise.source = lambda: generator(0)
     found: dict[str, Result] = {}
-    for method in methods:
-        folder = Path(f"{scenario}-{method}").absolute()
-        found[method] = (
-            trained(command, scenario, method, rounds, folder)
-            if scenario in SCENARIOS
-            else written(command, cases()[scenario][method], folder)
-        )
+    for index, method in enumerate(methods):
+        folder = Path(f"{scenario}-{index}").absolute()
+        if scenario == ROWS:
+            found[method] = begun(command, method, rounds, folder)
+        elif scenario in SCENARIOS:
+            found[method] = trained(command, scenario, method, rounds, folder)
+        else:
+            found[method] = written(command, cases()[scenario][method], folder)
     out.write_bytes(pickle.dumps(found))
 
 
@@ -270,16 +293,25 @@ def trained(command: Any, scenario: str, method: str, rounds: int, folder: Path)
     """Return what a method's training gives, on the first of the graphs whose kind it takes."""
     task = [f"task={scenario}"] if scenario in TASKS else []
     words = ["run", *task, f"strategy={method}", f"rounds={rounds}", *OVERRIDES, *SCENARIOS[scenario]]
-    said = ""
+    given, said = any(word.startswith("dataset=") for word in words), ""
     for extra in (SMALL, TYPED):
         said = called(
             command,
-            [*words, *([] if task and SCENARIOS[scenario] else extra), f"out={folder}", "--quiet", "--no-report"],
+            [*words, *([] if given else extra), f"out={folder}", "--quiet", "--no-report"],
         )
         if "typed" not in said:
             break
     if scenario == "resume" and not said:
         said = called(command, ["run", f"resume={folder}", f"rounds={2 * rounds}", "--quiet", "--no-report"])
+    return said or arrays(folder)
+
+
+def begun(command: Any, words: str, rounds: int, folder: Path) -> Result:
+    """Return what the first rounds of a stored row give."""
+    fewer = [] if "rounds=1" in words.split() else [f"rounds={rounds}"]
+    said = called(
+        command, ["run", *words.split(), *fewer, "checkpoint_every=0", f"out={folder}", "--quiet", "--no-report"]
+    )
     return said or arrays(folder)
 
 
@@ -397,11 +429,13 @@ def read_expected(path: Path) -> list[list[str]]:
 
 def main() -> int:
     """Compare this checkout with another."""
+    from benchmarks import rows  # not in a child, whose checkout may have other ones
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--methods", default="*", help="names or patterns, separated by commas")
-    parser.add_argument("--scenarios", default=",".join([*SCENARIOS, *cases()]))
+    parser.add_argument("--scenarios", default=",".join([*SCENARIOS, ROWS, *cases()]))
     parser.add_argument("--expected", type=Path, default=EXPECTED)
     parser.add_argument("--cache", type=Path, help="folder that keeps results of committed code between calls")
     parser.add_argument(
@@ -415,24 +449,24 @@ def main() -> int:
     known = [{path.stem for place in places for path in checkout.glob(place)} for checkout in checkouts]
     patterns, expected = args.methods.split(","), read_expected(args.expected)
     if args.renew:
-        from benchmarks import rows
-
-        if args.methods != "*" or {*SCENARIOS} - {*args.scenarios.split(",")}:
+        if args.methods != "*" or {*SCENARIOS, ROWS} - {*args.scenarios.split(",")}:
             raise SystemExit("--renew needs all methods and scenarios; no row was changed")
         if not rows.carrying(checkouts[1]):
             when = "git log --format=%h -1 -- simulations/results/board.csv"
             raise SystemExit(
                 f"no stored row has the digest of {args.other}: pass a checkout of the last renewal ({when})"
             )
-    different, moved = 0, set()
+    different, seen = 0, rows.Compared()
     with tempfile.TemporaryDirectory() as temporary:
         folders = [Path(temporary) / str(index) for index in range(2)]
         for folder, checkout in zip(folders, checkouts, strict=True):
             prepare(checkout, folder)
         for scenario in args.scenarios.split(","):
-            of_both = known if scenario in SCENARIOS else [set(cases()[scenario])] * 2
-            among = FEW.get(scenario, sorted(known[0] | known[1]) if scenario in SCENARIOS else cases()[scenario])
-            chosen = [m for m in among if any(fnmatch.fnmatch(m, p) for p in patterns)]
+            listed = rows.covering(rows.rows()) if scenario == ROWS else cases().get(scenario, ())
+            of_both = known if scenario in SCENARIOS else [set(listed)] * 2
+            among = FEW.get(scenario, sorted(known[0] | known[1]) if scenario in SCENARIOS else listed)
+            names = {case: rows.method(case) if scenario == ROWS else case for case in among}
+            chosen = [case for case, name in names.items() if any(fnmatch.fnmatch(name, p) for p in patterns)]
             results = []
             for checkout, folder, own in zip(checkouts, folders, of_both, strict=True):
                 found = child(checkout, folder, scenario, [m for m in chosen if m in own], args.rounds, args.cache)
@@ -440,20 +474,22 @@ def main() -> int:
             for method in chosen:
                 now, before = (result[method] for result in results)
                 difference = compare(now, before)
-                if scenario not in SCENARIOS and isinstance(now, str):
+                if scenario in cases() and isinstance(now, str):
                     difference = difference or f"refused by both: {now[-300:]}"
-                reason = next(
-                    (e[2] for e in expected if fnmatch.fnmatch(method, e[0]) and fnmatch.fnmatch(scenario, e[1])), ""
-                )
+                fits = (e for e in expected if fnmatch.fnmatch(names[method], e[0]) and fnmatch.fnmatch(scenario, e[1]))
+                reason = next((e[2] for e in fits), "")
                 different += bool(difference) and not reason
-                moved |= {method} if difference else set()
-                same = "refused by both" if isinstance(now, str) else "same bits"
-                listed = f" (expected: {reason})" if difference and reason else ""
-                print(f"{scenario:16} {method:20} {difference or same}{listed}", flush=True)
+                if scenario == ROWS:
+                    seen.row(method, "refused" if isinstance(now, str) else difference)
+                elif difference:
+                    seen.moved.add(method)
+                same = f"refused by both: {now[-90:]}" if isinstance(now, str) else "same bits"
+                because = f" (expected: {reason})" if difference and reason else ""
+                print(f"{scenario:16} {method:20} {difference or same}{because}", flush=True)
     if args.renew:
         if different:
             raise SystemExit("--renew needs a pass without an unlisted difference; no row was changed")
-        print(f"{rows.renew(checkouts[1], moved)} rows have the digest of this code")
+        print(f"{rows.renew(checkouts[1], seen.moved, seen.covered)} rows have the digest of this code")
     return int(different > 0)
 
 

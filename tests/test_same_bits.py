@@ -60,5 +60,12 @@ def test_what_cannot_renew_is_refused_before_hours_of_runs(monkeypatch, words, s
         same_bits.main()
 
 
+def test_columns_of_far_ends_are_scenarios_in_every_form():
+    shared = [word for words in same_bits.SCENARIOS.values() for word in words if word.startswith("partition.share=")]
+    assert [form in word for word, form in zip(shared, ("n_out_2d]", ":exact", ":eps=", "edges."), strict=True)] == [
+        True
+    ] * 4
+
+
 def test_listed_differences_have_a_reason():
     assert all(len(line) == 3 for line in same_bits.read_expected(same_bits.EXPECTED))

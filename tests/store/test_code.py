@@ -79,9 +79,51 @@ def test_rows_that_no_longer_hold_are_listed_and_renewed(tmp_path, monkeypatch):
     assert rows.carrying(tmp_path, tmp_path / "r") == 0
     stored(tmp_path / "r", commit="ours", code="old")
     assert rows.carrying(tmp_path, tmp_path / "r") == 1
-    assert rows.renew(tmp_path, {"fedavg"}, tmp_path / "r") == 0
-    assert rows.renew(tmp_path, {"fedomd"}, tmp_path / "r") == 1
+    covered = {"fedavg": {"strategy=fedavg"}}
+    assert rows.renew(tmp_path, {"fedavg"}, covered, tmp_path / "r") == 0
+    assert rows.renew(tmp_path, {"fedomd"}, {"fedavg": {"strategy=fedavg", "rounds=#"}}, tmp_path / "r") == 1
     assert rows.stale(rows.rows(tmp_path / "r")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "renewed"),
+    [
+        ("strategy=fedavg partition.share=['*:eps=4'] seed=3", 1),
+        ("strategy=fedavg partition.share=['*:exact']", 0),
+        ("strategy=fedavg partition.share=['*:eps=4'] train.lr=0.1", 0),
+        ("strategy=scaffold partition.share=['*:eps=4']", 0),
+    ],
+)
+def test_a_row_is_renewed_only_if_runs_of_its_method_compared_each_of_its_words(tmp_path, monkeypatch, words, renewed):
+    monkeypatch.setattr(
+        rows, "digests", lambda words, at=rows.HERE: dict.fromkeys(words, "old" if at == tmp_path else "new")
+    )
+    stored(tmp_path / "r", words=words, commit="ours", code="old")
+    compared = rows.words_of("strategy=fedavg partition.share=['*:eps=0.5'] seed=1")
+    assert rows.renew(tmp_path, set(), {"fedavg": compared}, tmp_path / "r") == renewed
+
+
+def test_a_row_that_differs_counts_for_its_method_unless_a_word_tells_it_from_equal_runs():
+    seen = rows.Compared()
+    seen.row("strategy=fedavg a=1", "")
+    seen.row("strategy=fedavg partition.share=['*']", "largest difference 1e-3")
+    seen.row("strategy=fedprox b=x", "refused")
+    assert (seen.moved, seen.covered) == (set(), {"fedavg": {"strategy=fedavg", "a=#"}})
+    seen.row("strategy=fedavg a=2", "largest difference 1e-3")
+    assert seen.moved == {"fedavg"}
+
+
+def test_numbers_but_not_words_of_a_value_count_as_equal():
+    assert rows.words_of("a=1 b=[n_in_2d,x:eps=0.5] c=3e-05 seed=4 a=0.2") == {"a=#", "b=[n_in_2d,x:eps=#]", "c=#"}
+
+
+def test_few_stored_rows_name_every_word_of_each_method():
+    tables = rows.rows()
+    chosen = rows.covering(tables)
+    for row in (row for each in tables.values() for row in each if row.get("code")):
+        named = [rows.words_of(words) for words in chosen if rows.method(words) == rows.method(row["words"])]
+        assert rows.words_of(row["words"]) <= set().union(*named)
+    assert len(chosen) < 250
 
 
 @pytest.mark.slow
