@@ -1,6 +1,7 @@
 """A node of a fleet in this process, which a test's server may ask whatever it likes, and models of a server's choice."""
 
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from flwr.common.serde import message_from_proto, message_to_proto, recorddict_f
 from fedgraph_flwr.config import RunConfig, compose, to_json
 from fedgraph_flwr.engine.grid import get_reply
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
+from fedgraph_flwr.fleet.agreements import Agreement, key_text, read, signed_part, write
+from fedgraph_flwr.fleet.keys import check_key
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node import respond
 from fedgraph_flwr.node.node import Node as PartyNode
 from fedgraph_flwr.node.node import Simulated, node_of
+from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import PROTOCOL, pack
 from tests.conftest import client_graph
@@ -53,10 +57,42 @@ class Node:
         self.context.state = RecordDict()
 
 
+def agreed(path: Path, cfg: RunConfig, keys: Path, **values: Any) -> str:
+    """Write an agreement of the members whose keys are in a folder, signed by all, on the runs of a configuration; its digest."""
+    members = {
+        f"bank_{client}": {"client": client, "key": key_text(check_key(keys / f"node_{client}").public_key())}
+        for client in range(len(list(keys.glob("node_*.pub"))))
+    }
+    content = {
+        **{
+            "agreement": 1,
+            "name": "rings",
+            "version": 1,
+            "continues": "",
+            "changed": [],
+            "accepted": "",
+            "purpose": "tests",
+        },
+        **{"until": "2099-01-01", "runs": 12, "coordinator": "curious", "absent": "forbidden", "weights": "uniform"},
+        **{"epsilon": None, "start": "seed", "code": "releases", "schema": [], "members": members},
+        **{"configuration": signed_part(json.loads(to_json(resolved(cfg)))), "signatures": {}, **values},
+    }
+    agreement = Agreement(content, path)
+    for client in range(len(members)):
+        agreement.sign(check_key(keys / f"node_{client}"))
+    write(agreement)
+    return read(path).digest
+
+
 def party_nodes(
-    patch: pytest.MonkeyPatch, graphs: Sequence[Path], policy: Path, state: Path | None = None, keys: Path | None = None
+    patch: pytest.MonkeyPatch,
+    graphs: Sequence[Path],
+    policy: Path,
+    state: Path | None = None,
+    keys: Path | None = None,
+    agreement: Path | None = None,
 ) -> None:
-    """Make client i of the in-process runs within a party's own node: the i-th file, a policy, perhaps a state folder and keys.
+    """Make client i of the in-process runs within a party's own node: the i-th file, a policy, perhaps state, keys, agreement.
 
     Every message reaches a new process, and passes through Flower's protobuf both ways, as on a fleet.
     """
@@ -66,6 +102,7 @@ def party_nodes(
         settings = {"graph": graphs[node - 1], "policy": policy}
         settings |= {"state": state / f"state_{node - 1}"} if state else {}
         settings |= {"key": keys / f"node_{node - 1}", "peers": keys} if keys else {}
+        settings |= {"agreement": agreement} if agreement else {}
         self.contexts[node].node_config = {key: str(path) for key, path in settings.items()}
         node_clients.forget(self.run_id)
         reply = get_reply(self.app, over_the_wire(message), self.contexts[node])

@@ -42,7 +42,7 @@ COMMANDS = {
     "blend": ("party.use.blend_command", "weigh the predictions of finished runs"),
     "export": ("party.use.export_command", "export a trained model to a folder that plain PyG loads"),
     "node": ("cli.node", "run this party's SuperNode with its graph"),
-    "approve": ("cli.approve", "sign a run for nodes that ask for signatures of owners"),
+    "agree": ("cli.agree", "agree with other members which runs nodes accept, and sign it"),
     "server": ("cli.server", "run a fleet's server: SuperLink behind nginx"),
     "fleet": ("cli.fleet", "create keys and certificates, admit nodes, show status, diagnose"),
     "report": ("cli.report", "write an HTML report of runs or sweeps"),
@@ -109,6 +109,8 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     if not given[0].startswith("-") and given[0] not in COMMANDS:
         meant = difflib.get_close_matches(given[0], [*COMMANDS, *_TRAIN], n=1)
         instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if {*meant} & {*_TRAIN} else ""
+        if given[0] == "approve":
+            instead = "members agree on runs once: fedgraph-flwr agree new, then agree sign"
         raise unknown("command", given[0], COMMANDS, instead=instead)
     parser = _parser(given)
     args, rest = parser.parse_known_args(given)

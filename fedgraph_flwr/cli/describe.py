@@ -1,4 +1,4 @@
-"""What a run would do and send, for people who decide about it: `fedgraph-flwr run --describe`, `fedgraph-flwr approve`."""
+"""What a run would do and send, for people who decide about it: `fedgraph-flwr run --describe`, `fedgraph-flwr agree`."""
 
 from collections.abc import Iterator
 from typing import Any

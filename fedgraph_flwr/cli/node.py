@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import audit_chain, flower_patches
-from fedgraph_flwr.fleet.approvals import Refused, read_rule, stored
+from fedgraph_flwr.fleet.agreements import RELEASES
 from fedgraph_flwr.fleet.certificates import WARNED
 from fedgraph_flwr.fleet.checking import Finding, admission, reach
 from fedgraph_flwr.fleet.keys import check_key
@@ -28,6 +28,7 @@ from fedgraph_flwr.fleet.log_lines import FORMATS
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, log_as, say, tool
+from fedgraph_flwr.launch.agreed import opened, refusals
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
@@ -57,7 +58,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 _DAY = 86400.0
 
-_PATHS = {"graph": "FILE", "state": "DIR", "policy": "FILE", "peers": "DIR"}
+_PATHS = ("graph", "state", "policy", "peers", "agreement")
 _PROGRAM: list[str | Path] = [sys.executable, "-P", Path(flower_patches.__file__)]
 
 
@@ -80,7 +81,8 @@ _OPTIONS = """
 --policy FILE  policy file with the requests that this party accepts (default: see docs/fleet.md)
 --peers DIR  folder of the other parties' pinned public keys
 --trusted FILE  run only apps signed by one of these keys
---approvals RULE  signatures that a run needs, such as "2 of [alice.pub, bob.pub]" (default: party.yaml's, else none)
+--agreement FILE  accept only runs of this agreement, or of one in a folder (default: party.yaml's, else any run)
+--approvals RULE  replaced by --agreement
 --device auto|cpu|cuda  device for training (default: auto)
 --threads N  number of torch threads (default: the run's)
 --port N  loopback port for this node's processes (default: a free port)
@@ -104,9 +106,10 @@ def main(args: argparse.Namespace) -> int:
         say("forking is only safe on Linux: using unpatched Flower (--plain)")
         plain = True
     server = Server(*check_address(args.server, "--server"), _authority(args))
-    options, rule = supernode_options(args), approvals_rule(args, plain)
+    agreed = agreement_options(args, plain)
+    options = supernode_options(args)
     watched = monitor_address(args.monitor)
-    node = Node(options, plain, args.port or free_port(), server, args.once, rule, args.key)
+    node = Node(options, plain, args.port or free_port(), server, args.once, agreed, args.key)
     numbers = AuditNumbers(args.state / audit_chain.LOG) if args.state else None
     pages = {
         "/live": condition(node.not_live),
@@ -148,29 +151,37 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
     return args_list + (["--trusted-entities", str(args.trusted.absolute())] if args.trusted else [])
 
 
-def approvals_rule(args: argparse.Namespace, plain: bool) -> list[str | Path]:
-    """Return the executor's options for a node that asks for signatures; empty if it does not.
+def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]:
+    """Return the executor's options for a node that accepts agreed runs only; empty if it accepts others.
 
     Raises:
-        FedGraphError: the rule or a key is invalid, or this node cannot check or count approvals.
+        FedGraphError: an agreement is damaged or unsigned, or this node cannot check or count its runs.
     """
     from fedgraph_flwr.party.party_file import read_party
 
-    text, folder = args.approvals, Path()
-    if not text and args.graph.suffix in (".yaml", ".yml"):
-        text, folder = read_party(args.graph).approvals, args.graph.parent
-    if not text:
+    if args.approvals:
+        raise FedGraphError(
+            "--approvals was replaced: members sign an agreement (fedgraph-flwr agree); pass --agreement FILE"
+        )
+    if not args.agreement and args.graph.suffix in (".yaml", ".yml"):
+        args.agreement = read_party(args.graph).path("agreement", args.graph.parent)
+    if not args.agreement:
         return []
-    try:
-        rule = read_rule(text, folder)
-    except Refused as error:
-        raise FedGraphError(str(error)) from error
     if not args.state:
-        raise FedGraphError("approvals need --state DIR, in which the node counts the runs that used one")
+        raise FedGraphError("--agreement needs --state DIR, in which the node counts the runs")
     if plain:
-        raise FedGraphError("approvals need the patches of Flower, which check them: run without --plain, on Linux")
-    say(f"runs need the signatures of {rule.text()}")
-    return ["--approvals", stored(rule), "--state", args.state.absolute()]
+        raise FedGraphError("--agreement needs the patches of Flower, which check it: run without --plain, on Linux")
+    files = sorted(args.agreement.glob("*.yaml")) if args.agreement.is_dir() else [args.agreement]
+    if not files:
+        raise FedGraphError(f"--agreement {args.agreement}: the folder has no .yaml file")
+    for file in files:
+        agreement = opened(file)
+        with refusals():
+            agreement.check_signed()
+        if agreement.values["code"] == RELEASES and not args.trusted:
+            raise FedGraphError(f"{file} has code: {RELEASES}: pass --trusted FILE with the keys that sign them")
+        say(f"this node accepts runs of {file} ({agreement.digest[:12]}), which {', '.join(agreement.signers)} signed")
+    return ["--agreement", args.agreement.absolute(), "--state", args.state.absolute()]
 
 
 def _authority(args: argparse.Namespace) -> Path:
@@ -259,7 +270,7 @@ class Node:
         port: loopback port of the runtime API.
         server: the fleet's server.
         once: whether to exit when the SuperNode ends.
-        approvals: the executor's options for a node that asks for signatures.
+        agreed: the executor's options for a node that accepts agreed runs only.
         key: this party's private key.
     """
 
@@ -270,10 +281,10 @@ class Node:
         port: int,
         server: Server,
         once: bool = False,
-        approvals: Sequence[str | Path] = (),
+        agreed: Sequence[str | Path] = (),
         key: Path | None = None,
     ):
-        self.approvals, self.key = approvals, key
+        self.agreed, self.key = agreed, key
         self.options, self.plain, self.port, self.server, self.once = options, plain, port, server, once
         self.folder = Path(tempfile.mkdtemp(prefix="fedgraph-node-"))  # private: mode 700
         self.lock, self.secret, self.heartbeat = (self.folder / name for name in ("task", "secret", "heartbeat"))
@@ -425,7 +436,7 @@ class Node:
     def _start_executor(self) -> None:
         assert self.supernode
         command = [*_PROGRAM, "executor", "--wake", str(self.wake[0]), "--lock", self.lock, "--secret", self.secret]
-        command += ["--supernode-pid", str(self.supernode.pid), "--runtime", f"127.0.0.1:{self.port}", *self.approvals]
+        command += ["--supernode-pid", str(self.supernode.pid), "--runtime", f"127.0.0.1:{self.port}", *self.agreed]
         self.executor = Process(command, ONE_THREAD | {"FLWR_TELEMETRY_ENABLED": "0"}, (self.wake[0],))
 
     def _end_both(self) -> None:

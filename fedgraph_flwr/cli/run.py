@@ -27,6 +27,7 @@ from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.launch.agreed import agreed_run, configured
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report import ASSETS
 from fedgraph_flwr.report.as_json import as_json
@@ -38,7 +39,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
     parser.epilog = (parser.epilog or "") + "\n".join(_names(group) for group in ("strategy", "protocol"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
-    add_options(parser, _OPTIONS)
+    add_options(parser, _OPTIONS, number={"default": None})
     parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
 
 
@@ -48,7 +49,8 @@ _OPTIONS = """
 --json  print the summary as JSON instead of the table
 --no-report  do not write report.html
 --predictions FILE  .csv or .parquet: write the trained model's scores of all clients' items
---approval FILE  signatures of owners, for nodes that ask for them (fedgraph-flwr approve)
+--agreement FILE  run what members agreed on; without other keys than out=, engine= and the like (fedgraph-flwr agree)
+--number N  number of the run in its agreement (default: the next)
 --describe  print what the run would send, and exit
 --dry-run  print the composed configuration and exit
 """
@@ -81,7 +83,7 @@ def _instead(overrides: Sequence[str], error: str) -> str:
 def main(args: argparse.Namespace) -> int:
     """Handle ``run``."""
     try:
-        cfg = configuration(args.overrides)
+        cfg = configured(args.agreement, args.overrides) if args.agreement else configuration(args.overrides)
     except FedGraphError as error:
         raise type(error)(f"{error}{_instead(args.overrides, str(error))}") from error
     if args.dry_run:
@@ -94,10 +96,8 @@ def main(args: argparse.Namespace) -> int:
 
         print("\n".join(described(cfg)))
         return 0
-    if args.approval:
-        from fedgraph_flwr.engine.flower import bring_approval
-
-        bring_approval(args.approval, cfg)
+    if args.agreement:
+        cfg = agreed_run(args.agreement, cfg, args.number)
     from fedgraph_flwr.data import datasets
     from fedgraph_flwr.launch.prepare import with_folder
 

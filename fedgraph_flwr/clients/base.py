@@ -104,6 +104,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         exchange: number of earlier exchanges of the same phase in this round.
         stage: the current stage of the run, for methods with several.
         policy: the node owner's policy: which requests the node accepts.
+        fixed_size: size that counts in means, by an agreement of members; 0: that of the graph.
         keyring: signs the keys that the client publishes and verifies the keys of others.
         repeats: most messages per round, for phases that may come more than once.
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
@@ -157,6 +158,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.saved_models = SavedModels(cfg.evaluation)
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
+        self.fixed_size = 0
         cohort = cfg.strategy.cohort_size(cfg.num_clients)
         noise = DistributedNoise(cfg.privacy, cohort=cohort) if cfg.privacy.side == "distributed" else None
         self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)

@@ -152,7 +152,7 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
         trained, num_train, scores = client.fit(parameters, config)
         sent, numbers = _trained(client, trained, config)
         if client.cfg.privacy.dp == "none":
-            size = announced(client)["num_train"] if client.member.opened else num_train
+            size = announced(client)["num_train"] if client.fixed_size or client.member.opened else num_train
             numbers = {"num_train": size, **numbers}
         numbers = {**scores, **numbers}
         return _bounded(client, name, sent, dict(zip(client.shared, parameters, strict=False)), clipping), numbers

@@ -46,12 +46,15 @@ class SumRequest(NamedTuple):
 def announced(client: GraphClient) -> dict[str, Any]:
     """Return a client's description as the server reads it, whatever the method adds.
 
-    In secure sums, a party's node announces the sizes of its first run in every reply (`OpenedSums.fixed_sizes`).
+    Members of an agreement announce the weights that they agreed on. In other secure sums, a party's node announces the sizes of
+    its first run in every reply (`OpenedSums.fixed_sizes`).
     """
     description = client.describe()
+    sizes = {key: description[key] for key in SIZE_KEYS.values() if key in description}
+    if client.fixed_size:
+        return description | dict.fromkeys(sizes, client.fixed_size)
     if not client.member.opened:
         return description
-    sizes = {key: description[key] for key in SIZE_KEYS.values() if key in description}
     return description | client.member.opened.fixed_sizes(str(client.graph.client), sizes)
 
 

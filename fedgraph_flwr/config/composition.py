@@ -204,7 +204,7 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
         foreign: whether a server sent it to a node; then it must not name files or variables of the node.
     """
     overrides, base = str(run_config.get("overrides", "")), str(run_config.get("config", ""))
-    own = ("overrides", "config", "num-clients", "approval")
+    own = ("overrides", "config", "num-clients")
     plain = [f"{key}={value}" for key, value in run_config.items() if key not in own and value != ""]
     if foreign and base and not base.startswith("{"):
         raise FedGraphError("the server's config= is not JSON: a node reads no file named by a server")

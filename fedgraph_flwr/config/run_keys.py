@@ -174,4 +174,5 @@ class RunKeys(TypedDict, total=False):
     tracking: Sequence[str]
     tracking_clients: bool
     tracking_group: str
+    agreement: str
     graph: Place

@@ -996,6 +996,7 @@ class RunConfig(Section):
     tracking: list[str] = field(default_factory=list)
     tracking_clients: bool = False  # also send scores of single clients to trackers
     tracking_group: str = ""  # group of this run in trackers; a sweep sets its own
+    agreement: str = ""  # DIGEST/NUMBER: the run of an agreement of members, which `run --agreement FILE` sets
     graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: created from dataset and partition
 
     clashes = (

@@ -47,9 +47,6 @@ LOOK = 10.0
 LOST = 600.0
 """Seconds without a response after which the command gives up such a run."""
 
-APPROVAL = "FEDGRAPH_APPROVAL"
-"""Environment variable: file of an approval, which the run brings to nodes that ask for signatures."""
-
 _STUB = """\
 [project]
 name = "fedgraph-flwr"
@@ -69,34 +66,7 @@ clientapp = "fedgraph_flwr.client_app:app"
 num-clients = 2
 overrides = ""
 config = ""
-approval = ""
 """
-
-
-def bring_approval(path: Path, cfg: RunConfig) -> None:
-    """Let the next run of this process bring an approval, after a check that it fits, before nodes refuse it.
-
-    Raises:
-        FedGraphError: it does not.
-    """
-    from fedgraph_flwr.fleet.approvals import Refused, check_time, config_digest, read_approval
-
-    if not cfg.on_fleet:
-        raise FedGraphError(
-            f"--approval {path}: engine={cfg.engine} has no nodes that ask for it: set engine=CONNECTION"
-        )
-    if not path.is_file():
-        raise FedGraphError(f"--approval {path}: no such file; fedgraph-flwr approve writes one")
-    try:
-        statement = read_approval(path.read_text())[0]
-        check_time(statement, time.time())
-    except (Refused, UnicodeDecodeError) as error:
-        raise FedGraphError(f"--approval {path}: {first_line(error)}") from error
-    if statement["config"] != config_digest(to_json(cfg)):
-        raise FedGraphError(
-            f"--approval {path} is for another configuration: start the one that the owners signed"
-        )
-    os.environ[APPROVAL] = str(path.absolute())
 
 
 def run_flower(
@@ -270,8 +240,7 @@ def _flwr_run(
 ) -> None:
     out = Path(cfg.out)
     config = out / "run-config.toml"
-    approval = Path(os.environ[APPROVAL]).read_text() if os.environ.get(APPROVAL) else ""
-    values = {"overrides": "", "config": to_json(cfg), "approval": approval}
+    values = {"overrides": "", "config": to_json(cfg)}
     config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     app = os.environ.get(APP) or str(app_folder(out))
     command = [

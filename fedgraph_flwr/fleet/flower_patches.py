@@ -346,13 +346,11 @@ class ForkingExecutor:
         lock: file that a task's child keeps locked, even after this process died.
         supernode_pid: process whose death ends a child.
         parent: process that started this one; this one ends with it.
-        approvals: the rule and the state folder of a node that asks for signatures; None: it does not.
+        agreed: the agreement and the state folder of a node that accepts agreed runs only; None: it accepts others.
     """
 
-    def __init__(
-        self, wake: int, lock: Path, supernode_pid: int, parent: int, approvals: tuple[str, Path] | None = None
-    ):
-        self.approvals = approvals
+    def __init__(self, wake: int, lock: Path, supernode_pid: int, parent: int, agreed: tuple[Path, Path] | None = None):
+        self.agreed = agreed
         self.wake, self.lock, self.supernode_pid, self.parent = wake, lock, supernode_pid, parent
         self.child = 0
         self.held = -1
@@ -423,8 +421,8 @@ class ForkingExecutor:
             sys.dont_write_bytecode = False  # otherwise each child process would compile the bundle
             sys.pycache_prefix = str(self.lock.with_name("bytecode"))
             client.install_from_fab = functools.partial(_install_once, client.install_from_fab, self.lock.parent)
-            if self.approvals:
-                _ask_for_approval(client, self.approvals)
+            if self.agreed:
+                _accept_agreed(client, self.agreed)
             client.run_clientapp(
                 runtime_api_address=spec.runtime_api_address,
                 token=spec.token,
@@ -446,7 +444,7 @@ class ForkingExecutor:
 _DECLINED = 1002  # `wire.messages.DECLINED`
 
 SIGNERS = "FEDGRAPH_SIGNERS"
-"""Environment variable of a task: names of the owners who approved its run, for the node's audit log."""
+"""Environment variable of a task: names of the members who agreed on its run, for the node's audit log."""
 
 
 def _beside(name: str) -> Any:
@@ -457,16 +455,16 @@ def _beside(name: str) -> Any:
     return module
 
 
-def _ask_for_approval(client: Any, approvals: tuple[str, Path]) -> None:
-    """Let a task reply with an error, before its bundle is unpacked, unless enough owners signed its run.
+def _accept_agreed(client: Any, agreed: tuple[Path, Path]) -> None:
+    """Let a task reply with an error, before its bundle is unpacked, unless members agreed on its run.
 
     Args:
         client: Flower's module of a task.
-        approvals: see `ForkingExecutor`.
+        agreed: see `ForkingExecutor`.
     """
     from flwr.app import Error, Message
 
-    checks, (rule, state) = _beside("approvals"), approvals
+    checks, (place, state) = _beside("agreements"), agreed
     pull, load, install = client.pull_task_input, client.get_load_client_app_fn, client.install_from_fab
     reasons: list[str] = []
 
@@ -474,14 +472,12 @@ def _ask_for_approval(client: Any, approvals: tuple[str, Path]) -> None:
         message, context, run, bundle = pull(*args, **kwargs)
         try:
             # the context's number, by which the bundle's code counts requests: a server may send another one with the run
-            found = checks.check(
-                checks.read_stored(rule), context.run_config, bundle.content, context.run_id, state, time.time()
-            )
-            os.environ[SIGNERS] = ", ".join(found)
+            found = checks.check(place, context.run_config, bundle.content, context.run_id, state, time.time())
+            os.environ[SIGNERS] = ", ".join(found.signers)
         except checks.Refused as error:
             reasons.append(str(error))
         except Exception as error:
-            reasons.append(f"this node could not check the run's approval: {type(error).__name__}")
+            reasons.append(f"this node could not check the run's agreement: {type(error).__name__}")
         if reasons:
             print(f"fedgraph-flwr: refused run {run.run_id}: {reasons[0]}", flush=True)
         return message, context, run, bundle
@@ -541,7 +537,7 @@ def _fail(spec: Any) -> None:
 
 
 def executor(
-    wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path, approvals: tuple[str, Path] | None = None
+    wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path, agreed: tuple[Path, Path] | None = None
 ) -> None:
     """Execute the tasks of a SuperNode's runtime API until terminated.
 
@@ -551,7 +547,7 @@ def executor(
         supernode_pid: see `ForkingExecutor`.
         runtime: HOST:PORT of the runtime API.
         secret: the file of ``--superexec-auth-secret-file``.
-        approvals: see `ForkingExecutor`.
+        agreed: see `ForkingExecutor`.
     """
     parent = os.getppid()
     for name in PRELOADED:
@@ -563,7 +559,7 @@ def executor(
     quicken_pulls()
     gc.collect()
     gc.freeze()  # else garbage collection in each child would copy every page
-    one = ForkingExecutor(wake, lock, supernode_pid, parent, approvals)
+    one = ForkingExecutor(wake, lock, supernode_pid, parent, agreed)
     loop.get_executor = lambda *_, **__: one
     loop._get_task_poll_interval = lambda: 0.0  # `reconcile` waits
     loop.run_superexec(runtime_api_address=runtime, insecure=True, superexec_auth_secret=secret.read_bytes())
@@ -581,8 +577,8 @@ def main() -> None:
     parser.add_argument("--supernode-pid", type=int, help="executor: whose tasks")
     parser.add_argument("--runtime", help="executor: HOST:PORT of the SuperNode's runtime API")
     parser.add_argument("--secret", type=Path, help="executor: the file of the runtime API's secret")
-    parser.add_argument("--approvals", help="executor: stored rule of signatures that runs need")
-    parser.add_argument("--state", type=Path, help="executor: state folder, which counts approvals")
+    parser.add_argument("--agreement", type=Path, help="executor: the runs that the node accepts")
+    parser.add_argument("--state", type=Path, help="executor: state folder, which counts agreed runs")
     args = parser.parse_args(args_list[:end])
     if reason := missing():
         sys.exit(f"error: {reason}")
@@ -590,8 +586,8 @@ def main() -> None:
         sys.argv = ["flower-supernode", *args_list[end + 1 :]]
         supernode(args.wake, args.heartbeat)
     else:
-        approvals = (args.approvals, args.state) if args.approvals else None
-        executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret, approvals)
+        agreed = (args.agreement, args.state) if args.agreement else None
+        executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret, agreed)
 
 
 if __name__ == "__main__":

@@ -331,6 +331,9 @@ def _built(node: Node) -> GraphClient:
     policy.check_run(cfg)
     kind = _class_of(node)
     graph = settings.load_graph(node.settings, cfg, file)
+    agreement = node.agreement
+    if agreement:
+        settings.check_agreed(agreement, graph, node.settings)
     if graph.client in cfg.adversary.clients:
         kind = node.malicious(kind, cfg)
     node.check_model(policy, kind, cfg, graph)
@@ -339,6 +342,8 @@ def _built(node: Node) -> GraphClient:
     client.policy = policy
     client.member.floor, client.member.max_share = policy.min_clients, policy.max_share
     client.keyring = _keyring(node, client)
+    if agreement:
+        client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
     if cfg.privacy.secagg:
         client.member.opened = records.opened_sums(node, client)
         client.member.name_of = client.keyring.name_of
@@ -390,7 +395,7 @@ def _keyring(node: Node, client: GraphClient) -> Keyring:
         client.graph.client,
         node.key[0],
         read_key(str(key)) if key else None,
-        read_pins(str(peers)) if peers else None,
+        node.agreement.pins if node.agreement else read_pins(str(peers)) if peers else None,
         partial(_report_keys, node, client) if node.reports_keys else None,
     )
 

@@ -6,6 +6,7 @@ the policy, in what an error may tell, where state lives, and what is logged.
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from logging import ERROR
@@ -21,6 +22,7 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
 from fedgraph_flwr.errors import FedGraphError, Refusal, located
 from fedgraph_flwr.fleet import audit_chain
+from fedgraph_flwr.fleet.agreements import Agreement, Refused, check
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import settings
 from fedgraph_flwr.node.model_size import check_size
@@ -77,6 +79,11 @@ class Node:
             return self._policy
         path = self.settings.get("policy")
         return read_policy(str(path)) if path else self.usual_policy()
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """The agreement of this run; None: the node accepts runs of none."""
+        return None
 
     def folder(self, strategy: str, client: int) -> StateFolder | None:
         """Return the folder for a client's state in this run, if the node has one."""
@@ -198,6 +205,45 @@ class Party(Node):
     def usual_policy(self) -> Policy:
         """The default policy."""
         return Policy()
+
+    def policy(self) -> Policy:
+        """Return the owner's rules, with the ledger of ε and the bound of the agreement."""
+        rules = super().policy()
+        if self.agreement:
+            epsilon = self.agreement.values["epsilon"]
+            rules.purpose = self.agreement.values["name"]
+            rules.max_epsilon = min(filter(None, (epsilon, rules.max_epsilon)), default=0.0)
+        return rules
+
+    @cached_property
+    def agreement(self) -> Agreement | None:
+        """The agreement of this run, once its members, time, configuration and number are checked.
+
+        Raises:
+            FedGraphError: members did not agree on this run.
+        """
+        place = self.settings.get("agreement")
+        if not place:
+            if self.cfg.agreement:
+                raise Refusal(
+                    "the run is under an agreement, which this node lacks: start it with node --agreement FILE"
+                )
+            return None
+        if not self.root:
+            raise FedGraphError(
+                "agreement= of --node-config needs state=, in which the node counts the runs"
+            )
+        try:
+            return check(
+                Path(str(place)),
+                self.context.run_config,
+                None,
+                self.key[0],
+                Path(self.root),
+                time.time(),
+            )
+        except Refused as error:
+            raise Refusal(str(error)) from error
 
     @property
     def saved_models(self) -> str:

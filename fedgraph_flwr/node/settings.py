@@ -9,13 +9,16 @@ import torch
 
 from fedgraph_flwr.config import DEVICES, MAX_THREADS, RunConfig, one_of
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.schema import fingerprint
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.fleet.agreements import Agreement, key_text
 from fedgraph_flwr.secure import wing
+from fedgraph_flwr.secure.keyring import read_key
 
-KEYS = ("graph", "state", "policy", "key", "peers", "device", "threads")
+KEYS = ("graph", "state", "policy", "key", "peers", "agreement", "device", "threads")
 """Keys of a SuperNode's ``--node-config``; docs/fleet.md documents them."""
 
-PATHS = ("graph", "state", "policy", "key", "peers")
+PATHS = ("graph", "state", "policy", "key", "peers", "agreement")
 ENGINE_KEYS = ("partition-id", "num-partitions", "live")
 
 Settings = Mapping[str, Any]
@@ -51,11 +54,33 @@ def check_secure_node(settings: Settings) -> None:
         "state": "for opened sums",
     }
     for key, why in needed.items():
-        if not settings.get(key):
+        if not settings.get(key) and not (key == "peers" and settings.get("agreement")):
             raise FedGraphError(
                 f"privacy.secagg=true: this node needs {key}= in its --node-config {why}: start it"
                 " by `fedgraph-flwr node` with --key, --peers and --state"
             )
+
+
+def check_agreed(agreement: Agreement, graph: ClientGraph, settings: Settings) -> None:
+    """Refuse a node that is not the member of its client number, or whose tables have another schema.
+
+    Raises:
+        FedGraphError: names the difference.
+    """
+    own = agreement.pins.get(graph.client)
+    key = settings.get("key")
+    if own is None or not key or key_text(read_key(str(key)).public_key()) != key_text(own):
+        name = agreement.members.get(graph.client, "none")
+        raise FedGraphError(
+            f"this node's graph is of client {graph.client}, which is {name} in the agreement, and key="
+            " of its --node-config is not that member's: start it with --key of the member"
+        )
+    schema = agreement.values["schema"]
+    if schema and (found := fingerprint(graph)) != schema:
+        raise FedGraphError(
+            f"this node's tables have the schema {found}, and members agreed on {schema}: import"
+            " them with the agreed schema"
+        )
 
 
 def threads(settings: Settings, cfg: RunConfig) -> int:

@@ -11,7 +11,7 @@
     match: {value_date: date, amount: amount, reference: text}
     features: payments
     share: ["age:exact"]                 # columns that `link` tells the other parties (`link --share`)
-    approvals: 2 of [al.pub, bo.pub]     # signatures of owners that a run needs at this party's node
+    agreement: agreement.yaml            # the runs that this party's node accepts (fedgraph-flwr agree)
     role: bank                           # for parties with different tables: nodes or edges may then be absent
 
 Each key stands for options of the commands (`PartyFile`). An option on the command line takes precedence.
@@ -102,6 +102,7 @@ class PartyFile:
     separator: str = ""
     encoding: str = ""
     currency: str = ""
+    agreement: str = ""
     approvals: str = ""
 
     def __post_init__(self) -> None:
@@ -119,6 +120,10 @@ class PartyFile:
             raise FedGraphError(
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
                 f" party_prefix, got {self.party_columns}"
+            )
+        if self.approvals:
+            raise FedGraphError(
+                "approvals was replaced: members sign an agreement (fedgraph-flwr agree); set agreement: FILE"
             )
         for key in ("party", *([] if self.role and self.nodes + self.edges else ["nodes", "edges"])):
             if not getattr(self, key):

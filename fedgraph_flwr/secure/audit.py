@@ -97,7 +97,7 @@ def audit(state: Path, expect: str = "") -> Any:
     """Verify a node's log and return a pandas table with one row per run.
 
     Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
-    bytes, ``what`` left (bytes by group), ``approved`` (owners who signed), ``releases`` with noise, their ``unit`` (client, row,
+    bytes, ``what`` left (bytes by group), ``approved`` (who signed), ``releases`` with noise, their ``unit`` (client, row,
     payment), ``epsilon`` of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by
     unit, ``reasons`` (refusals, counted).
 

@@ -1,12 +1,15 @@
 """Six months of three honest banks with secure sums: files that are imported again each month, at nodes with keys and state."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.keys import make_node
 from tests.conftest import client_graph
-from tests.nodes import party_nodes
+from tests.nodes import agreed, party_nodes
 from tests.secure.rounds import SECURE
 
 MONTHS = 6
@@ -70,3 +73,30 @@ def test_every_month_ends_with_a_model(method, run, months):
         assert len(done.rounds) == 2
         if month < len(DRIFT):
             months.sizes = [size * grown for size, grown in zip(months.sizes, DRIFT[month], strict=True)]
+
+
+def test_agreed_months_count_members_alike_and_need_no_pinned_folder(run, months, tmp_path):
+    """The nodes read keys, weights and runs from the agreement; each month is one of its runs."""
+    words = [*SHORT, SECURE, "strategy.weighting=uniform"]
+    shutil.copytree(tmp_path / "keys", tmp_path / "own", ignore=shutil.ignore_patterns("*.pub"))
+    for month in range(2):
+        graphs = months.imported(month)
+        cfg = compose(["model.hidden=8", *words, f"graph={graphs}"])
+        digest = agreed(tmp_path / "agreement.yaml", cfg, tmp_path / "keys")
+        party_nodes(
+            months.patch,
+            sorted(graphs.glob("*.safetensors")),
+            tmp_path / "policy.yaml",
+            tmp_path / "state",
+            tmp_path / "own",
+            tmp_path / "agreement.yaml",
+        )
+        assert run(*words, f"graph={graphs}", f"agreement={digest}/{month + 1}").summary["failures"] == {}
+        months.sizes = [size * grown for size, grown in zip(months.sizes, DRIFT[month], strict=True)]
+    for words_of, reason in (
+        ([*words, f"agreement={digest}/1"], "run 1 of .* is used up"),
+        ([*words, "rounds=1", f"agreement={digest}/3"], "rounds is 1, signed was 2"),
+        (words, "the run is under no agreement"),
+    ):
+        with pytest.raises(FedGraphError, match=reason):
+            run(*words_of, f"graph={graphs}")

@@ -44,8 +44,8 @@ _RUN = """
 --since DIR  send only records that the last link did not match; DIR: with --simulate, its output folder. On a fleet, pass it last
     and without DIR: each node has its own ledger
 --quiet  on a fleet: print only the result, not the steps
---write-config FILE  on a fleet: write the configuration, which owners sign with fedgraph-flwr approve config=FILE, and exit
---approval FILE  on a fleet: signatures of owners, for nodes that ask for them
+--write-config FILE  on a fleet: write the configuration, for fedgraph-flwr agree new config=FILE, and exit
+--agreement FILE  on a fleet: an agreement on this link, for nodes that ask for one
 """
 
 _RULES = """
@@ -98,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
         )
     if args.overrides and not args.simulate and "=" in args.overrides[0]:
         return _fleet(args, rules)
-    for option in ("write_config", "approval"):
+    for option in ("write_config", "agreement"):
         if getattr(args, option):
             raise FedGraphError(
                 f"--{option.replace('_', '-')} is for a link on a fleet: pass engine=CONNECTION num_clients=M"
@@ -139,7 +139,7 @@ def _fleet(args: argparse.Namespace, rules: Any) -> int:
     """Run the phases on a fleet; each node writes its own file."""
     from fedgraph_flwr.config import configuration, to_yaml
     from fedgraph_flwr.data.files import write_bytes
-    from fedgraph_flwr.engine.flower import bring_approval
+    from fedgraph_flwr.launch.agreed import agreed_run
     from fedgraph_flwr.launch.prepare import with_folder
     from fedgraph_flwr.launch.runner import run
     from fedgraph_flwr.store.results import SUMMARY
@@ -151,10 +151,10 @@ def _fleet(args: argparse.Namespace, rules: Any) -> int:
         )
     if args.write_config:
         write_bytes(args.write_config, to_yaml(cfg).encode())
-        print(f"wrote {args.write_config}; owners sign it: fedgraph-flwr approve config={args.write_config} --key FILE")
+        print(f"wrote {args.write_config}; members agree on it: fedgraph-flwr agree new config={args.write_config}")
         return 0
-    if args.approval:
-        bring_approval(args.approval, cfg)
+    if args.agreement:
+        cfg = agreed_run(args.agreement, cfg, None)
     cfg = with_folder(cfg)
     summary = run(cfg, on_wait=None if args.quiet else lambda what: print(what, file=sys.stderr, flush=True))
     kept = {key: value for key, value in summary.items() if key not in _OF_SCORES}

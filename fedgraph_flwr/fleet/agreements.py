@@ -1,0 +1,512 @@
+"""Agreements: members of a federation choose together, once, which runs their nodes accept; each signs ``agreement.yaml``.
+
+    agreement: 1                     # of this format
+    name: rings                      # the ledger of ε in a node's state folder has this name
+    version: 2                       # a member that joins or leaves makes a new version
+    continues: 3f9c…                 # digest of the version before; "" for the first
+    changed: [dora]                  # members that joined or left since then
+    accepted: ""                     # `DIFFERENCE`, if members accept what a changed list shows
+    purpose: find rings of mule accounts
+    until: "2027-06-30"              # last day
+    runs: 12                         # most runs; a run that was aborted after its start counts
+    coordinator: curious             # the server follows the protocol, and stores all that it sees
+    absent: forbidden                # allowed: a run goes on without a member; needs privacy.dp=distributed
+    weights: uniform                 # or a number for each member; sizes of tables are no part of a sum
+    epsilon: 8.0                     # most ε of all runs together; null: none
+    start: seed                      # or continues (a model in whose training the node took part), or the digest of a model
+    code: 5d1e…                      # SHA-256 of Flower's bundle; releases: bundles signed by a key of `node --trusted`
+    schema: [41, 7]                  # fingerprint of the tables' schema; []: any that all members share
+    members: {alice: {client: 0, key: ecdsa-sha2-nistp384 AAAA…}, …}
+    configuration: {…}               # of every run, resolved, without `FREE`
+    signatures: {alice: …}           # of the digest of everything above, by the members' keys
+
+A run is (digest, number): the configuration that nodes receive names both (`KEY`). A node accepts a number that is higher than
+all before, or its last one again, which resumes. It keeps them in its state folder under one lock, which spans the decision and
+the write. So an author cannot search among runs, and a server cannot choose the number under which a node remembers.
+
+The check belongs to the installed node. It runs before the bundle is unpacked, in a process that imports none of this project's
+modules, since they would replace those of the bundle. So this file imports none either.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+KEY = "agreement"
+"""Key of a run's configuration: DIGEST/NUMBER."""
+
+FREE = (
+    *("out", "overwrite", "resume", "tracking", "tracking_clients", "tracking_group", "engine", "ray"),
+    *("graph", "init", KEY),
+)
+"""Keys of a configuration that members do not sign: they change nothing at a party's node, or the agreement decides (init)."""
+
+FOLDERS = ("evaluate",)
+"""Keys whose folders members sign by their last names: paths differ between machines, and the server has its own."""
+
+USED = "agreements.json"
+"""File of a state folder: the runs of each agreement."""
+
+DIFFERENCE = "the difference of two sums shows the update of a member that joined or left"
+"""What `accepted` says if sums without noise go on with other members."""
+
+SEED, CONTINUES, RELEASES, UNIFORM = "seed", "continues", "releases", "uniform"
+FORBIDDEN, ALLOWED, CURIOUS = "forbidden", "allowed", "curious"
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("agreement", "version", "runs"), (int,)),
+    **dict.fromkeys(("name", "continues", "accepted", "purpose", "until", "coordinator", "absent", "start"), (str,)),
+    **{
+        "code": (str,),
+        "changed": (list,),
+        "schema": (list,),
+        "weights": (str, dict),
+        "epsilon": (int, float, type(None)),
+    },
+    **{"members": (dict,), "configuration": (dict,), "signatures": (dict,)},
+}
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_HEAD = b"fedgraph-flwr agreement\n"
+_NAME, _DIGEST = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile("[0-9a-f]{64}")
+_LIMIT = 1_000_000
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
+
+
+class Refused(Exception):
+    """Error: an agreement or a run is not accepted."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A valid agreement.
+
+    Attributes:
+        values: its content.
+        path: its file.
+    """
+
+    values: dict[str, Any]
+    path: Path = Path("agreement.yaml")
+
+    @property
+    def digest(self) -> str:
+        """What members sign: SHA-256 of the content without signatures."""
+        return hashlib.sha256(self.statement).hexdigest()
+
+    @property
+    def statement(self) -> bytes:
+        """The bytes of the content without signatures."""
+        content = {key: value for key, value in self.values.items() if key != "signatures"}
+        return _HEAD + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+    @property
+    def members(self) -> dict[int, str]:
+        """Names by client number, ascending."""
+        return {member["client"]: name for name, member in sorted(self.values["members"].items(), key=_place)}
+
+    @property
+    def pins(self) -> dict[int, EllipticCurvePublicKey]:
+        """Public keys by client number."""
+        return {member["client"]: public_key(member["key"]) for member in self.values["members"].values()}
+
+    @property
+    def weights(self) -> dict[int, int] | None:
+        """The size of each client in sums; None: members count alike."""
+        given = self.values["weights"]
+        return None if given == UNIFORM else {client: given[name] for client, name in self.members.items()}
+
+    @property
+    def noised(self) -> bool:
+        """Whether the sums of its runs carry noise."""
+        return _key(self.values["configuration"], "privacy", "dp", "none").startswith("distributed")
+
+    @property
+    def signers(self) -> list[str]:
+        """Members whose signatures are valid, in the order of their numbers."""
+        found, signatures = self.pins, self.values["signatures"]
+        return [name for client, name in self.members.items() if _signed(found[client], signatures.get(name), self)]
+
+    def sign(self, key: EllipticCurvePrivateKey) -> str:
+        """Add a member's signature, and return its name.
+
+        Raises:
+            Refused: the key is no member's.
+        """
+        text = key_text(key.public_key())
+        names = [name for name, member in self.values["members"].items() if key_text(public_key(member["key"])) == text]
+        if not names:
+            raise Refused(
+                f"{self.path}: this key is none of {', '.join(self.members.values())}: sign with your node's key"
+            )
+        self.values["signatures"][names[0]] = key.sign(self.statement, ECDSA(SHA384())).hex()
+        return names[0]
+
+    def check_signed(self) -> None:
+        """Refuse an agreement that a member has not signed.
+
+        Raises:
+            Refused: names the members whose signatures are missing or belong to another content.
+        """
+        signers = self.signers
+        if missing := [name for name in self.members.values() if name not in signers]:
+            wrong = [name for name in missing if name in self.values["signatures"]]
+            forged = f" (the signature of {', '.join(wrong)} does not belong to this content)" if wrong else ""
+            raise Refused(
+                f"{self.path} lacks the signature of {', '.join(missing)}{forged}: each signs it with fedgraph-flwr agree sign"
+            )
+
+    def check_time(self, now: float) -> None:
+        """Refuse an agreement that has expired; ``now`` in seconds since 1970.
+
+        Raises:
+            Refused: it has.
+        """
+        if time.strftime("%Y-%m-%d", time.gmtime(now)) > self.values["until"]:
+            raise Refused(
+                f"{self.path} ended on {self.values['until']}: members agree on a new version (agree new --continues)"
+            )
+
+    def check_configuration(self, config: str) -> None:
+        """Refuse a run whose configuration, in JSON, is not the signed one.
+
+        Raises:
+            Refused: names a key.
+        """
+        run = _configuration(config)
+        if run.get("init") and self.values["start"] == SEED:
+            raise Refused(f"{self.path} starts each run anew (start: {SEED}), and this one has init={run['init']}")
+        signed, given = self.values["configuration"], signed_part(run)
+        for key in sorted(signed.keys() | given.keys()):
+            if signed.get(key) != given.get(key):
+                raise Refused(
+                    f"members signed another configuration: {_difference(key, signed.get(key), given.get(key))}"
+                )
+
+
+def read(path: Path) -> Agreement:
+    """Read an agreement; signatures may be missing.
+
+    Raises:
+        Refused: the file is missing, damaged, or names an impossible agreement.
+    """
+    try:
+        text = path.read_text()
+        values: Any = yaml.load(text, _LOADER) if len(text) < _LIMIT else None
+        values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
+        json.dumps(values, allow_nan=False)
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror}") from error
+    except _MALFORMED as error:
+        raise Refused(f"{path} is not an agreement: fedgraph-flwr agree new writes one") from error
+    agreement = Agreement(values, path)
+    if problem := _problem(agreement):
+        raise Refused(f"{path}: {problem}")
+    return agreement
+
+
+def write(agreement: Agreement) -> None:
+    """Write an agreement with its signatures."""
+    text = yaml.safe_dump(agreement.values, sort_keys=False, allow_unicode=True, width=1000)
+    _replace(agreement.path, text)
+
+
+def signed_part(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what members sign of a resolved configuration."""
+    part = {key: value for key, value in values.items() if key not in FREE}
+    return part | {key: Path(path).name for key in FOLDERS if isinstance(path := part.get(key), str)}
+
+
+def code_digest(bundle: bytes) -> str:
+    """Return the digest of Flower's bundle."""
+    return hashlib.sha256(bundle).hexdigest()
+
+
+def run_of(config: str) -> tuple[str, int]:
+    """Return the digest and the number of a run, from its configuration in JSON; ("", 0): it is under no agreement.
+
+    Raises:
+        Refused: another form.
+    """
+    text = str(_configuration(config).get(KEY) or "")
+    found = re.fullmatch(r"([0-9a-f]{64})/([1-9]\d{0,5})", text)
+    if text and not found:
+        raise Refused(
+            f"agreement={text[:80]!r} of the run's configuration: expected DIGEST/NUMBER, as run --agreement sends it"
+        )
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def chosen(place: Path, digest: str) -> Agreement:
+    """Return the agreement of this digest: a file, or one of a folder's.
+
+    Raises:
+        Refused: there is none, or it is damaged.
+    """
+    files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+    held = [read(path) for path in files]
+    for agreement in held:
+        if agreement.digest == digest:
+            return agreement
+    known = ", ".join(f"{one.path.name} ({one.digest[:12]})" for one in held) or "none"
+    wanted = f"the run is under agreement {digest[:12]}" if digest else "the run is under no agreement"
+    raise Refused(f"{wanted}, and this node accepts {known}: start it with fedgraph-flwr run --agreement FILE")
+
+
+def check(
+    place: Path, run_config: Mapping[str, Any], bundle: bytes | None, run_id: int, state: Path, now: float
+) -> Agreement:
+    """Check a run against a node's agreements, and count it.
+
+    Args:
+        place: the node's agreement, or a folder of them.
+        run_config: Flower's run configuration, as the bundle's code will read it.
+        bundle: the bundle; None: its code is running, and the installed node checked it.
+        run_id: Flower's number of the run.
+        state: the node's state folder.
+        now: seconds since 1970.
+
+    Returns:
+        The agreement of the run.
+
+    Raises:
+        Refused: members did not agree on this run; says why.
+    """
+    extra = sorted(key for key, value in run_config.items() if key not in ("config", "num-clients") and value != "")
+    config = str(run_config.get("config", ""))
+    if extra or not config.startswith("{"):
+        named = re.sub(r"[^ -~]", "?", ", ".join(extra)[:200])
+        what = f"settings apart from its configuration ({named})" if extra else "no resolved configuration"
+        raise Refused(
+            f"this node accepts agreed runs only, and the run has {what}: start it with fedgraph-flwr run --agreement"
+        )
+    digest, number = run_of(config)
+    agreement = chosen(place, digest)
+    agreement.check_signed()
+    agreement.check_time(now)
+    agreement.check_configuration(config)
+    wanted = agreement.values["code"]
+    if bundle is not None and wanted not in (RELEASES, found := code_digest(bundle)):
+        raise Refused(
+            f"members signed other code (the run's bundle is {found[:12]}, signed was {wanted[:12]}): ship that one"
+        )
+    _count(state, agreement, number, run_id)
+    return agreement
+
+
+def used(state: Path, digest: str) -> dict[str, Any]:
+    """Return what a node remembers of an agreement: ``last`` number, Flower's runs by number, ``withdrawn``.
+
+    Raises:
+        Refused: the record cannot be read.
+    """
+    return _remembered(state).get(digest, {"last": 0, "runs": {}, "withdrawn": ""})
+
+
+def withdraw(state: Path, digest: str, now: float) -> None:
+    """Let a node refuse an agreement from the next message on."""
+    with changing(state) as records:
+        records.setdefault(digest, used(state, digest))["withdrawn"] = time.strftime("%Y-%m-%d", time.gmtime(now))
+
+
+@contextmanager
+def changing(state: Path) -> Iterator[dict[str, Any]]:
+    """Yield a state folder's records, and write them afterwards, under one lock; an error writes nothing."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / f"{USED}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        records = _remembered(state)
+        before = json.dumps(records)
+        yield records
+        if (after := json.dumps(records)) != before:
+            _replace(state / USED, after)
+
+
+def public_key(text: str) -> EllipticCurvePublicKey:
+    """Return an EC P-384 public key from OpenSSH's format, as `fedgraph-flwr fleet join` writes it.
+
+    Raises:
+        ValueError: another key.
+    """
+    try:
+        key = load_ssh_public_key(text.encode())
+    except UnsupportedAlgorithm as error:
+        raise ValueError("unsupported key") from error
+    if not (isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP384R1)):
+        raise ValueError("not an EC P-384 key")
+    return key
+
+
+def key_text(key: EllipticCurvePublicKey) -> str:
+    """Return a public key in OpenSSH's format, without a comment."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def _problem(agreement: Agreement) -> str:
+    """Return why this is no agreement; empty if it is one."""
+    values = agreement.values
+    if unknown := sorted(map(str, values.keys() - _KINDS.keys())) + sorted(_KINDS.keys() - values.keys()):
+        return f"the key {unknown[0]} is {'unknown' if unknown[0] in values else 'missing'}"
+    wrong = [key for key, kinds in _KINDS.items() if type(values[key]) not in kinds]
+    if wrong:
+        return f"{wrong[0]}={values[wrong[0]]!r} has another type than fedgraph-flwr agree new writes"
+    config, noised = values["configuration"], agreement.noised
+    try:
+        pins = agreement.pins
+        if sorted(pins) != list(range(len(values["members"]))):
+            return "members need the client numbers 0, 1, 2, …, each once"
+        if len({key_text(key) for key in pins.values()}) < len(pins):
+            return "two members have one key"
+        if any(not _NAME.fullmatch(name) for name in agreement.members.values()):
+            return "a member's name has other characters than letters, digits, _ and -"
+        date.fromisoformat(values["until"])
+    except _MALFORMED:
+        return 'members need a client number and an EC P-384 key each, and until needs a date such as "2027-06-30"'
+    weights, secure = values["weights"], _key(config, "privacy", "secagg", False)
+    fixed = isinstance(weights, dict)
+    right_weights = weights == UNIFORM or (
+        fixed and weights.keys() == values["members"].keys() and all(type(w) is int and w > 0 for w in weights.values())
+    )
+    start, code = values["start"], values["code"]
+    goes_on = values["changed"] and start != SEED
+    rules: list[tuple[bool, str]] = [
+        (values["agreement"] == 1, f"agreement={values['agreement']}: this version reads format 1"),
+        (bool(_NAME.fullmatch(values["name"])), f"name={values['name']!r}: expected letters, digits, _ and -"),
+        (1 <= values["runs"] <= 100_000, f"runs={values['runs']}: expected a number from 1 to 100000"),
+        (
+            values["coordinator"] == CURIOUS,
+            f"coordinator={values['coordinator']!r}: this version knows {CURIOUS}",
+        ),
+        (values["absent"] in (FORBIDDEN, ALLOWED), f"absent={values['absent']!r}: expected {FORBIDDEN} or {ALLOWED}"),
+        (
+            values["absent"] == FORBIDDEN or noised,
+            f"absent={ALLOWED} needs privacy.dp=distributed: a sum with a member and one without it show its update",
+        ),
+        (right_weights, f"weights: expected {UNIFORM}, or a whole number above 0 for each member"),
+        (
+            not secure or noised or _key(config, "strategy", "weighting", "") == ("train" if fixed else UNIFORM),
+            f"weights of secure sums: set strategy.weighting={'train' if fixed else UNIFORM} in the configuration",
+        ),
+        (
+            start in (SEED, CONTINUES) or bool(_DIGEST.fullmatch(start)),
+            f"start={start!r}: expected {SEED}, {CONTINUES} or the digest of a model",
+        ),
+        (
+            code == RELEASES or bool(_DIGEST.fullmatch(code)),
+            f"code={code!r}: expected a digest, or {RELEASES} (node --trusted)",
+        ),
+        (
+            not (secure and goes_on and not noised) or values["accepted"] == DIFFERENCE,
+            f"members changed ({', '.join(map(str, values['changed']))}), and runs go on from an earlier model without noise:"
+            f" set start: {SEED}, or accepted: {DIFFERENCE}",
+        ),
+        (
+            config.get("num_clients") == len(pins),
+            f"num_clients={config.get('num_clients')} of the configuration, and {len(pins)} members",
+        ),
+        (not set(FREE) & config.keys(), "the configuration has keys that members do not sign"),
+    ]
+    return next((text for holds, text in rules if not holds), "")
+
+
+def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
+    """Count a run of an agreement; messages of one run count once.
+
+    Raises:
+        Refused: the agreement was withdrawn, or the number is used up or too high.
+    """
+    most = agreement.values["runs"]
+    with changing(state) as records:
+        record = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
+        if record["withdrawn"]:
+            raise Refused(f"this node's owner withdrew from {agreement.path} on {record['withdrawn']}")
+        if number < record["last"]:
+            raise Refused(f"run {number} of {agreement.path} is used up: this node is at run {record['last']}")
+        if number > most:
+            raise Refused(f"run {number} of {agreement.path}, which allows {most}: members agree on a new version")
+        known = record["runs"].setdefault(str(number), [])
+        if str(run_id) not in known:
+            known.append(str(run_id))
+        record["last"] = number
+
+
+def _remembered(state: Path) -> dict[str, Any]:
+    path = state / USED
+    try:
+        records = json.loads(path.read_text()) if path.is_file() else {}
+        for record in records.values():
+            if not (
+                type(record["last"]) is int
+                and isinstance(record["runs"], dict)
+                and isinstance(record["withdrawn"], str)
+            ):
+                raise ValueError(USED)
+    except (OSError, *_MALFORMED) as error:
+        raise Refused(f"this node cannot read its record of agreed runs: its owner restores {USED}") from error
+    return dict(records)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that a power cut leaves the old or the new content."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def _signed(key: EllipticCurvePublicKey, signature: Any, agreement: Agreement) -> bool:
+    try:
+        key.verify(bytes.fromhex(signature), agreement.statement, ECDSA(SHA384()))
+    except (InvalidSignature, ValueError, TypeError):
+        return False
+    return True
+
+
+def _configuration(config: str) -> dict[str, Any]:
+    try:
+        values = json.loads(config)
+    except (ValueError, RecursionError) as error:
+        raise Refused("the configuration is not JSON") from error
+    if not isinstance(values, dict):
+        raise Refused("the configuration has no keys")
+    return values
+
+
+def _difference(key: str, signed: Any, given: Any) -> str:
+    """Name the first key that differs, with both values."""
+    if isinstance(signed, dict) and isinstance(given, dict):
+        for name in sorted(signed.keys() | given.keys()):
+            if signed.get(name) != given.get(name):
+                return _difference(f"{key}.{name}", signed.get(name), given.get(name))
+    shown = [re.sub(r"[^ -~]", "?", json.dumps(value))[:60] for value in (given, signed)]
+    return f"{key[:80]} is {shown[0]}, signed was {shown[1]}"
+
+
+def _key(config: Mapping[str, Any], group: str, name: str, default: Any) -> Any:
+    section = config.get(group)
+    return section.get(name, default) if isinstance(section, dict) else default
+
+
+def _place(member: tuple[str, dict[str, Any]]) -> int:
+    return int(member[1]["client"])

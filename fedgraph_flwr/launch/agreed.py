@@ -1,0 +1,62 @@
+"""Runs of an agreement (`fedgraph_flwr.fleet.agreements`), as the desk of an operator starts them."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedgraph_flwr.config import RunConfig, compose, to_json
+from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import agreements
+from fedgraph_flwr.fleet.agreements import Agreement, Refused
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what an agreement refuses into an error for the user."""
+    try:
+        yield
+    except Refused as error:
+        raise FedGraphError(str(error)) from error
+
+
+def opened(path: Path) -> Agreement:
+    """Read an agreement.
+
+    Raises:
+        FedGraphError: it is missing or damaged.
+    """
+    with refusals():
+        return agreements.read(path)
+
+
+def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:
+    """Return the configuration of the next run of an agreement, or of a given number, whose nodes would accept it.
+
+    The desk keeps the last number next to the file (``.runs``). Nodes count for themselves.
+
+    Raises:
+        FedGraphError: the configuration is not the agreed one, or a signature or a run is missing.
+    """
+    agreement = opened(path)
+    with refusals():
+        agreement.check_signed()
+        agreement.check_time(time.time())
+        agreement.check_configuration(to_json(cfg))
+    kept = path.with_name(f"{path.name}.runs")
+    before = json.loads(kept.read_text()).get(agreement.digest, 0) if kept.is_file() else 0
+    run = before + 1 if number is None else number
+    if not 1 <= run <= agreement.values["runs"]:
+        raise FedGraphError(
+            f"{path} allows {agreement.values['runs']} runs, and this would be run {run}: agree on a new version"
+        )
+    write_bytes(kept, json.dumps({agreement.digest: max(run, before)}).encode())
+    return dataclasses.replace(cfg, agreement=f"{agreement.digest}/{run}")
+
+
+def configured(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """Return the configuration of an agreement's runs, with the desk's own keys."""
+    return compose(overrides, json.dumps(opened(path).values["configuration"]))

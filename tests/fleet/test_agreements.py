@@ -1,0 +1,365 @@
+"""Agreements: what members sign, which runs a node accepts, and what it refuses."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from flwr.app import Message, RecordDict
+
+from fedgraph_flwr.cli import main
+from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.engine.grid import run_identity
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import flower_patches
+from fedgraph_flwr.fleet.agreements import (
+    Agreement,
+    Refused,
+    check,
+    code_digest,
+    read,
+    signed_part,
+    used,
+    withdraw,
+    write,
+)
+from fedgraph_flwr.fleet.keys import check_key, make_node
+from fedgraph_flwr.launch.agreed import agreed_run
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.secure.audit import verified
+from fedgraph_flwr.wire.messages import DECLINED
+
+NOW = 1_800_000_000.0  # 2027-01-15
+BUNDLE = b"a bundle"
+WORDS = ["strategy=fedprox", "rounds=3", "num_clients=3", "engine=fleet"]
+MEMBERS = ("alice", "bob", "carol")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Keys of three members and of a stranger, and a bundle, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in (*MEMBERS, "mallory"):
+        make_node(tmp_path / name)
+    (tmp_path / "app.fab").write_bytes(BUNDLE)
+    return tmp_path
+
+
+def new(*words, members=MEMBERS, **options):
+    """The exit code of ``agree new``."""
+    given = {"name": "rings", "purpose": "find rings", "until": "2027-06-30", "code": "app.fab", "runs": "2"} | options
+    named = [word for key, value in given.items() if value for word in (f"--{key.replace('_', '-')}", value)]
+    parties = [word for name in members for word in ("--member", f"{name}={name}.pub")]
+    return main(["agree", "new", *(words or WORDS), *named, *parties])
+
+
+def agree(*signers, **options):
+    """An agreement that these members signed."""
+    assert new(**options) == 0
+    for name in signers or MEMBERS:
+        assert main(["agree", "sign", "agreement.yaml", "--key", name]) == 0
+    return read(yaml_file())
+
+
+def yaml_file():
+    return Path("agreement.yaml")
+
+
+def run_of(agreement, number=1, words=WORDS, **more):
+    """Flower's run configuration of a run."""
+    values = json.loads(to_json(compose(words))) | {"agreement": f"{agreement.digest}/{number}"}
+    return {"config": json.dumps(values), "num-clients": 2, "overrides": "", "strategy": "", **more}
+
+
+def accepted(agreement, run, state, bundle=BUNDLE, run_id=7, now=NOW):
+    return check(agreement.path, run, bundle, run_id, state, now)
+
+
+def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
+    agreement = agree()
+    out = capsys.readouterr().out
+    assert "trains gcn with fedprox on nodes, 3 clients, 3 rounds" in out
+    assert "the coordinator learns: each member's updates" in out
+    assert "signed as carol; signed by alice, bob, carol" in out
+    assert accepted(agreement, run_of(agreement), folder / "state").signers == list(MEMBERS)
+    assert main(["agree", "status", "agreement.yaml", "--state", "state"]) == 0
+    assert "this node used 1 of 2 runs; the next is run 2" in capsys.readouterr().out
+
+
+def test_show_says_what_others_learn_from_a_sum(folder, capsys):
+    assert new(*WORDS, "privacy.secagg=true", "strategy.weighting=uniform") == 0
+    out = capsys.readouterr().out
+    assert "the coordinator learns: one sum per round over all members" in out
+    assert "the sum of the two others, by subtracting its own term" in out
+    assert "a lost member is waited for" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda v: v["signatures"].pop("bob"), "lacks the signature of bob: each signs it"),
+        (
+            lambda v: v.update(runs=9),
+            r"lacks the signature of alice, bob, carol \(the signature of alice, bob, carol does not",
+        ),
+        (lambda v: v["configuration"].update(rounds=4), "lacks the signature of alice, bob, carol"),
+        (lambda v: v["members"]["bob"].update(client=5), "members need the client numbers 0, 1, 2"),
+        (lambda v: v["members"]["bob"].update(key=v["members"]["alice"]["key"]), "two members have one key"),
+        (lambda v: v["members"].update(bob=3), "members need a client number and an EC P-384 key"),
+        (lambda v: v.update(more=1), "the key more is unknown"),
+        (lambda v: v.pop("epsilon"), "the key epsilon is missing"),
+        (lambda v: v.update(runs=True), "runs=True has another type"),
+        (lambda v: v.update(coordinator="verified"), "this version knows curious"),
+        (lambda v: v.update(absent="allowed"), "needs privacy.dp=distributed"),
+        (lambda v: v.update(weights={"alice": 1}), "weights: expected uniform, or a whole number above 0 for each"),
+        (lambda v: v.update(start="there"), "expected seed, continues or the digest of a model"),
+        (lambda v: v.update(code="x"), "expected a digest, or releases"),
+        (lambda v: v.update(until="soon"), "until needs a date"),
+    ],
+)
+def test_a_changed_agreement_is_no_agreement(folder, change, reason):
+    agreement = agree()
+    run = run_of(agreement)
+    change(agreement.values)
+    write(agreement)
+    values = json.loads(run["config"])
+    values["agreement"] = f"{agreement.digest}/1"  # a server that names the changed content
+    with pytest.raises(Refused, match=reason):
+        accepted(agreement, run | {"config": json.dumps(values)}, folder / "state")
+    assert not (folder / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"words": [*WORDS, "rounds=4"]}, "another configuration: rounds is 4, signed was 3"),
+        ({"words": [*WORDS, "strategy.mu=0.7"]}, r"another configuration: strategy.*mu is 0.7, signed was"),
+        ({"bundle": b"another"}, "members signed other code"),
+        ({"now": NOW + 1e8}, "ended on 2027-06-30"),
+        ({"overrides": "rounds=9"}, r"settings apart from its configuration \(overrides\)"),
+        ({"strategy": "fedsage"}, r"settings apart from its configuration \(strategy\)"),
+        ({"config": ""}, "the run has no resolved configuration"),
+        ({"config": "{}"}, "the run is under no agreement, and this node accepts agreement.yaml"),
+        ({"config": '{"agreement": "0/1"}'}, "expected DIGEST/NUMBER"),
+        ({"number": 3}, "run 3 of .*agreement.yaml, which allows 2"),
+        ({"words": [*WORDS, "init=runs/other"], "prepared": False}, "starts each run anew"),
+    ],
+)
+def test_what_members_did_not_agree_on_is_refused_and_not_counted(folder, more, reason):
+    agreement = agree()
+    checks = {key: more.pop(key) for key in ("bundle", "now") if key in more}
+    words = more.pop("words", WORDS)
+    init = next((word[5:] for word in words if word.startswith("init=")), "")
+    more.pop("prepared", None)
+    run = run_of(agreement, more.pop("number", 1), [w for w in words if not w.startswith("init=")], **more)
+    if init:
+        run["config"] = json.dumps(json.loads(run["config"]) | {"init": init})
+    with pytest.raises(Refused, match=reason):
+        accepted(agreement, run, folder / "state", **checks)
+    assert used(folder / "state", agreement.digest)["last"] == 0
+
+
+def test_keys_of_the_desk_are_not_signed(folder):
+    agreement = agree()
+    for free in ("out=elsewhere", "engine=far", "overwrite=true", "tracking_group=x"):
+        assert accepted(agreement, run_of(agreement, words=[*WORDS, free]), folder / "state"), free
+    cfg = with_folder(compose([*WORDS, "out=x"]))
+    assert signed_part(json.loads(to_json(cfg))) == agreement.values["configuration"]
+
+
+def test_numbers_only_increase_and_survive_restarts(folder):
+    agreement, state = agree(), folder / "state"
+    for number, run_id in ((1, 7), (1, 7), (1, 8), (2, 9), (2, 9)):  # run 1 was resumed
+        accepted(agreement, run_of(agreement, number), state, run_id=run_id)
+    with pytest.raises(Refused, match=r"run 1 of .* is used up: this node is at run 2"):
+        accepted(agreement, run_of(agreement, 1), state)
+    assert used(state, agreement.digest)["runs"] == {"1": ["7", "8"], "2": ["9"]}
+    (state / "agreements.json").write_text("{")
+    with pytest.raises(Refused, match="cannot read its record of agreed runs"):
+        accepted(agreement, run_of(agreement, 2), state)
+
+
+def test_an_owner_withdraws(folder, capsys):
+    agreement, state = agree(), folder / "state"
+    assert main(["agree", "withdraw", "agreement.yaml", "--state", "state"]) == 0
+    with pytest.raises(Refused, match="this node's owner withdrew from"):
+        accepted(agreement, run_of(agreement), state)
+    withdraw(state, "0" * 64, NOW)
+    assert used(state, agreement.digest)["withdrawn"]
+
+
+def test_a_stranger_does_not_sign(folder, capsys):
+    agree("alice")
+    assert main(["agree", "sign", "agreement.yaml", "--key", "mallory"]) == 2
+    assert "this key is none of alice, bob, carol" in capsys.readouterr().err
+    other = Agreement(read(yaml_file()).values | {"purpose": "another"})
+    other.values["signatures"]["bob"] = read(yaml_file()).values["signatures"]["alice"]
+    assert other.signers == []
+    assert other.sign(check_key(folder / "bob")) == "bob"
+    assert other.signers == ["bob"]
+
+
+def test_joining_is_a_new_version_and_says_what_it_shows(folder, capsys):
+    secure = [*WORDS, "privacy.secagg=true", "strategy.weighting=uniform", "num_clients=3"]
+    assert new(*secure) == 0
+    yaml_file().rename("first.yaml")
+    fourth = [word.replace("num_clients=3", "num_clients=4") for word in secure]
+    four = {"members": (*MEMBERS, "mallory"), "continues": "first.yaml"}
+    assert new(*fourth, **four) == 0  # starts anew
+    values = yaml.safe_load(yaml_file().read_text())
+    assert (values["version"], values["changed"]) == (2, ["mallory"])
+    assert values["continues"] == read(folder / "first.yaml").digest
+    capsys.readouterr()
+    assert new(*fourth, start="continues", **four) == 2
+    assert "members changed (mallory), and runs go on from an earlier model without noise" in capsys.readouterr().err
+    noised = [
+        *fourth,
+        "privacy.dp=distributed",
+        "privacy.noise_multiplier=4",
+        "privacy.scores=none",
+        "privacy.secagg_bits=20",
+    ]
+    assert new(*noised, start="continues", absent="allowed", **four) == 0
+    assert "each month ends with a model" in capsys.readouterr().out
+
+
+def test_several_agreements_are_told_apart_by_their_digests(folder):
+    agreement = agree()
+    (folder / "held").mkdir()
+    yaml_file().rename("held/one.yaml")
+    other = agree(name="others")
+    yaml_file().rename("held/two.yaml")
+    for one in (agreement, other):
+        assert (
+            check(folder / "held", run_of(one), BUNDLE, 7, folder / "state", NOW).values["name"] == one.values["name"]
+        )
+    with pytest.raises(Refused, match=r"under agreement 000000000000, and this node accepts one.yaml \("):
+        check(folder / "held", {"config": json.dumps({"agreement": f"{'0' * 64}/1"})}, BUNDLE, 7, folder / "state", NOW)
+
+
+def test_the_desk_starts_the_next_run(folder, monkeypatch):
+    monkeypatch.setattr("time.time", lambda: NOW)
+    agreement = agree()
+    cfg = compose(WORDS)
+    assert [agreed_run(yaml_file(), cfg, None).agreement for _ in range(2)] == [
+        f"{agreement.digest}/{n}" for n in (1, 2)
+    ]
+    with pytest.raises(FedGraphError, match="allows 2 runs, and this would be run 3"):
+        agreed_run(yaml_file(), cfg, None)
+    assert agreed_run(yaml_file(), cfg, 1).agreement == f"{agreement.digest}/1"
+    with pytest.raises(FedGraphError, match="rounds is 9, signed was 3"):
+        agreed_run(yaml_file(), compose([*WORDS, "rounds=9"]), 1)
+    sent = {}
+    monkeypatch.setattr("fedgraph_flwr.cli.run.train", lambda cfg, progress: sent.update(config=to_json(cfg)) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["run", "--agreement", "agreement.yaml", "--number", "1", "engine=far", "out=march"])
+    assert accepted(agreement, {"config": sent["config"]}, folder / "state")
+
+
+def test_a_link_is_agreed_on(folder, monkeypatch, capsys):
+    monkeypatch.setattr("time.time", lambda: NOW)
+    words = ["link", "engine=far", "num_clients=3", "--share", "amount", "--min-shared", "2"]
+    assert main([*words, "--write-config", "link.yaml"]) == 0
+    assert new("config=link.yaml") == 0
+    for name in MEMBERS:
+        assert main(["agree", "sign", "--key", name]) == 0
+    sent = {}
+    monkeypatch.setattr("fedgraph_flwr.launch.runner.run", lambda cfg, on_wait: sent.update(config=to_json(cfg)) or {})
+    assert main([*words, "--agreement", "agreement.yaml"]) == 0
+    assert check(yaml_file(), sent, BUNDLE, 1, folder / "state", NOW)
+    assert main([*words, "--min-records", "4", "--agreement", "agreement.yaml"]) == 2
+    assert "members signed another configuration" in capsys.readouterr().err
+    assert main(["link", "--simulate", "a", "b", "--agreement", "agreement.yaml"]) == 2
+    assert "--agreement is for a link on a fleet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_task_checks_before_it_unpacks_the_bundle(folder, whole, monkeypatch):
+    """And replies with the reason; the bundle's code may name the signers in the audit log."""
+    agreement = agree(*(MEMBERS if whole else ["alice"]))
+    done = []
+    context, run = SimpleNamespace(run_config=run_of(agreement), run_id=7), SimpleNamespace(run_id=7)
+    with run_identity(7):
+        message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    client = SimpleNamespace(
+        pull_task_input=lambda _: (message, context, run, SimpleNamespace(content=BUNDLE)),
+        install_from_fab=lambda *_, **__: done.append("installed"),
+        get_load_client_app_fn=lambda **_: lambda *_: lambda message, context: done.append("trained"),
+    )
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setenv(flower_patches.SIGNERS, "")
+    flower_patches._accept_agreed(client, (agreement.path, folder / "state"))
+    client.pull_task_input(None)
+    client.install_from_fab(BUNDLE, skip_prompt=True)
+    with run_identity(7):
+        reply = client.get_load_client_app_fn(multi_app=True)("id", "version", "hash")(message, context)
+    if whole:
+        assert done == ["installed", "trained"]
+        assert flower_patches.os.environ[flower_patches.SIGNERS] == "alice, bob, carol"
+    else:
+        assert done == []
+        assert reply.error.code == DECLINED
+        assert "lacks the signature of bob, carol" in reply.error.reason
+        (line,) = verified(folder / "state")
+        assert (line["run"], line["phase"], line["refused"]) == ("7", "train", reply.error.reason)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["--agreement", "agreement.yaml"], "--agreement needs --state DIR"),
+        (["--agreement", "agreement.yaml", "--state", "s", "--plain"], "run without --plain"),
+        (["--agreement", "agreement.yaml", "--state", "s"], "lacks the signature of bob, carol"),
+        (["--agreement", "no.yaml", "--state", "s"], "No such file"),
+        (["--agreement", ".", "--state", "s"], "lacks the signature of bob, carol"),
+        (["--approvals", "2 of [alice.pub, bob.pub]", "--state", "s"], "--approvals was replaced"),
+    ],
+)
+def test_a_node_that_cannot_check_does_not_start(folder, capsys, monkeypatch, more, reason):
+    agree("alice")
+    monkeypatch.setattr("fedgraph_flwr.cli.node.supernode_options", lambda args: [])
+    assert main(["node", "--server", "h:1", "--key", "k", "--graph", "g.safetensors", *more]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_releases_need_trusted_keys(folder, capsys, monkeypatch):
+    assert main(["agree", "new", *WORDS, "--releases", *_options()]) == 0
+    for name in MEMBERS:
+        assert main(["agree", "sign", "--key", name]) == 0
+    monkeypatch.setattr("fedgraph_flwr.cli.node.supernode_options", lambda args: [])
+    words = ["node", "--server", "h:1", "--key", "k", "--graph", "g.safetensors"]
+    assert main([*words, "--agreement", "agreement.yaml", "--state", "s"]) == 2
+    assert "pass --trusted FILE" in capsys.readouterr().err
+    agreement = read(yaml_file())
+    assert accepted(agreement, run_of(agreement), folder / "state", bundle=b"any release")
+    assert agreement.values["code"] != code_digest(BUNDLE)
+
+
+def _options():
+    parties = [word for name in MEMBERS for word in ("--member", f"{name}={name}.pub")]
+    return ["--name", "rings", "--purpose", "find rings", "--until", "2027-06-30", *parties]
+
+
+def test_a_partys_file_may_name_it(folder, capsys):
+    from fedgraph_flwr.party.party_file import read_party
+
+    path = folder / "party.yaml"
+    path.write_text("party: a\nnodes: n.csv\nedges: e.csv\nagreement: agreement.yaml\n")
+    assert read_party(path).path("agreement", folder) == folder / "agreement.yaml"
+    path.write_text("party: a\nnodes: n.csv\nedges: e.csv\napprovals: 2 of [alice.pub, bob.pub]\n")
+    with pytest.raises(FedGraphError, match="approvals was replaced: members sign an agreement"):
+        read_party(path)
+
+
+def test_describe_names_groups_and_epsilon(capsys):
+    words = [
+        "strategy.weighting=uniform",
+        "privacy.dp=client_fixed",
+        "privacy.noise_multiplier=4",
+        "privacy.scores=none",
+    ]
+    assert main(["run", "--describe", "num_clients=3", "rounds=10", *words]) == 0
+    out = capsys.readouterr().out
+    assert "phase train, in each of 10 rounds, model:" in out
+    assert "after 10 releases" in out
