@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,7 +15,10 @@ from fedgraph_flwr.clients import replies
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report import writing
+from fedgraph_flwr.strategies.live import Live
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.testing import Finished, assert_same_arrays, call_fresh, same_result
+from fedgraph_flwr.wire.messages import Reply
 
 __all__ = [
     "PATIENCE",
@@ -26,11 +30,19 @@ __all__ = [
     "honest_reply",
     "patch_replies",
     "recorded_messages",
+    "reduced",
     "same_result",
     "wait_for",
     "wait_for_end",
     "write_report",
 ]
+
+
+def reduced(server: Any, phase: str, replies: list[Reply]) -> Reduced:
+    """What a run without protection hands a server of these replies."""
+    unused: Any = SimpleNamespace(folder=None)
+    return Live(server, unused, unused).reduce(phase, replies)
+
 
 write_report = partial(writing.write_report, load=load_predictor)
 

@@ -35,7 +35,7 @@ class FedFA(GraphStrategy, method=fedfa):
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return the mean model, and store mean and variance of the statistics."""
         if RUNNING in reduced:
-            trained = self.summation.weights_of(Mean(weight="uniform", trained=True), reduced.clients)
+            trained = self.counting.weights_of(Mean(weight="uniform", trained=True), reduced.clients)
             spread = {key: self._variance(key, reduced[GAPS], int(sum(trained))) for key in STATISTICS}
             self.memory |= {RUNNING: reduced[RUNNING], SPREAD: spread}
         return super().step(arrays, reduced)

@@ -22,6 +22,7 @@ from fedgraph_flwr.store.events import OnRound
 from fedgraph_flwr.store.folder import INPUT_SPEC, InUse, owned
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.store.results import FAILURE, headline_score
+from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tracking import Trackers
 
@@ -60,8 +61,8 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
             recorder.extra |= (
                 {"parties": names} if not cfg.on_fleet and (names := parties(cfg)) else {}
             )
-            strategy = locate(cfg.strategy.server)(cfg, recorder)
-            strategy.start(grid)
+            strategy = locate(cfg.strategy.server)(cfg)
+            Loop(strategy, grid, recorder).run()
             names = [str(number) for number in range(strategy.described.size("num_classes"))]
             plain = {
                 "classes": list(built_in) if len(built_in) == len(names) else names,

@@ -13,6 +13,7 @@ from fedgraph_flwr.models.base import Model
 NOT_CALLED = {
     "aggregate_train": "step(arrays, reduced)",
     "aggregate_evaluate": "step(arrays, reduced), or a function listed under evaluation.metrics",
+    "start": "setup, before_train or step",
     "summary": "startup_note(cfg)",
     "get_properties": "describe()",
 }

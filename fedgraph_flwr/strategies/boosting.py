@@ -238,7 +238,7 @@ class Boosting(GraphStrategy):
             if len(reply.groups[FOREST]["start"]):
                 held[name] = joined([held.get(name, empty_forest()), reply.groups[FOREST]])
         if out := self.memory.get(SITS_OUT):
-            self.recorder.extra["sits_out"] = dict.fromkeys(sorted(out, key=int), self._why)
+            self.remarks["sits_out"] = dict.fromkeys(sorted(out, key=int), self._why)
         if not held and {str(client) for client in self.clients} <= ended.keys():
             raise RunFailed(
                 f"strategy=boosting fits no trees, because each client has {self._why}: set strategy.mode=histogram, which reads"

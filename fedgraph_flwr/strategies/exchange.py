@@ -1,43 +1,21 @@
-"""One exchange of a phase, in the order in which it happens.
-
-messages         one message per client: groups of arrays, phase and round
-collect          sends them, waits, reads the replies, and records the cost
-enough_replies   refuses an exchange with too few valid replies
-"""
+"""One exchange of a phase: what a method may ask of a run's clients, and how messages are sent and awaited."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from functools import partial
 from logging import WARNING
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed, sanitize
+from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.round import Groups, GroupsFor, Kind, Outcome
-from fedgraph_flwr.strategies.server import Server
-from fedgraph_flwr.wire.messages import (
-    CONFIG,
-    DECLINED,
-    DESCRIBE,
-    EVALUATE,
-    MODEL,
-    PROTOCOL,
-    REFUSED,
-    SPEAKS,
-    TRAIN,
-    Reply,
-    pack,
-    record_bytes,
-    to_record,
-)
-
-_TYPES = {TRAIN: MessageType.TRAIN, EVALUATE: MessageType.EVALUATE}
+from fedgraph_flwr.wire.messages import DECLINED, REFUSED, Reply, pack, record_bytes
 
 SIMULATED = 128
 """Most unanswered messages in Flower's simulation, whose engine scans all of them for each node at each poll."""
@@ -62,127 +40,61 @@ Read = Callable[[Message, int | None], Reply]
 """Returns the reply in a message of a client (None: index not known yet); raises `FedGraphError` if it is invalid."""
 
 
-def messages(
-    method: Server,
-    phase: str,
-    clients: list[int],
-    groups: GroupsFor,
-    scalars: Mapping[str, Any],
-    model: ArrayRecord | None = None,
-) -> list[Message]:
-    """Return one message of a phase per client, counted as an exchange of this round.
+class Exchange(ABC):
+    """What a method may ask of the clients of a run.
 
-    Arrays that all clients receive are encoded once.
-
-    Args:
-        method: the strategy.
-        phase: name of the phase.
-        clients: the receivers.
-        groups: groups of arrays, for all clients or by client.
-        scalars: further scalars.
-        model: shared parameters to send along; a client with its own shared parameters receives
-            those instead.
+    `fedgraph_flwr.strategies.live.Live` sends messages, and
+    `fedgraph_flwr.strategies.replay.Replay` has what was opened before.
     """
-    if phase != DESCRIBE:
-        method.round.involve(clients)
-    earlier = method.round.begin_exchange(phase)
-    record = config_record(
-        method, phase, {**scalars, **({"exchange": earlier} if earlier else {})}
-    )
-    common, by_client = _split(groups)
-    weighted = method.class_weights and phase not in (DESCRIBE, EVALUATE)
-    extra = pack({CLASS_WEIGHTS: method.class_weights} if weighted else {})
-    extra.update(pack(method.summation.shared_groups(phase)))
-    built = []
-    for client in clients:
-        content = RecordDict()
-        if model is not None:
-            content[MODEL] = (
-                to_record(method.models[client]) if client in method.models else model
-            )
-        content.update(common if by_client is None else pack(by_client.get(client, {})))
-        content.update(extra)
-        content[CONFIG] = record
-        kind = _TYPES.get(phase, MessageType.QUERY)
-        built.append(
-            Message(content, dst_node_id=method.clients[client].node_id, message_type=kind)
-        )
-    return built
 
+    __slots__ = ()
 
-def config_record(method: Server, phase: str, scalars: Mapping[str, Any]) -> ConfigRecord:
-    """Return the scalars of a message."""
-    version = {SPEAKS: PROTOCOL} if phase == DESCRIBE else {}
-    return ConfigRecord({"phase": phase, "round": method.server_round, **version, **scalars})
+    @property
+    def filing(self) -> dict[str, Any]:
+        """Scalars that make a client store its state after replying, if a checkpoint is due; else none."""
+        return {}
 
+    @abstractmethod
+    def request(
+        self, phase: str, clients: list[int], groups: GroupsFor, config: Mapping[str, Any]
+    ) -> Reduced:
+        """Return the valid replies of clients to a phase, reduced as the uplink declares."""
 
-def filing(method: Server) -> dict[str, Any]:
-    """Return scalars that make a client store its state after replying, if a checkpoint is due; else none."""
-    return (
-        {"checkpoint": True, "run": method.recorder.run_name}
-        if method.round.checkpoint_due
-        else {}
-    )
+    @abstractmethod
+    def messages(
+        self,
+        phase: str,
+        clients: list[int],
+        groups: GroupsFor,
+        scalars: Mapping[str, Any],
+        model: ArrayRecord | None = None,
+    ) -> list[Message]:
+        """Return one message of a phase per client, counted as an exchange of this round.
+
+        Args:
+            phase: name of the phase.
+            clients: the receivers.
+            groups: groups of arrays, for all clients or by client.
+            scalars: further scalars.
+            model: shared parameters to send along; a client with its own shared parameters
+                receives those instead.
+        """
 
 
 def with_own(groups: GroupsFor, more: Mapping[int, Groups]) -> dict[int, Groups]:
     """Return the groups of each client in ``more``, extended by its additional ones."""
-    common, by_client = _split(groups)
+    common, by_client = split(groups)
     return {
         client: {**(common if by_client is None else by_client.get(client, {})), **extra}
         for client, extra in more.items()
     }
 
 
-def _split(groups: GroupsFor) -> tuple[RecordDict, Mapping[int, Groups] | None]:
+def split(groups: GroupsFor) -> tuple[RecordDict, Mapping[int, Groups] | None]:
     """Return the encoded groups for all clients, and the groups by client; None if all clients receive the same."""
     if groups and all(isinstance(key, int) for key in groups):
         return RecordDict(), groups  # type: ignore[return-value]
     return pack(groups), None  # type: ignore[arg-type]
-
-
-def collect(
-    method: Server, phase: str, sent: Iterable[Message], timeout: float | None = None
-) -> Outcome:
-    """Send messages, wait for at most ``timeout`` seconds (default: ``strategy.timeout``), and record the cost."""
-    nodes = {info.node_id: index for index, info in method.clients.items()}
-    longest = method.cfg.strategy.timeout if timeout is None else timeout
-    read = partial(method.read, phase)
-    method.summation.sending(phase)
-    outcome = exchange(
-        method.grid, sent, nodes, read, longest, f"round {method.server_round}, {phase}"
-    )
-    method.summation.received(phase, outcome)
-    method.recorder.exchanged(
-        phase,
-        outcome.down,
-        outcome.groups,
-        outcome.seconds,
-        outcome.failures,
-        outcome.kinds,
-    )
-    method.round.note(outcome)
-    return outcome
-
-
-def enough_replies(method: Server, phase: str, sent: Iterable[Message]) -> list[Reply]:
-    """Send messages, wait, and return the valid replies, in client order.
-
-    Raises:
-        RunFailed: fewer valid replies than ``strategy.min_clients``, or any failure under
-            ``on_failure=fail``.
-    """
-    outcome = collect(method, phase, sent)
-    rules = method.cfg.strategy
-    valid = len(outcome.replies)
-    if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
-        who, reason = next(iter(outcome.failures.items()))
-        raise RunFailed(
-            f"round {method.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients sent a valid reply, "
-            f"expected at least {rules.min_clients} (strategy.min_clients, on_failure={rules.on_failure}); "
-            f"client {who}: {reason}"
-        )
-    return outcome.replies
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.numerics.optim import NamedOptimizer
-from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import MODEL, Arrays
@@ -28,8 +27,8 @@ class FedGrad(GraphStrategy):
     Params: ClassVar[type] = FedGradParams
     uplink = staticmethod(fedgrad.uplink)
 
-    def __init__(self, cfg: RunConfig, recorder: Recorder):
-        super().__init__(cfg, recorder)
+    def __init__(self, cfg: RunConfig):
+        super().__init__(cfg)
         self.optimizer = NamedOptimizer(cfg.train)
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
@@ -63,7 +62,7 @@ class FedGrad(GraphStrategy):
         Raises:
             RunFailed: no client has a training node.
         """
-        return self.summation.items(reduced.clients)
+        return self.counting.items(reduced.clients, self.server_round)
 
     def save(self) -> Tree:
         """Return the optimiser's moments."""

@@ -57,9 +57,9 @@ class FedNova(GraphStrategy, method=fednova):
         mean = reduced[MODEL]
         train = self.cfg.train
         mu = fednova.proximal(self.cfg)
-        clients = self.summation.counted(self.sampled, reduced.clients)
+        clients = self.counting.counted(self.sampled, reduced.clients)
         weights = self.weights(clients)
-        items = self.summation.sizes("num_train", clients)  # a client without any takes no step
+        items = self.counting.sizes("num_train", clients)  # a client without any takes no step
         steps = [
             train.steps_of(client) if count else 0
             for client, count in zip(clients, items, strict=True)
@@ -71,8 +71,8 @@ class FedNova(GraphStrategy, method=fednova):
         if self.cfg.strategy.aggregator != "mean":  # the rule took updates over ‖a_i‖₁
             return self._moved(arrays, mean, effective)
         # over which a mean divides by the mean weight
-        everyone = self.summation.counted(sorted(self.clients), clients)
-        divided = self.summation.weights_of(self.uplink_of[TRAIN][MODEL], everyone)
+        everyone = self.counting.counted(sorted(self.clients), clients)
+        divided = self.counting.weights_of(self.uplink_of[TRAIN][MODEL], everyone)
         worth = sum(divided) / sum(self.weights(everyone))
         return self._moved(arrays, mean, worth * effective)
 

@@ -37,7 +37,6 @@ from fedgraph_flwr.models import keywords, probe
 from fedgraph_flwr.models.fedstruct import FedStruct as Network
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.sealed import is_public_key
-from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.owners import check_owners
@@ -64,8 +63,8 @@ class FedStruct(FedGrad):
     hands_on: ClassVar[bool] = False
     wants_features: ClassVar[bool] = True
 
-    def __init__(self, cfg: RunConfig, recorder: Recorder):
-        super().__init__(cfg, recorder)
+    def __init__(self, cfg: RunConfig):
+        super().__init__(cfg)
         self.s = torch.zeros(0, 0)
         self.nodes: dict[int, np.ndarray] = {}
         self.support: dict[int, np.ndarray] = {}

@@ -29,7 +29,6 @@ from fedgraph_flwr.models.fedstruct import FedStruct
 from fedgraph_flwr.models.layers import propagate
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
 from fedgraph_flwr.strategies.fedgrad import FedGrad
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -76,8 +75,8 @@ class FedStructA(FedGrad):
                 f"client {reply.client} replied to phase 'train' with places that are not ascending"
             )
 
-    def __init__(self, cfg: RunConfig, recorder: Recorder):
-        super().__init__(cfg, recorder)
+    def __init__(self, cfg: RunConfig):
+        super().__init__(cfg)
         self.dtype = torch.float64 if cfg.dtype == "float64" else torch.float32
         self.decoupled = cfg.model.name == "fedstruct"
         self.nodes: dict[int, np.ndarray] = {}

@@ -22,7 +22,6 @@ from fedgraph_flwr.methods import fedstruct
 from fedgraph_flwr.methods.fedstruct import ENVELOPES, STRUCTURE
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.strategies.base import Groups, GroupsFor
-from fedgraph_flwr.strategies.exchange import filing
 from fedgraph_flwr.strategies.fedgrad import FedGrad, relayed
 from fedgraph_flwr.strategies.fedstruct import FedStruct
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -109,7 +108,7 @@ class PrivateFedStruct(FedStruct):
         }
         # s_u changes after training, so clients store its checkpoint here
         owners = self.request_all(
-            "step_own", rows, labelled=self.labelled(reduced), **filing(self)
+            "step_own", rows, labelled=self.labelled(reduced), **self.exchange.filing
         )
         gradients = FedGrad.gradients(self, arrays, reduced)
         for name in self.g:

@@ -20,16 +20,13 @@ from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier_model import newcomers
 from fedgraph_flwr.store.earlier_privacy import earlier_spent
+from fedgraph_flwr.store.recorder import Recorder
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
-from fedgraph_flwr.strategies.exchange import (
-    collect,
-    config_record,
-    enough_replies,
-    filing,
-    messages,
-    with_own,
-)
+from fedgraph_flwr.strategies.exchange import with_own
 from fedgraph_flwr.strategies.filed import Filed
+from fedgraph_flwr.strategies.live import Live
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.round import GroupsFor, Kind, Outcome, Round
 from fedgraph_flwr.strategies.scoring import (
     as_list,
@@ -39,7 +36,6 @@ from fedgraph_flwr.strategies.scoring import (
     statistics_of,
     training_record,
 )
-from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
@@ -74,13 +70,16 @@ class Loop:
     Args:
         strategy: the method's rounds.
         grid: joins the server with its nodes.
+        recorder: receives the run's results.
     """
 
-    def __init__(self, strategy: Server, grid: Grid):
+    def __init__(self, strategy: GraphStrategy, grid: Grid, recorder: Recorder):
         self.server = strategy
         self.cfg = strategy.cfg
-        self.recorder = strategy.recorder
+        self.recorder = recorder
         self.grid = grid
+        self.live = Live(strategy, grid, recorder)
+        strategy.connect(self.live)
         self.connection = Connection(grid, self._describe)
         self._rule = cohorts.LOWEST_HASHES
         self._involved: set[int] = set()  # in earlier rounds
@@ -167,9 +166,9 @@ class Loop:
             judges = self._judges()
             self._scored(self._judged(judges), judges)
         self._keep()
-        self.recorder.extra |= self.server.summation.spent()
+        self.recorder.extra |= self.live.summation.spent() | self.server.remarks
         self.recorder.finish(self.server.models)
-        self.server.summation.forget(self.cfg.rounds)
+        self.live.summation.forget(self.cfg.rounds)
         return Result(arrays=to_record(self.recorder.final_arrays))
 
     def _rounds(self, first: int) -> None:
@@ -188,7 +187,7 @@ class Loop:
         if self.server.finished:
             return f"strategy={self.cfg.strategy.name} has nothing more to train"
         releases_in_round = self._releases_in(server_round)
-        if not self.server.summation.allows_round(self.recorder.pending, releases_in_round):
+        if not self.live.summation.allows_round(self.recorder.pending, releases_in_round):
             return "one more release would exceed privacy.epsilon_budget"
         return ""
 
@@ -208,8 +207,10 @@ class Loop:
             self._scored(replies, self.server.round.drawn)
         if self.recorder.should_stop:
             return False
-        self.server.adopt(self.server.next_arrays(replies))
-        spent = self.server.summation.spent()
+        up = self.server.stage().up
+        reduced = self.live.reduce(TRAIN, replies) if up else Reduced(replies)
+        self.server.adopt(self.server.next_arrays(reduced))
+        spent = self.live.summation.spent()
         self.recorder.end_round(self._training(replies), self.server.arrays, **spent)
         if self.server.round.checkpoint_due:
             self._file(server_round, set(self.server.cohort) - self.server.failed.keys())
@@ -226,7 +227,7 @@ class Loop:
             for client, description in self.recorder.known_clients().items()
         }
         least = rules.min_clients if known and rules.on_failure == "continue" else wanted
-        self.server.bind(self.connection.wait(wanted, rules.timeout, known, least))
+        self.live.bind(self.connection.wait(wanted, rules.timeout, known, least))
         check_fingerprints(
             {
                 index: info.description.get("schema", [0])
@@ -258,20 +259,20 @@ class Loop:
                 "clients without items to train on only predict with the model: %s",
                 named,
             )
-        self.server.summation.check_places()
+        self.live.summation.check_places()
 
     def _describe(
         self, nodes: list[int], timeout: float | None = None
     ) -> tuple[list[ClientInfo], dict[int, str]]:
         """Request the descriptions of nodes; return them, and the reason for each node without one."""
-        record = config_record(self.server, DESCRIBE, {})
+        record = self.live.config_record(DESCRIBE, {})
         sent = [
             Message(
                 RecordDict({CONFIG: record}), dst_node_id=node, message_type=MessageType.QUERY
             )
             for node in nodes
         ]
-        outcome = collect(self.server, DESCRIBE, sent, timeout)
+        outcome = self.live.collect(DESCRIBE, sent, timeout)
         clients = [
             ClientInfo(reply.client, reply.message.metadata.src_node_id, reply.metrics)
             for reply in outcome.replies
@@ -322,8 +323,8 @@ class Loop:
             raise FedGraphError(
                 f"resume={self.cfg.resume} holds no state of strategy={name} ({first_line(error)}): {fix}"
             ) from error
-        self.server.summation.load(tree)
-        if self.server.summation.spent():
+        self.live.summation.load(tree)
+        if self.live.summation.spent():
             # accounts for what this attempt may release, in case it dies as well
             self._checkpoint(done)
         self._filed = Filed.load(tree.get("filed", {}), sorted(self._involved), done)
@@ -372,8 +373,8 @@ class Loop:
             if stored < self._filed.last:
                 # a later state up to this round is the one that was lost on its way to the server
                 scalars["round"] = max(self.server.server_round, self._filed.last)
-            sent = messages(self.server, DESCRIBE, asked, {}, scalars)
-            outcome = collect(self.server, DESCRIBE, sent)
+            sent = self.live.messages(DESCRIBE, asked, {}, scalars)
+            outcome = self.live.collect(DESCRIBE, sent)
             self._filed.missing |= outcome.failures.keys()
             self._filed.missing -= {reply.client for reply in outcome.replies}
             outcomes.append(outcome)
@@ -399,7 +400,7 @@ class Loop:
         replied = set(before.cohort) - before.failed.keys()
         back = self.connection.returned(self.server.clients, before.silent, replied)
         if back:
-            self.server.bind(back)
+            self.live.bind(back)
         cohort = self._sample(server_round)
         scored = self.recorder.pending and (server_round - 1) % self.cfg.evaluation.every == 0
         coming = Round(
@@ -419,9 +420,7 @@ class Loop:
         rules = self.cfg.strategy
         if rules.on_failure == "fail":
             return len(self.server.cohort)
-        return max(
-            rules.min_clients, self.server.summation.min_clients(len(self.server.cohort))
-        )
+        return max(rules.min_clients, self.live.summation.min_clients(len(self.server.cohort)))
 
     def _wait_for_silent(self) -> None:
         """Wait for unresponsive clients if the round would have too few clients without them.
@@ -446,7 +445,7 @@ class Loop:
             )
             time.sleep(pause)
             back = self.connection.returned(self.server.clients, away, set())
-            self.server.bind(back)
+            self.live.bind(back)
             nodes = [
                 self.server.clients[client].node_id for client in sorted(away - back.keys())
             ]
@@ -461,13 +460,13 @@ class Loop:
 
     def _sample(self, server_round: int) -> list[int]:
         """Return a round's cohort: drawn from its own random stream, or a fixed batch with secure sums."""
-        size = self.server.summation.cohort_size(server_round)
+        size = self.server.counting.cohort_size(server_round)
         return self._drawn(server_round, size, "cohort", server_round)
 
     def _drawn(self, server_round: int, size: int, *stream: str | int) -> list[int]:
         """Draw this many places of a round, ascending; return the clients that are there."""
         clients = self.server.clients
-        places = self.server.summation.places(server_round, sorted(clients))
+        places = self.server.counting.places(server_round, sorted(clients))
         drawn = cohorts.draw(places, size, self.cfg.seed, *stream, rule=self._rule)
         return [place for place in drawn if place in clients]
 
@@ -475,7 +474,7 @@ class Loop:
         """Run the method's own exchanges, then training; return the valid replies in client order."""
         groups = self.server.groups_to_train()
         inputs = (
-            self.server.summation.begin(TRAIN, self.server.cohort)
+            self.live.summation.begin(TRAIN, self.server.cohort)
             if self.server.stage().up
             else None
         )
@@ -484,10 +483,11 @@ class Loop:
         )
         self._score_apart()  # a client that failed in those exchanges is not requested to train
         record = to_record(self.server.arrays)
-        sent = self.server.configure_train(
-            self.server.server_round, record, ConfigRecord(), self.grid
-        )
-        return enough_replies(self.server, TRAIN, sent)
+        due = self.server.scores_due
+        flags = {"evaluate": due, "checkpoint": False, **self.live.filing}
+        config = ConfigRecord({**flags, **(self.recorder.scoring if due else {})})
+        sent = self.server.configure_train(self.server.server_round, record, config, self.grid)
+        return self.live.enough_replies(TRAIN, sent)
 
     def _training(self, replies: list[Reply]) -> dict[str, Any]:
         """Return the round's record of training."""
@@ -554,15 +554,15 @@ class Loop:
         self.server.round = self.server.round.changed(judges=there)
         record = to_record(self.server.arrays)
         sent = self.server.configure_evaluate(
-            self.server.server_round, record, ConfigRecord(), self.grid
+            self.server.server_round, record, ConfigRecord({**self.recorder.scoring}), self.grid
         )
-        return enough_replies(self.server, EVALUATE, sent)
+        return self.live.enough_replies(EVALUATE, sent)
 
     def _scores(self, replies: list[Reply], judges: Sequence[int]) -> dict[str, Any]:
         """Return the scores in these replies, the clients of their entries, and the clients among ``judges`` without a reply."""
         evaluation = self.cfg.evaluation
         for reply in replies:
-            self.server.note_counts(reply)
+            self.live.reader.note_counts(reply)
         nodes = self._nodes_of(replies)
         classes = self.server.described.class_counts
         scores = scores_of(replies, self.cfg, classes, "", nodes)
@@ -583,7 +583,7 @@ class Loop:
     def _scored(self, replies: list[Reply], judges: Sequence[int]) -> None:
         """Complete the previous round's record with the scores in these replies; ``judges`` were to send them."""
         nodes = self._nodes_of(replies)
-        scores = self.server.summation.scores(self._scores(replies, judges))
+        scores = self.live.summation.scores(self._scores(replies, judges))
         self.recorder.scored(scores, self.server.arrays, nodes, self.server.models)
 
     # --- the end ----------------------------------------------------------------------------------
@@ -591,7 +591,7 @@ class Loop:
     def _keep(self) -> None:
         """Request that clients store their models for prediction; send the model along if none was scored."""
         self.recorder.begin_end()
-        if not getattr(self.server.grid, "files_models", True):
+        if not getattr(self.grid, "files_models", True):
             return
         receivers = sorted(self._with_state - self.server.failed.keys())
         scalars = {
@@ -605,10 +605,8 @@ class Loop:
             groups = self.server.before_evaluate(self.server.arrays)
             scalars |= self.recorder.scoring
             model = to_record(self.server.arrays)
-        collect(
-            self.server,
-            DESCRIBE,
-            messages(self.server, DESCRIBE, receivers, groups, scalars, model),
+        self.live.collect(
+            DESCRIBE, self.live.messages(DESCRIBE, receivers, groups, scalars, model)
         )
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -620,9 +618,9 @@ class Loop:
         """
         away = self.server.round.silent | self._filed.missing
         if absent := sorted(self._with_state - stored - away):
-            sent = messages(self.server, DESCRIBE, absent, {}, filing(self.server))
+            sent = self.live.messages(DESCRIBE, absent, {}, self.live.filing)
             stored = stored | {
-                reply.client for reply in collect(self.server, DESCRIBE, sent).replies
+                reply.client for reply in self.live.collect(DESCRIBE, sent).replies
             }
         self._filed.note(stored, server_round)
         if behind := sorted(self._with_state - stored):
@@ -666,7 +664,7 @@ class Loop:
             server_round + 1, server_round + 1 + min(self.cfg.checkpoint_every or left, left)
         )
         tree |= self._filed.save(sorted(self._with_state))
-        tree |= self.server.summation.save(map(self._releases_in, coming))
+        tree |= self.live.summation.save(map(self._releases_in, coming))
         descriptions = {index: info.description for index, info in self.server.clients.items()}
         self.recorder.checkpoint(server_round, self.server.arrays, tree, descriptions)
-        self.server.summation.forget(server_round)
+        self.live.summation.forget(server_round)

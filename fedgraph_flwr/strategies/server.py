@@ -4,22 +4,18 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from flwr.app import Message
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.uplink import Groups as Reducers
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.connection import ClientInfo
+from fedgraph_flwr.strategies.counting import Counting
 from fedgraph_flwr.strategies.descriptions import Descriptions
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.round import GroupsFor, Round, Stage
-from fedgraph_flwr.strategies.summation.interface import Summation
 from fedgraph_flwr.tasks import kind_of, probe
 from fedgraph_flwr.wire.messages import CONFIG, MODEL, Arrays, Reply, derive_seed
 from fedgraph_flwr.wire.reply_schema import ArrayField
@@ -29,11 +25,10 @@ from fedgraph_flwr.wire.trees import Tree, as_arrays
 class Server(FlowerFedAvg):
     """The configuration, the model and the memory of a run's server, and the hooks that a method overrides.
 
-    `fedgraph_flwr.strategies.base.GraphStrategy` adds the exchanges.
+    `fedgraph_flwr.strategies.base.GraphStrategy` adds requests to clients.
 
     Args:
         cfg: the run's configuration.
-        recorder: receives the run's results.
 
     Attributes:
         uplink_of: the uplink of this run, with the framework's own phases.
@@ -46,24 +41,27 @@ class Server(FlowerFedAvg):
         class_weights: ``w`` [C] under ``train.class_weights=federated``; travels with every message
             that may lead to training.
         described: the clients' descriptions, as one.
-        grid: joins the server with its nodes.
+        counting: how clients count in means and sums.
+        remarks: what the run's summary says in addition to its scores.
     """
 
     params: Any
     uplink_of: dict[str, Reducers]
-    grid: Grid
 
-    def __init__(self, cfg: RunConfig, recorder: Recorder):
+    def __init__(self, cfg: RunConfig):
         super().__init__(arrayrecord_key=MODEL, configrecord_key=CONFIG)
         self.cfg = cfg
-        self.recorder = recorder
         self.clients: dict[int, ClientInfo] = {}
         self.round = Round()
         self.arrays: Arrays = {}
         self.models: dict[int, Arrays] = {}
         self.memory: Tree = {}
         self.class_weights: Arrays = {}
+        self.remarks: dict[str, Any] = {}
         self.described = Descriptions(cfg, lambda: self.clients)
+        self.counting = Counting(
+            cfg, lambda: self.clients, lambda clients: self.weights(clients)
+        )
 
     # --- hooks of a method ------------------------------------------------------------------------
 
@@ -217,11 +215,11 @@ class Server(FlowerFedAvg):
         ``uniform`` gives clients without training nodes weight 0 if others train. Under
         differential privacy all weights are 1, so that they follow from the configuration.
         """
-        return self.summation.weights(clients)
+        return self.counting.weights(clients)
 
     def counts(self, key: str, clients: list[int]) -> list[float]:
         """Return a number from the clients' descriptions, such as ``num_train``, per client."""
-        return [float(np.sum(self.clients[client].description[key])) for client in clients]
+        return self.counting.counts(key, clients)
 
     def drop(self, clients: Iterable[int]) -> None:
         """Remove clients from this round; later rounds may sample them again."""
@@ -250,37 +248,13 @@ class Server(FlowerFedAvg):
     @property
     def cohort_size(self) -> int:
         """Number of clients that a round samples; under protection, of the places it draws, which absent clients leave empty."""
-        return self.summation.cohort_size(self.server_round)
-
-    @property
-    def summation(self) -> Summation:
-        """How this run adds up what clients send."""
-        raise NotImplementedError
-
-    def request(
-        self,
-        phase: str,
-        groups: GroupsFor | None = None,
-        clients: Iterable[int] | None = None,
-        config: dict[str, Any] | None = None,
-    ) -> Reduced:
-        """Send a phase to clients, wait, and return the valid replies, reduced as the uplink declares."""
-        raise NotImplementedError
-
-    def reduce(self, phase: str, replies: list[Reply]) -> Reduced:
-        """Reduce the groups of replies as the uplink declares."""
-        raise NotImplementedError
-
-    def read(self, phase: str, message: Message, client: int | None) -> Reply:
-        """Return the reply in a message."""
-        raise NotImplementedError
+        return self.counting.cohort_size(self.server_round)
 
     # --- what the loop calls ----------------------------------------------------------------------
 
     def bind(self, clients: Mapping[int, ClientInfo]) -> None:
         """Note which node each of these clients is, in addition to those that are known."""
         self.clients = {**self.clients, **clients}
-        self.recorder.nodes = {client: info.node_id for client, info in self.clients.items()}
         self.described.forget()
 
     def adopt(self, arrays: Arrays, models: dict[int, Arrays] | None = None) -> None:
@@ -288,19 +262,3 @@ class Server(FlowerFedAvg):
         self.arrays = arrays
         if models is not None:
             self.models = models
-
-    def set_up(self) -> None:
-        """Run all exchanges before round 1."""
-        raise NotImplementedError
-
-    def groups_to_train(self) -> GroupsFor:
-        """Run the exchanges before training, and return the groups that travel with the model."""
-        raise NotImplementedError
-
-    def next_arrays(self, replies: list[Reply]) -> Arrays:
-        """Return the next shared parameters, from the replies to ``train``."""
-        raise NotImplementedError
-
-    def note_counts(self, reply: Reply) -> None:
-        """Keep the numbers of nodes on which a client was first scored."""
-        raise NotImplementedError

@@ -44,7 +44,7 @@ class Variates(ServerPart):
         model it caps the shares of the clients that replied. Under differential privacy a mean
         divides by the sampled clients, so S are those.
         """
-        return server.summation.share(clients)
+        return server.counting.share(clients, server.server_round)
 
 
 def _acknowledged(server: Server) -> np.ndarray:

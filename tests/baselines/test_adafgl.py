@@ -268,7 +268,7 @@ def test_wrong_keys_are_refused(word):
 
 
 def test_indices_with_gaps_get_the_extractor():
-    server = AdaFGL(compose(["strategy=adafgl", "num_clients=3", "strategy.extractor_rounds=1"]), None)
+    server = AdaFGL(compose(["strategy=adafgl", "num_clients=3", "strategy.extractor_rounds=1"]))
     server.clients = {name: ClientInfo(name, name, {}) for name in (0, 3, 7)}
     server.round, asked = Round(2, [3, 7]), []
     server.request = lambda phase, groups, clients: asked.append(clients) or [Reply(c) for c in clients if c != 3]

@@ -13,7 +13,7 @@ from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
 from tests.conftest import client_graph
-from tests.support import recorded_messages
+from tests.support import recorded_messages, reduced
 
 H, ALPHA = 6, 0.9
 
@@ -112,7 +112,7 @@ def test_shares_of_channels_sum_to_their_number():
 
 def aggregated(found, *overrides, counts=(6, 3, 8)):
     """The memory of a server whose clients replied with ``values`` [M, L-1, H] as either statistic."""
-    server = FedFA(configured(*overrides), None)
+    server = FedFA(configured(*overrides))
     server.setup()
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(counts)}
     before = server.memory["running"]
@@ -124,7 +124,7 @@ def aggregated(found, *overrides, counts=(6, 3, 8)):
         }
         groups = {"running": {"mean": a, "std": 2 * a}, "gaps": group, MODEL: {"w": a[0]}}
         replies.append(Reply(i, groups, {"num_train": counts[i]}))
-    server.step({"w": found[0][0]}, server.reduce("train", replies))
+    server.step({"w": found[0][0]}, reduced(server, "train", replies))
     return server.memory
 
 

@@ -14,7 +14,7 @@ from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply
 from tests.conftest import client_graph
-from tests.support import call_fresh, dense_gcn_adjacency, recorded_messages, same_result
+from tests.support import call_fresh, dense_gcn_adjacency, recorded_messages, reduced, same_result
 
 N, C = 16, 3
 WORDS = ["strategy=fedgl", "model.hidden=6", "dtype=float64", "model.dropout=0"]
@@ -85,7 +85,7 @@ def test_the_objective_and_the_propagation_by_hand():
 
 def test_what_is_found_is_of_the_cohort_and_others_keep_theirs(monkeypatch):
     monkeypatch.setattr("fedgraph_baselines.strategies.fedgl.THRESHOLD", 0.6)
-    server = FedGL(compose(WORDS), None)
+    server = FedGL(compose(WORDS))
     server.weights = lambda clients: [1.0 + client for client in clients]
     server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}, "pseudo": {"2": {"label": np.array([7])}}}
     h = np.ones((2, 2))
@@ -102,7 +102,7 @@ def test_what_is_found_is_of_the_cohort_and_others_keep_theirs(monkeypatch):
 
 
 def server_of(*overrides):
-    server = FedGL(compose([*WORDS, *overrides]), None)
+    server = FedGL(compose([*WORDS, *overrides]))
     server.arrays = {"w": np.zeros(1)}
     server.weights = lambda clients: [1.0 + 2 * client for client in clients]
     server.memory = {"ids": {"0": np.array([1, 4]), "1": np.array([4, 6])}}
@@ -139,7 +139,7 @@ def test_labels_and_edges_are_found_every_few_rounds():
     values = []
     for server_round, order in ((1, [0, 1]), (2, [1, 0]), (3, [1, 0])):
         server.round = Round(server_round)
-        server.step(server.arrays, server.reduce("train", replies_of(server, [z[order], z], [h[order], h])))
+        server.step(server.arrays, reduced(server, "train", replies_of(server, [z[order], z], [h[order], h])))
         values.append({name: array.tolist() for name, array in server.memory["pseudo"]["0"].items()})
     first, off, on = values
     assert off == first

@@ -115,18 +115,18 @@ def replies_of(vectors, weights):
 def test_the_mixing_by_hand():
     """Client 1 lies between 0 and 2, which are not alike; client 3 is like no other."""
     replies = replies_of([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 5]], [2, 3, 6, 1])
-    server = FedGTA(compose(["strategy=fedgta"]), None)
+    server = FedGTA(compose(["strategy=fedgta"]))
     expected = [[2 / 5, 3 / 5, 0, 0], [2 / 11, 3 / 11, 6 / 11, 0], [0, 3 / 9, 6 / 9, 0], [0, 0, 0, 1]]
     np.testing.assert_allclose(server.mixing(replies), expected, atol=1e-15)
-    server = FedGTA(compose(["strategy=fedgta", "strategy.epsilon=-1.5"]), None)
+    server = FedGTA(compose(["strategy=fedgta", "strategy.epsilon=-1.5"]))
     np.testing.assert_allclose(server.mixing(replies), [[2 / 12, 3 / 12, 6 / 12, 1 / 12]] * 4, atol=1e-15)
-    server = FedGTA(compose(["strategy=fedgta", "strategy.epsilon=1"]), None)
+    server = FedGTA(compose(["strategy=fedgta", "strategy.epsilon=1"]))
     alike = replies_of([[1, 2], [1, 2], [2, 4]], [1, 0, 5])
     np.testing.assert_array_equal(server.mixing(alike), np.eye(3))
 
 
 def test_clients_without_any_confidence_weigh_the_same():
-    server = FedGTA(compose(["strategy=fedgta"]), None)
+    server = FedGTA(compose(["strategy=fedgta"]))
     mixing = server.mixing(replies_of([[1, 0], [1, 0], [0, 1]], [0, 0, 2]))
     np.testing.assert_array_equal(mixing, [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]])
 

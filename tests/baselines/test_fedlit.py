@@ -18,7 +18,7 @@ from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.wire.messages import Reply, from_record
 from tests.conftest import client_graph
-from tests.support import dense_gcn_adjacency, recorded_messages
+from tests.support import dense_gcn_adjacency, recorded_messages, reduced
 
 N, H, K = 16, 6, 3
 WORDS = ["strategy=fedlit", f"model.hidden={H}", f"model.types={K}", "dtype=float64", "model.dropout=0"]
@@ -162,7 +162,7 @@ def test_a_matching_is_found_whatever_the_order(order):
 
 
 def server_of():
-    server = FedLIT(compose([*WORDS, "strategy.weighting=train"]), None)
+    server = FedLIT(compose([*WORDS, "strategy.weighting=train"]))
     values = {"num_features": 5, "num_classes": 3}
     server.clients = {i: ClientInfo(i, 10 + i, values | {"num_train": 2 + i}) for i in range(3)}
     server.arrays = server.initial_arrays()
@@ -188,7 +188,7 @@ def test_the_average_by_hand_and_in_any_order_of_types():
     def once(orders):
         server.memory = {"links": {"centroids": centres}}
         replies = [reply_of(i, models[i], near[i], counts[i], orders[i]) for i in range(3)]
-        return server.step(server.arrays, server.reduce("train", replies)), server.memory["links"]["centroids"]
+        return server.step(server.arrays, reduced(server, "train", replies)), server.memory["links"]["centroids"]
 
     plain, moved = once([(0, 1, 2)] * 3)
     np.testing.assert_allclose(moved, np.mean(near, axis=0))
@@ -217,10 +217,10 @@ def test_a_client_without_links_trains_and_moves_no_centre(run, client_files):
     server = server_of()
     arrays = {name: a + 1 for name, a in server.arrays.items()}
     alone = [reply_of(0, arrays, np.zeros((K, 2 * H)), [0, 0, 0])]
-    server.step(server.arrays, server.reduce("train", alone))
+    server.step(server.arrays, reduced(server, "train", alone))
     assert "links" not in server.memory
     centres = np.random.default_rng(3).normal(size=(K, 2 * H))
-    server.step(server.arrays, server.reduce("train", [*alone, reply_of(1, arrays, centres, [1, 1, 1])]))
+    server.step(server.arrays, reduced(server, "train", [*alone, reply_of(1, arrays, centres, [1, 1, 1])]))
     np.testing.assert_allclose(server.memory["links"]["centroids"], centres)
 
 

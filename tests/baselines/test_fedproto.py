@@ -13,7 +13,7 @@ from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import Reply, from_record
 from tests.conftest import client_graph
-from tests.support import recorded_messages
+from tests.support import recorded_messages, reduced
 
 C, D = 3, 8
 
@@ -101,12 +101,12 @@ def test_the_nearest_known_prototype_decides():
 
 
 def test_the_mean_of_prototypes_weighs_by_nodes():
-    server = FedProto(compose(["strategy=fedproto", "dtype=float64"]), None)
+    server = FedProto(compose(["strategy=fedproto", "dtype=float64"]))
     server.shape = (C, D)
 
     def learn(means, counts):
         group = [{"sum": m * n[:, None], "count": n.astype(float)} for m, n in zip(means, counts, strict=True)]
-        server.step({}, server.reduce("train", [Reply(i, {"prototypes": found}) for i, found in enumerate(group)]))
+        server.step({}, reduced(server, "train", [Reply(i, {"prototypes": found}) for i, found in enumerate(group)]))
 
     means = np.random.default_rng(0).normal(size=(2, 3, C, D))
     first, second = np.array([[4, 0, 1], [2, 3, 0], [0, 0, 0]]), np.array([[0, 5, 0], [0, 1, 0], [0, 0, 0]])

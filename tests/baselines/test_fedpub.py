@@ -152,7 +152,7 @@ def test_the_random_graph_is_the_seeds():
 
 def mixing(tau: float, vectors: Any) -> np.ndarray:
     replies = [Reply(i, {"embedding": {"mean": np.array(v, np.float32)}}) for i, v in enumerate(vectors)]
-    return FedPUB(compose(["strategy=fedpub", f"strategy.tau={tau}"]), None).mixing(replies)
+    return FedPUB(compose(["strategy=fedpub", f"strategy.tau={tau}"])).mixing(replies)
 
 
 def test_the_mixing_by_hand():

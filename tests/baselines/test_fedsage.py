@@ -376,7 +376,7 @@ def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
 
 @pytest.mark.parametrize("owner", [[0, 2, 2], [1, 1, 1], [0, 1], [0, 0, 0, 0], [1, 0, 0]])
 def test_wrong_owners_are_refused(owner):
-    server = FedSage(compose(WORDS), None)
+    server = FedSage(compose(WORDS))
     rows = np.zeros((4 if owner == [0, 0, 0, 0] else 3, 5), np.float32)
     reply = Reply(2, {"proposed": {"rows": rows}, "owners": {"rows": np.array(owner, np.int32)}}, {})
     with pytest.raises(FedGraphError, match="client 2 replied to phase 'generate'"):

@@ -18,7 +18,7 @@ from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import Reply, weighted_mean
 from fedgraph_flwr.wire.trees import flatten
 from tests.conftest import client_graph
-from tests.support import same_result
+from tests.support import reduced, same_result
 
 N, C = 16, 3
 
@@ -75,7 +75,7 @@ def test_one_training_node_of_one_class_does_not_outweigh_many():
 
 
 def server_of(*overrides, clients=2):
-    server = FedTAD(compose(["strategy=fedtad", "model.hidden=4", "dtype=float64", *overrides]), None)
+    server = FedTAD(compose(["strategy=fedtad", "model.hidden=4", "dtype=float64", *overrides]))
     sums = [[0.8, 2.0, 1.2], [3.2, 0.0, 0.0]]
     values = [{"num_features": 5, "num_classes": C, "num_train": 4, "reliability": s} for s in sums[:clients]]
     server.clients = {i: ClientInfo(i, 10 + i, description) for i, description in enumerate(values)}
@@ -169,7 +169,7 @@ def test_the_generators_gradient_goes_through_the_networks():
 
 def test_teachers_like_the_student_teach_nothing():
     server = server_of()
-    found = server.step(server.arrays, server.reduce("train", replies_of(server, 1, 1)))
+    found = server.step(server.arrays, reduced(server, "train", replies_of(server, 1, 1)))
     for name, array in found.items():
         np.testing.assert_allclose(array, server.arrays[name], atol=1e-12, err_msg=name)
 
@@ -203,7 +203,7 @@ def test_both_optimisers_go_on_from_round_to_round(monkeypatch):
     for server_round in (1, 2):
         server.round = Round(server_round)
         left = {name: flatten(server.memory.get(name, {})) for name in ("maker", "learner")}
-        server.step(server.arrays, server.reduce("train", replies_of(server, 1, 2)))
+        server.step(server.arrays, reduced(server, "train", replies_of(server, 1, 2)))
         for name, steps in (("maker", 2), ("learner", 10)):
             assert begun[name].keys() == left[name].keys()
             assert all(torch.equal(tensor, left[name][path]) for path, tensor in begun[name].items())
@@ -260,11 +260,11 @@ def test_classes_of_few_nodes_are_told_as_unknown():
 
 def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
     server = server_of("strategy.epochs=2")
-    before = server.step(server.arrays, server.reduce("train", replies_of(server, 1, 2)))
+    before = server.step(server.arrays, reduced(server, "train", replies_of(server, 1, 2)))
     memory = server.memory
     replies = replies_of(server, 1, 1e200)
     mean = weighted_mean([reply.arrays for reply in replies], server.weights([reply.client for reply in replies]))
-    found = server.step(server.arrays, server.reduce("train", replies))
+    found = server.step(server.arrays, reduced(server, "train", replies))
     assert all(np.isfinite(array).all() for array in found.values())
     for name, array in mean.items():
         np.testing.assert_array_equal(found[name], array)

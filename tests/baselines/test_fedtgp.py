@@ -11,13 +11,14 @@ from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import Reply, derive_seed
+from tests.support import reduced
 
 C, D, RATE, BATCH = 3, 4, 0.2, 3
 
 
 def server_of(*overrides):
     keys = [f"strategy.server_lr={RATE}", "strategy.server_epochs=2"]
-    server = FedTGP(compose(["strategy=fedtgp", "dtype=float64", *keys, *overrides]), None)
+    server = FedTGP(compose(["strategy=fedtgp", "dtype=float64", *keys, *overrides]))
     server.clients = {i: ClientInfo(i, i, {"num_classes": C, "width": D}) for i in range(3)}
     server.setup()
     return server
@@ -98,7 +99,7 @@ def test_training_parts_prototypes_that_start_close():
 def test_nothing_is_learnt_of_clients_without_training_nodes():
     server = server_of()
     nothing = {"mean": np.zeros((C, D)), "count": np.zeros(C, int)}
-    server.step({}, server.reduce("train", [Reply(0, {"prototypes": nothing}, {"num_train": 0})]))
+    server.step({}, reduced(server, "train", [Reply(0, {"prototypes": nothing}, {"num_train": 0})]))
     assert server.before_train({}) == server.before_evaluate({}) == {}
 
 

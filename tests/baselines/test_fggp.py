@@ -17,6 +17,7 @@ from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import Reply
 from tests.conftest import client_graph
+from tests.support import reduced
 
 N, C = 20, 3
 WORDS = ["strategy=fggp", "model.hidden=6", "dtype=float64", "model.dropout=0"]
@@ -62,7 +63,7 @@ def test_the_bank_goes_by_class_and_not_by_the_order_of_clients():
 
 
 def server_of(*overrides):
-    server = FGGP(compose([*WORDS, *overrides]), None)
+    server = FGGP(compose([*WORDS, *overrides]))
     server.arrays = {"layers.0.w": np.zeros(1), "head.w": np.zeros(1)}
     server.weights = lambda replies: [1.0] * len(replies)
     return server
@@ -76,7 +77,7 @@ def reply(client, mean, known, arrays=None):
 def round_of(server, *replies):
     arrays = server.arrays
     replies = [Reply(r.client, {**r.groups, "model": r.groups["model"] or arrays}, {}) for r in replies]
-    return server.step(arrays, server.reduce("train", replies))
+    return server.step(arrays, reduced(server, "train", replies))
 
 
 def test_a_class_that_no_client_of_the_cohort_knows_keeps_its_prototypes():

@@ -17,14 +17,14 @@ from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.wire.messages import MODEL, Reply, from_record
-from tests.support import recorded_messages, same_result
+from tests.support import recorded_messages, reduced, same_result
 
 ALWAYS = ["strategy=gcfl", "strategy.warmup=0", "strategy.eps1=1e9", "strategy.eps2=0"]
 
 
 def server_of(*overrides: str, train: tuple[int, ...] = (1,) * 6) -> GCFL:
     """A server whose clients have these numbers of training nodes; the model is one vector of 4."""
-    server = GCFL(compose(["strategy=gcfl", f"num_clients={len(train)}", "strategy.warmup=0", *overrides]), None)
+    server = GCFL(compose(["strategy=gcfl", f"num_clients={len(train)}", "strategy.warmup=0", *overrides]))
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(train)}
     server.arrays = {"w": np.zeros(4)}
     server.setup()
@@ -38,7 +38,7 @@ def step(server: GCFL, updates: dict[int, Any]) -> list[list[int]]:
         Reply(i, {MODEL: {"w": server.models.get(i, server.arrays)["w"] + np.asarray(u, float)}})
         for i, u in updates.items()
     ]
-    server.arrays = server.step(server.arrays, server.reduce("train", replies))
+    server.arrays = server.step(server.arrays, reduced(server, "train", replies))
     return [server.members(cluster) for cluster in server.clusters]
 
 

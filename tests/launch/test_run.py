@@ -23,12 +23,11 @@ from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.exchange import (
     Overdue,
-    collect,
     failure_lines,
-    messages,
     name_late_replies,
     take,
 )
+from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.strategies.summation import masked
 from fedgraph_flwr.wire.messages import DECLINED, FAILED, METRICS, PROTOCOL, from_record
@@ -293,7 +292,7 @@ def test_clients_that_disagree_are_named():
     from fedgraph_flwr.strategies.connection import ClientInfo
 
     cfg = compose()
-    strategy = GraphStrategy(cfg, Recorder(cfg))
+    strategy = GraphStrategy(cfg)
     strategy.clients = {i: ClientInfo(i, i, {"num_classes": c}) for i, c in enumerate((3, 4))}
     with pytest.raises(FedGraphError, match="client 1 has num_classes=4, client 0 has num_classes=3"):
         strategy.agreed("num_classes")
@@ -537,8 +536,9 @@ def _asked(waits, monkeypatch, *overrides, grid=None, clients=2):
         def uplink(cfg, params):
             return {"tell": {}}
 
-    strategy = Tells(cfg, Recorder(cfg))
-    strategy.grid, strategy.clients = grid or _SlowGrid(waits), {i: ClientInfo(i, 10 + i) for i in range(clients)}
+    strategy = Tells(cfg)
+    strategy.clients = {i: ClientInfo(i, 10 + i) for i in range(clients)}
+    live = Live(strategy, grid or _SlowGrid(waits), Recorder(cfg))
     now, pauses = [0.0], []
     monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.perf_counter", lambda: now[0])
 
@@ -548,7 +548,7 @@ def _asked(waits, monkeypatch, *overrides, grid=None, clients=2):
 
     monkeypatch.setattr("fedgraph_flwr.strategies.exchange.time.sleep", sleep)
     with run_identity(1):
-        outcome = collect(strategy, "tell", messages(strategy, "tell", list(range(clients)), {}, {}))
+        outcome = live.collect("tell", live.messages("tell", list(range(clients)), {}, {}))
     return [reply.client for reply in outcome.replies], outcome.failures, pauses
 
 
@@ -699,7 +699,7 @@ def test_a_simulation_is_given_messages_in_portions(monkeypatch):
 @pytest.mark.parametrize("side", ["server", "node"])
 def test_another_version_of_the_protocol_is_one_error_on_each_side(run, monkeypatch, side):
     old = PROTOCOL - 1
-    module = "strategies.exchange" if side == "server" else "clients.replies"
+    module = "strategies.live" if side == "server" else "clients.replies"
     monkeypatch.setattr(f"fedgraph_flwr.{module}.PROTOCOL", old)
     if side == "server":
         expected = rf"the server uses version {old} .* this node version {PROTOCOL} \(fedgraph-flwr .*\): install"

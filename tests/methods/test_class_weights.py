@@ -14,7 +14,7 @@ from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import large_enough, shares, weights
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.strategies import base
+from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.wire.messages import from_record
 from tests.methods.small_runs import METHODS, sampled
 from tests.support import assert_same_arrays, call_fresh, honest_reply, patch_replies, recorded_messages
@@ -103,13 +103,14 @@ def test_wrong_shares_are_refused_and_wrong_weights_too(go, monkeypatch):
         patch_replies(patch, lie)
         failures = go("fedavg", "rounds=1", *FEDERATED).summary["failures"]
     assert "expected 0 to 1" in failures["1 (labels)"]
-    build = base.messages
+    build = Live.messages
 
-    def without(method, *args, **kwargs):
+    def without(live, *args, **kwargs):
+        method = live.strategy
         method.class_weights = {"w": -np.ones(3)} if method.server_round else {}
-        return build(method, *args, **kwargs)
+        return build(live, *args, **kwargs)
 
-    monkeypatch.setattr(base, "messages", without)
+    monkeypatch.setattr(Live, "messages", without)
     with pytest.raises(FedGraphError, match="'class_weights' of phase 'train' with 'w' from -1 to -1, expected 0"):
         go("fedavg", "rounds=1", *FEDERATED)
 

@@ -8,8 +8,8 @@ from fedgraph_flwr.secure import secagg
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.secure.secagg import Member, threshold
 from fedgraph_flwr.secure.shamir import combine
-from fedgraph_flwr.strategies.exchange import messages as send
-from fedgraph_flwr.strategies.summation import Summation
+from fedgraph_flwr.strategies.counting import Counting
+from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, from_record, to_record
 from tests.methods.small_runs import METHODS, sampled
@@ -175,7 +175,7 @@ def fleet(monkeypatch):
 def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
     """Weight 1 for client 0 and 0 for the others gave the server that client's model in one round."""
 
-    def alone(summation, reducer, clients):
+    def alone(counting, reducer, clients):
         return [float(client == clients[0]) for client in clients]
 
     opened, reveal = [], Masked.reveal
@@ -186,7 +186,7 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
 
     monkeypatch.setattr(Masked, "reveal", spy)
     go(method, "rounds=1", "model.dropout=0", SECURE)
-    monkeypatch.setattr(Summation, "weights_of", alone)
+    monkeypatch.setattr(Counting, "weights_of", alone)
     go(method, "rounds=1", "model.dropout=0", SECURE)
     honest, other = opened[: len(opened) // 2], opened[len(opened) // 2 :]
     for before, after in zip(honest, other, strict=True):
@@ -204,16 +204,16 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
 )
 def test_a_group_that_only_one_client_received_makes_no_sum(run, monkeypatch, overrides, group):
     """With other control variates or class weights, a server could make all updates predictable but one."""
-    sent = []
+    sent, send = [], Live.messages
 
-    def unequal(method, phase, clients, *args):
-        messages = send(method, phase, clients, *args)
+    def unequal(live, phase, clients, *args):
+        messages = send(live, phase, clients, *args)
         if phase == TRAIN:
             sent.append(list(messages[0].content))
             record = from_record(messages[0].content[group])
             messages[0].content[group] = to_record({name: array + 1.5 for name, array in record.items()})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", unequal)
+    monkeypatch.setattr(Live, "messages", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
         run(*overrides, "privacy.secagg=true", "rounds=2")

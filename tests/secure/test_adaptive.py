@@ -14,7 +14,7 @@ from fedgraph_flwr.secure import distributed, lattice, noise
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.adaptive import adapted, count_noise, value_multiplier
 from fedgraph_flwr.secure.distributed import DistributedNoise
-from fedgraph_flwr.strategies.exchange import messages as send
+from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, TRAIN, from_record, to_record
 from tests.support import recorded_messages
@@ -237,27 +237,30 @@ def test_a_resumed_run_goes_on_with_its_norms(run, silent):
 
 def test_clients_that_received_other_norms_do_not_add_up(run, monkeypatch):
     """A server that gives one client a large norm and others a small one would scale all but the one away."""
+    send = Live.messages
 
-    def unequal(method, phase, clients, *args):
-        messages = send(method, phase, clients, *args)
+    def unequal(live, phase, clients, *args):
+        messages = send(live, phase, clients, *args)
         if phase == TRAIN:
             messages[0].content[CLIPPING] = to_record({MODEL: np.array([50.0])})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", unequal)
+    monkeypatch.setattr(Live, "messages", unequal)
     with pytest.raises(RunFailed, match="masked their values under different lists"):
         run(UNIFORM, *SECURE, "privacy.dp=distributed_adaptive", "privacy.noise_multiplier=1", "rounds=1")
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, None])
 def test_a_client_refuses_a_norm_that_is_none(run, monkeypatch, norm):
-    def wrong(method, phase, clients, *args):
-        messages = send(method, phase, clients, *args)
+    send = Live.messages
+
+    def wrong(live, phase, clients, *args):
+        messages = send(live, phase, clients, *args)
         for message in messages if phase == TRAIN else ():
             message.content[CLIPPING] = to_record({MODEL: np.array([norm])} if norm is not None else {})
         return messages
 
-    monkeypatch.setattr("fedgraph_flwr.strategies.base.messages", wrong)
+    monkeypatch.setattr(Live, "messages", wrong)
     with pytest.raises(
         RunFailed, match=r"no clipping norm > 0 for group 'model'|in group 'clipping' with values that are not finite"
     ):

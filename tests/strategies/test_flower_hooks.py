@@ -15,6 +15,7 @@ HERE = "tests.strategies.test_flower_hooks"
 REFUSED = {
     "aggregate_train": "step",
     "aggregate_evaluate": "step",
+    "start": "setup",
     "summary": "startup_note",
     "get_properties": "describe",
 }

@@ -29,6 +29,7 @@ from fedgraph_flwr.plugin import (
 )
 from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.personal import PersonalStrategy
+from fedgraph_flwr.strategies.replay import Replay
 from fedgraph_flwr.strategies.summation.plain import Plain
 from fedgraph_flwr.wire.messages import from_record, weighted_mean
 from tests.conftest import client_graph
@@ -199,53 +200,65 @@ def test_a_robust_rule_replaces_every_mean_and_sum(run, kind, monkeypatch):
 class Replaces(GraphStrategy):
     """Puts another member in the place of one that applies protections."""
 
-    def __init__(self, cfg, recorder):
-        super().__init__(cfg, recorder)
+    def __init__(self, cfg):
+        super().__init__(cfg)
         self.reduce = lambda phase, replies: replies
 
 
 class ReplacesRelease(GraphStrategy):
     def setup(self):
-        account: Any = self.summation.account  # type: ignore[attr-defined]
+        exchange: Any = self.exchange
+        account = exchange.summation.account
         account.release = lambda terms, clients: {g: t.values[0] for g, t in terms.items()}
 
 
 class ReplacesReveal(GraphStrategy):
     def setup(self):
-        self.summation.reveal = lambda phase, replies: {g: a for r in replies for g, a in r.groups.items()}
+        exchange: Any = self.exchange
+        exchange.summation.reveal = lambda phase, replies: {g: a for r in replies for g, a in r.groups.items()}
 
 
 class ReplacesSummation(GraphStrategy):
     def setup(self):
-        self._summation = Plain(self)
+        exchange: Any = self.exchange
+        exchange.summation = Plain(self)
 
 
 class ReplacesAccount(GraphStrategy):
     def setup(self):
-        summation: Any = self.summation
+        exchange: Any = self.exchange
+        summation = exchange.summation
         summation.account = SimpleNamespace(release=lambda terms, clients: {g: t.values[0] for g, t in terms.items()})
 
 
 class ReplacesInner(GraphStrategy):
     def setup(self):
-        summation: Any = self.summation
+        exchange: Any = self.exchange
+        summation = exchange.summation
         summation.inner = Plain(self)
 
 
-REPLACING = ["Replaces", "ReplacesRelease", "ReplacesReveal", "ReplacesSummation", "ReplacesAccount", "ReplacesInner"]
+class ReplacesExchange(GraphStrategy):
+    def setup(self):
+        self.exchange = Replay(self, [])
+
+
+REPLACING = [f"Replaces{what}" for what in ("", "Exchange", "Release", "Reveal", "Summation", "Account", "Inner")]
 
 
 @pytest.mark.parametrize("name", REPLACING)
 def test_a_server_cannot_replace_what_adds_noise(run, name):
-    with pytest.raises((FedGraphError, AttributeError), match=r"replaces .(reduce|summation|account|inner).|read-only"):
+    with pytest.raises(
+        (FedGraphError, AttributeError), match=r"replaces .(exchange|reduce|summation|account|inner).|read-only"
+    ):
         run(f"strategy={HERE}:{name}", *PROTECTIONS["dp"], "rounds=1")
 
 
 def test_a_server_has_no_other_summation(run):
     with pytest.raises(TypeError, match="defines 'summation'"):
-        type("Other", (GraphStrategy,), {"summation": None})
+        type("Other", (GraphStrategy,), {"summation": True})
     with pytest.raises(TypeError, match="defines 'privacy'"):
-        type("Other", (GraphStrategy,), {"privacy": False})
+        type("Other", (GraphStrategy,), {"privacy": True})
 
 
 class ReadsLosses(GraphStrategy):

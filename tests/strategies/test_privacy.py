@@ -23,6 +23,7 @@ from fedgraph_flwr.store.folder import CHECKPOINT
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.connection import Connection
+from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from tests.conftest import client_graph
 from tests.methods.regression import WORDS, vector
@@ -391,7 +392,7 @@ def test_a_resumed_run_that_dies_again_keeps_who_took_part(run, monkeypatch, tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedgraph_flwr.strategies.loop.enough_replies", dies)
+        patch.setattr(Live, "enough_replies", dies)
         with pytest.raises(KeyboardInterrupt):
             run(*words, "rounds=4", f"resume={tmp_path / 'run'}")
     assert involved() == part

@@ -8,32 +8,42 @@
 `interface` says what the loop, the reader of replies and the methods ask of it.
 """
 
+from pathlib import Path
+
+from flwr.serverapp import Grid
+
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.actors import Actors
-from fedgraph_flwr.strategies.summation.interface import Federation, Summation
+from fedgraph_flwr.strategies.summation.interface import Summation
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.strategies.summation.noised import Noised, PublicDivisor
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
 from fedgraph_flwr.strategies.summation.plain import Plain
 
-__all__ = ["Federation", "Summation", "summation_of"]
+__all__ = ["Summation", "summation_of"]
 
 
-def summation_of(server: Federation) -> Summation:
+def summation_of(
+    server: GraphStrategy, schemas: Schemas, grid: Grid, folder: Path | None
+) -> Summation:
     """Return the summation of a run.
 
     Args:
         server: the run's server.
+        schemas: what the method declares.
+        grid: joins the server with its nodes.
+        folder: the run's folder, where opened sums are kept; None: nothing is kept.
     """
     cfg = server.cfg
-    account = Privacy(cfg) if cfg.privacy.dp != "none" else None
+    account = Privacy(cfg) if server.counting.private else None
     summed: Summation
     if cfg.privacy.secagg:
-        folder = server.recorder.folder if cfg.checkpoint_every else None
         divisor = PublicDivisor(server, account) if account else None
-        summed = Masked(server, OpenedStore(folder), divisor)
+        summed = Masked(server, schemas, OpenedStore(folder), divisor)
     elif cfg.ray.aggregate:
-        summed = Actors(server)
+        summed = Actors(server, schemas, grid)
     else:
         summed = Plain(server)
     return Noised(server, summed, account) if account else summed

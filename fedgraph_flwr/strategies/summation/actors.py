@@ -5,11 +5,14 @@ sums have the same values as without it. Each client's numbers (scores, losses, 
 groups arrive as usual.
 """
 
+from typing import Any
+
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import Sum, sums
 from fedgraph_flwr.numerics.partial_sums import Plan
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.round import Outcome
-from fedgraph_flwr.strategies.summation.interface import Federation
+from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.plain import Plain
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
@@ -19,16 +22,20 @@ class Actors(Plain):
     """Sums over the cohort's training replies; other phases are summed by the server.
 
     Args:
-        server: the run's server, whose grid has the actors.
+        server: the run's server.
+        schemas: what the method declares.
+        grid: has the actors.
 
     Attributes:
         plan: what actors sum in the coming training replies; None: nothing.
     """
 
-    __slots__ = ("plan",)
+    __slots__ = ("grid", "plan", "schemas")
 
-    def __init__(self, server: Federation):
+    def __init__(self, server: GraphStrategy, schemas: Schemas, grid: Any):
         super().__init__(server)
+        self.schemas = schemas
+        self.grid = grid
         self.plan: Plan | None = None
 
     def begin(self, phase: str, clients: list[int]) -> None:
@@ -36,14 +43,14 @@ class Actors(Plain):
         if phase != TRAIN:
             return
         server = self.server
-        wanted = server.reader.schema(TRAIN, clients[0]).groups if clients else {}
+        wanted = self.schemas.of(TRAIN, clients[0]).groups if clients else {}
         shares: dict[int, dict[str, float]] = {
             server.clients[client].node_id: {} for client in clients
         }
         declared = server.uplink_of[TRAIN]
         groups = [group for group in sums(declared) if group in wanted]
         for group in groups:
-            weights = self.weights_of(declared[group], clients)
+            weights = server.counting.weights_of(declared[group], clients)
             total = sum(weights)
             for share, weight in zip(shares.values(), weights, strict=True):
                 share[group] = weight / total if total else 0.0
@@ -52,7 +59,7 @@ class Actors(Plain):
     def sending(self, phase: str) -> None:
         """Let the actors sum the replies."""
         if phase == TRAIN and self.plan:
-            self.server.grid.add_up(self.plan)
+            self.grid.add_up(self.plan)
 
     def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
         """Return the schema of the part of a reply that still arrives."""
@@ -68,7 +75,7 @@ class Actors(Plain):
     def received(self, phase: str, outcome: Outcome) -> None:
         """Count a client's arrays as sent, although they never left its process."""
         if phase == TRAIN and self.plan:
-            outcome.groups.update(self.server.grid.added.bytes)
+            outcome.groups.update(self.grid.added.bytes)
 
     def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the mean or sum of each group over the clients that replied.
@@ -81,8 +88,8 @@ class Actors(Plain):
         server = self.server
         plan = self.plan
         self.plan = None
-        total = server.grid.added
-        server.grid.add_up(None)
+        total = self.grid.added
+        self.grid.add_up(None)
         if plan is None:
             return {}
         clients = {server.clients[reply.client].node_id: reply.client for reply in replies}

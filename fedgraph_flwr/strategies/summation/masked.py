@@ -11,7 +11,6 @@ from an earlier round masks again, but reads the sums of those rounds from the s
 opening sums over other survivors (`OpenedStore`).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import Reducer, Sum, sums
-from fedgraph_flwr.methods.weighting import batch_of, in_sum, sizes_of
+from fedgraph_flwr.methods.weighting import in_sum, sizes_of
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     AGREE,
@@ -46,7 +45,9 @@ from fedgraph_flwr.secure.secagg import (
     unmasked,
 )
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
-from fedgraph_flwr.strategies.summation.interface import Federation, Summation
+from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.schemas import Schemas
+from fedgraph_flwr.strategies.summation.interface import Summation
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, positive, to_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
@@ -98,6 +99,7 @@ class Masked(Summation):
 
     Args:
         server: the run's server.
+        schemas: what the method declares.
         store: keeps opened sums.
         divisor: makes means of sums; default: by the survivors' weights.
 
@@ -108,17 +110,17 @@ class Masked(Summation):
         ratios: their shares of the weights, by group.
     """
 
-    __slots__ = ("divisor", "keys", "members", "phase", "ratios", "store")
-
-    protection = "privacy.secagg=true"
+    __slots__ = ("divisor", "keys", "members", "phase", "ratios", "schemas", "store")
 
     def __init__(
         self,
-        server: Federation,
+        server: GraphStrategy,
+        schemas: Schemas,
         store: OpenedStore | None = None,
         divisor: Divisor | None = None,
     ):
         super().__init__(server)
+        self.schemas = schemas
         self.store = store or OpenedStore(None)
         self.divisor = divisor or Divisor()
         self.phase = ""
@@ -127,14 +129,6 @@ class Masked(Summation):
         self.ratios: dict[str, dict[int, float]] = {}
 
     # --- who takes part ---------------------------------------------------------------------------
-
-    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
-        """Return the fixed batch of a round."""
-        return batch_of(self.server.cfg, server_round)
-
-    def cohort_size(self, server_round: int) -> int:
-        """Return the size of a round's batch, which trains as a whole."""
-        return len(batch_of(self.server.cfg, max(server_round, 1)))
 
     def min_clients(self, requested: int) -> int:
         """Return the fewest of the requested clients with which a sum can start."""
@@ -306,10 +300,8 @@ class Masked(Summation):
     def _values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return means and sums in their declared types."""
         server = self.server
-        fields = server.reader.schema(self.phase, survivors[0]).groups
-        sampled = self.cohort_size(server.server_round)
-        if not server.server_round:
-            sampled = server.cfg.num_clients
+        fields = self.schemas.of(self.phase, survivors[0]).groups
+        sampled = server.counting.meant_for(server.server_round)
         values: dict[str, Arrays] = {}
         for group, arrays in opened.items():
             reducer = server.uplink_of[self.phase][group]

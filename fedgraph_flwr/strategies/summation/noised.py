@@ -4,16 +4,18 @@ The server adds the noise to clipped sums (`fedgraph_flwr.strategies.privacy`), 
 to their gradients (``privacy.unit``), or to their values before a masked sum (``distributed``).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from fedgraph_flwr.strategies.round import Outcome
-from fedgraph_flwr.strategies.summation.interface import Federation, Summation, origin_of
+from fedgraph_flwr.strategies.server import Server
+from fedgraph_flwr.strategies.summation.interface import Summation, origin_of
 from fedgraph_flwr.strategies.summation.masked import Divisor, MaskedTotal
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
@@ -32,25 +34,14 @@ class Noised(Summation):
         account: clipping, noise and cost.
     """
 
-    __slots__ = ("account", "inner", "protection")
+    __slots__ = ("account", "inner")
 
-    def __init__(self, server: Federation, inner: Summation, account: Privacy):
+    def __init__(self, server: GraphStrategy, inner: Summation, account: Privacy):
         super().__init__(server)
         self.inner = inner
         self.account = account
-        self.protection = inner.protection or f"privacy.dp={server.cfg.privacy.dp}"
 
     # --- who takes part ---------------------------------------------------------------------------
-
-    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
-        """Return the batch of a masked sum, or all places of the run."""
-        return self.inner.places(server_round, range(self.server.cfg.num_clients))
-
-    def cohort_size(self, server_round: int) -> int:
-        """Return the size of a masked sum's batch, or the share of all places."""
-        if self.inner.protection:
-            return self.inner.cohort_size(server_round)
-        return super().cohort_size(server_round)
 
     def min_clients(self, requested: int) -> int:
         """Return the fewest clients of a masked sum."""
@@ -144,10 +135,7 @@ class Noised(Summation):
 
     @property
     def _meant_for(self) -> int:
-        """Number of clients that the configuration samples for the current exchange."""
-        if not self.server.server_round:
-            return self.server.cfg.num_clients
-        return self.cohort_size(self.server.server_round)
+        return self.server.counting.meant_for(self.server.server_round)
 
     def scores(self, scores: dict[str, Any]) -> dict[str, Any]:
         """Return noised means instead of clients' scores, if ``privacy.scores`` says so."""
@@ -159,25 +147,6 @@ class Noised(Summation):
             "clients": {},
             **self.spent(),
         }
-
-    # --- how clients count ------------------------------------------------------------------------
-
-    def counted(self, sampled: list[int], replied: list[int]) -> list[int]:
-        """Return the clients by which a mean divides: those that were sampled."""
-        return sampled
-
-    def sizes(self, key: str, clients: list[int]) -> list[float]:
-        """Return 1 for each client, since sizes are private."""
-        return [1.0] * len(clients)
-
-    def items(self, clients: list[int]) -> float:
-        """Return the number of clients in a round, or of rows that they are expected to draw."""
-        size = self.cohort_size(self.server.server_round)
-        return float(size * self.server.cfg.privacy.expected_rows)
-
-    def share(self, clients: list[int]) -> float:
-        """Return the share of the sampled clients among all, by which a mean divides."""
-        return self.cohort_size(self.server.server_round) / self.server.cfg.num_clients
 
     # --- the budget -------------------------------------------------------------------------------
 
@@ -217,7 +186,7 @@ class PublicDivisor(Divisor):
 
     __slots__ = ("account", "server")
 
-    def __init__(self, server: Federation, account: Privacy):
+    def __init__(self, server: Server, account: Privacy):
         self.server = server
         self.account = account
 

@@ -1,13 +1,13 @@
 """Sums over single values that the server sees, or a robust rule over them."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import numpy as np
 
 from fedgraph_flwr.methods.uplink import Mean, Reducer, Sum, sums
 from fedgraph_flwr.strategies import aggregators
 from fedgraph_flwr.strategies.reducing import Weights, added_up, averaged
+from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.strategies.summation.interface import Summation, origin_of
 from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
 
@@ -27,14 +27,6 @@ class Plain(Summation):
             group: self._reduced(declared[group], group, replies) for group in sums(declared)
         }
 
-    def late_mean(
-        self, values: list[Arrays], weights: Weights, origin: Arrays | None, clients: list[int]
-    ) -> Arrays:
-        """Return a mean by late weights; a robust rule counts only clients with training nodes."""
-        if self.server.cfg.strategy.aggregator != "mean":
-            values = [values[place] for place in self._places_that_count(TRAINED, clients)]
-        return super().late_mean(values, weights, origin, clients)
-
     def _reduced(self, reducer: Reducer, group: str, replies: list[Reply]) -> Arrays:
         """Return the mean or sum of a group."""
         rules = self.server.cfg.strategy
@@ -45,7 +37,7 @@ class Plain(Summation):
                 return added_up(values, reducer.dtype)
             return self._robust_sum(reducer, group, values, clients)
         if isinstance(reducer, Mean) and rules.aggregator != "mean":
-            places = self._places_that_count(reducer, clients)
+            places = self.server.counting.ruled(reducer, clients)
             values = [values[place] for place in places]
             clients = [clients[place] for place in places]
             if reducer.scale:
@@ -55,7 +47,7 @@ class Plain(Summation):
                     _scaled(value, origin, reducer.scale(client), buffers)
                     for value, client in zip(values, clients, strict=True)
                 ]
-        weights = self.weights_of(reducer, clients)
+        weights = self.server.counting.weights_of(reducer, clients)
         return averaged(values, weights, origin_of(self.server, reducer, values[0]), rules)
 
     def _robust_sum(
@@ -63,7 +55,8 @@ class Plain(Summation):
     ) -> Arrays:
         """Return the result of a robust rule, times the number of values."""
         if group == MODEL:  # sums of gradients: a client without training nodes has none
-            values = [values[place] for place in self._places_that_count(TRAINED, clients)]
+            places = self.server.counting.ruled(TRAINED, clients)
+            values = [values[place] for place in places]
         middle = aggregators.combine(values, {}, self.server.cfg.strategy)
         count = len(values)
         return {
@@ -71,18 +64,29 @@ class Plain(Summation):
             for name, array in middle.items()
         }
 
-    def _places_that_count(self, reducer: Mean, clients: list[int]) -> list[int]:
-        """Return the places of the clients that a robust rule counts.
 
-        These are the clients with weight and, where models count, training nodes. Without any such
-        client, all count.
-        """
-        # even if ``strategy.weighting=nodes`` weighs an unchanged model
-        models = reducer.weight in ("weighting", "shares")
-        counting = replace(reducer, trained=reducer.trained or models)
-        weights = self.weights_of(counting, clients)
-        places = [place for place, weight in enumerate(weights) if weight]
-        return places or list(range(len(clients)))
+def late_mean(
+    server: Server,
+    values: list[Arrays],
+    weights: Weights,
+    origin: Arrays | None,
+    clients: list[int],
+) -> Arrays:
+    """Return a mean by weights that the method computes from other uploads.
+
+    A robust rule counts only clients with training nodes.
+
+    Args:
+        server: the run's server.
+        values: arrays per client.
+        weights: weights per client.
+        origin: start of the updates that the values are; None: the shared parameters.
+        clients: the clients.
+    """
+    start = server.arrays if origin is None else origin
+    if server.cfg.strategy.aggregator != "mean":
+        values = [values[place] for place in server.counting.ruled(TRAINED, clients)]
+    return averaged(values, weights, start, server.cfg.strategy)
 
 
 def _scaled(arrays: Arrays, origin: Arrays, scale: float, buffers: Collection[str]) -> Arrays:
