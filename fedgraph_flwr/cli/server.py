@@ -9,19 +9,20 @@ import signal
 import ssl
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.cli import superlink
-from fedgraph_flwr.cli.node import LOG_FORMAT, monitor_address
+from fedgraph_flwr.cli.node import LOG_FORMAT, PAUSES, monitor_address
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.certificates import watch
 from fedgraph_flwr.fleet.keys import FLEET, Places, read_fleet, write_configuration, write_fleet
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos
-from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool, wait_for_one
+from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos, pending_runs
+from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS
 from fedgraph_flwr.fleet.status import read_status
 from fedgraph_flwr.party.options import add_options
@@ -78,26 +79,33 @@ def main(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health", parties: "Parties") -> int:
     """Keep the processes running until one ends."""
     processes: list[Process] = []
+    superexec: SuperExec | None = None
+    more = environment(args.folder, args.runs, plain)
     try:
-        processes += start(args.folder, places, args.database or args.folder / "superlink.db", args.runs, plain)
+        watch(args.folder, lambda: _renewed(processes[1:]), lambda text: say(f"warning: {text}"))
+        processes += start(args.folder, places, args.database or args.folder / "superlink.db", more, plain)
+        health.superexec = superexec = SuperExec(processes[0], places.superlink, args.folder / "ca.crt", more)
         connect(args.name, places.superlink, args.folder / "ca.crt")
         for text in admit_all(args.folder, args.name, not args.no_join):
             say(text)
         with contextlib.suppress(OSError):  # a folder that is only read
             if write_fleet(args.folder, places):
                 say(f"{args.folder / FLEET} has the versions of this server: send it to the parties, for `fleet check`")
-        watch(args.folder, lambda: _renewed(processes[1:]), lambda text: say(f"warning: {text}"))
         command = f"fedgraph-flwr node --server {places.server} --key FILE --graph FILE"
         say(f"ready on {places.listen}; start nodes with: {command}")
         parties.refresh()
         health.begun = True
-        ended = wait_for_one(processes)
+        while not (ended := next((process for process in processes if process.ended()), None)):
+            superexec.look()
+            time.sleep(0.2)
         say(f"{'the SuperLink' if ended is processes[0] else 'nginx'} ended; see its last lines above")
         return 1
     except KeyboardInterrupt:
         say("stopping the server")
         return 0
     finally:
+        if superexec:
+            superexec.end()
         for process in reversed(processes):
             process.end()
 
@@ -107,6 +115,63 @@ def _renewed(nginx: list[Process]) -> None:
     for process in nginx:
         process.popen.send_signal(signal.SIGHUP)
     say("certificates were replaced, or an operator was removed: this holds for new requests")
+
+
+class SuperExec:
+    """The process that starts those of runs. Flower starts it once, with the SuperLink; this class again when it ended.
+
+    Args:
+        superlink: the SuperLink.
+        address: its address.
+        authority: certificate that verifies it.
+        more: additional environment variables.
+
+    Attributes:
+        up: whether it works; one that was started again does after `STEADY` seconds.
+        restarts: how often it was started again.
+    """
+
+    EVERY, STEADY = 2.0, 10.0
+
+    def __init__(self, superlink: Process, address: str, authority: Path, more: Mapping[str, str]):
+        self.superlink, self.more = superlink, more
+        words = ("--root-certificates", str(authority), "--runtime-api-address", address)
+        self.command = [tool("flower-superexec"), *words]
+        self.process: Process | None = None
+        self.up, self.restarts, self.tries = True, 0, 0
+        self.looked = self.began = -math.inf
+
+    def look(self) -> None:
+        """Look every `EVERY` seconds whether it works, and start it if it ended."""
+        now = time.monotonic()
+        if now - self.looked < self.EVERY:
+            return
+        self.looked, age = now, now - self.began
+        runs = self._runs()
+        self.up = runs and age >= self.STEADY
+        if self.up:
+            self.tries = 0
+        elif not runs and age >= PAUSES[min(self.tries, len(PAUSES) - 1)]:
+            say("warning: the SuperExec ended, which starts the processes of runs; starting it again")
+            self.end()
+            self.process = Process([*self.command, "--parent-pid", str(self.superlink.pid)], self.more)
+            self.began, self.restarts, self.tries = now, self.restarts + 1, self.tries + 1
+
+    def end(self) -> None:
+        """End the one that was started here."""
+        if self.process:
+            self.process.end()
+
+    def _runs(self) -> bool:
+        import psutil
+
+        if self.process:
+            return not self.process.ended()
+        try:
+            children = psutil.Process(self.superlink.pid).children()
+            return any("flower-superexec" in " ".join(child.cmdline()) for child in children)  # a zombie has no words
+        except psutil.Error:  # one of them ended meanwhile
+            return False
 
 
 class Parties:
@@ -120,6 +185,7 @@ class Parties:
     def __init__(self, connection: str, runs: Path):
         self.connection, self.runs = connection, runs
         self.infos: list[dict[str, Any]] = []
+        self.pending = 0
         self.asked = -math.inf
 
     def names(self) -> dict[str, str]:
@@ -139,18 +205,21 @@ class Parties:
         return self.names().get(node := nodes.pop(), node) if len(nodes) == 1 else f"client {client}"
 
     def refresh(self) -> None:
-        """Ask the SuperLink for its nodes, at most every `LIST_EVERY` seconds."""
+        """Ask the SuperLink for its nodes and pending runs, at most every `LIST_EVERY` seconds."""
         if time.monotonic() - self.asked > LIST_EVERY:
             self.asked = time.monotonic()
             with contextlib.suppress(FedGraphError):  # then it is not live
                 self.infos = node_infos(self.connection)
+                self.pending = pending_runs(self.connection)
 
     def metrics(self, begun: bool) -> list[Metric]:
         """Return the numbers of runs and parties."""
         if begun:
             self.refresh()
         online = {self.names()[info["node"]]: info["status"] == "online" for info in self.infos}
-        return [*of_runs(statuses_of(self.runs), self.names()), of_parties(online)]
+        pending = Metric("runs_pending", "Runs whose process on the server has not started yet.")
+        pending.add(self.pending)
+        return [*of_runs(statuses_of(self.runs), self.names()), pending, of_parties(online)]
 
 
 def statuses_of(runs: Path) -> dict[str, dict[str, Any]]:
@@ -181,6 +250,7 @@ class Health:
     def __init__(self, url: str, authority: Path, runs: Path):
         self.url, self.authority, self.runs = url, authority, runs
         self.begun = False
+        self.superexec: SuperExec | None = None
 
     def not_live(self) -> str:
         """Return why the server should be restarted, or ""; never while it starts."""
@@ -194,23 +264,45 @@ class Health:
         """Return why no run can start, or ""."""
         if not self.begun:
             return "the SuperLink is starting"
-        return self.not_live() or ("" if os.access(self.runs, os.W_OK) else f"cannot write {self.runs}")
+        if why := self.not_live():
+            return why
+        if self.superexec and not self.superexec.up:
+            return "the SuperExec ended, so that no run can start; it is started again"
+        return "" if os.access(self.runs, os.W_OK) else f"cannot write {self.runs}"
 
     def metrics(self, folder: Path) -> list[Metric]:
-        """Return the numbers of the certificates and of the processes."""
+        """Return the numbers of the processes and of the certificates."""
         names = ("ca.crt", "server.crt", "operators.crt", "operator.crt")
-        return [of_certificates([folder / name for name in names]), of_memory({"server": os.getpid()})]
+        up = Metric("superexec_up", "1 if the process that starts those of runs works.")
+        restarts = Metric("superexec_restarts_total", "How often the SuperExec was started again.")
+        if self.superexec:
+            up.add(self.superexec.up)
+            restarts.add(self.superexec.restarts)
+        return [up, restarts, of_certificates([folder / name for name in names]), of_memory({"server": os.getpid()})]
 
 
-def start(folder: Path, places: Places, database: Path, runs: Path, plain: bool) -> list[Process]:
+def environment(folder: Path, runs: Path, plain: bool) -> dict[str, str]:
+    """Return the additional environment variables of the SuperLink and the processes of runs.
+
+    Args:
+        folder: keys and certificates.
+        runs: folder of the run folders.
+        plain: whether to use unpatched Flower, which sends no run folders to operators.
+    """
+    if plain:
+        return ENVIRONMENT | {flower_patches.PLAIN: "1"}
+    return ENVIRONMENT | {RUNS: str(runs.absolute()), superlink.KEYS: str(folder.absolute())}
+
+
+def start(folder: Path, places: Places, database: Path, more: Mapping[str, str], plain: bool) -> list[Process]:
     """Start the SuperLink, wait until it responds, and start nginx.
 
     Args:
         folder: keys and certificates.
         places: addresses.
         database: the SuperLink's database.
-        runs: folder of the run folders.
-        plain: whether to use unpatched Flower, which sends no run folders to operators.
+        more: additional environment variables.
+        plain: whether to use unpatched Flower.
 
     Raises:
         RunFailed: the SuperLink ended, or does not respond.
@@ -220,10 +312,7 @@ def start(folder: Path, places: Places, database: Path, runs: Path, plain: bool)
     command = [*program, "--host", host, "--port", port, "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.crt")]
     command += ["--ssl-keyfile", str(folder / "server.key"), "--database", str(database)]
-    more = (
-        {flower_patches.PLAIN: "1"} if plain else {RUNS: str(runs.absolute()), superlink.KEYS: str(folder.absolute())}
-    )
-    started = [Process(command, ENVIRONMENT | more)]
+    started = [Process(command, more)]
     try:
         context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         if not healthy(f"https://{places.superlink}", started[0].ended, PATIENCE, context):

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
@@ -104,7 +106,9 @@ def main() -> None:
         app = create(*args, **kwargs)
         add_routes(app, root, listing)
         state = app.state.linkstate_factory.state()
-        RunWatch(state, lambda run, how, why: record_end(root, run, how, why)).start()
+        # below the process that started this one, since `fedgraph-flwr server` starts another SuperExec when Flower's ended
+        above = psutil.Process(os.getppid())
+        RunWatch(state, lambda run, how, why: record_end(root, run, how, why), above).start()
         return app
 
     superlink.create_app = create_app

@@ -166,6 +166,18 @@ def node_infos(name: str) -> list[dict[str, Any]]:
     ]
 
 
+def pending_runs(name: str) -> int:
+    """Return how many of a server's newest runs have no process yet.
+
+    Raises:
+        RunFailed: the server does not respond.
+    """
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    with _control(name) as client:
+        return sum(run.status.status == "pending" for run in client.ListRuns(ListRunsRequest()).run_dict.values())
+
+
 def _utc(text: str) -> str:
     """Return a time of Flower in UTC to the second; "" if there is none."""
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ") if text else ""

@@ -106,15 +106,6 @@ def _print(line: str) -> None:
             sys.stdout.flush()
 
 
-def wait_for_one(processes: Sequence[Process], look: float = 0.2) -> Process:
-    """Wait until a process exits, and return it."""
-    while True:
-        for process in processes:
-            if process.ended():
-                return process
-        time.sleep(look)
-
-
 def healthy(url: str, ended: Callable[[], object], seconds: float, context: ssl.SSLContext | None = None) -> bool:
     """Return whether a server on this machine responds, before its process has ended and within so many seconds."""
     deadline = time.monotonic() + seconds

@@ -223,6 +223,29 @@ r.urlopen("https://{self.host}:{self.superlink_port}/health", timeout=2, context
         return process
 
 
+class ServedFleet(Fleet):
+    """A fleet whose server is `fedgraph-flwr server`, which has its own folder of runs."""
+
+    def __init__(self, folder: Path, graphs: Path):
+        super().__init__(folder, graphs)
+        self.runs, self.monitor = folder / "server" / "runs", free_port()
+        address = f"{self.host}:{self.port}"
+        self.make_keys("--nodes", str(len(self.files)), "--listen", address, "--superlink", address)
+
+    def start_superlink(self) -> None:
+        """Start the server; returns when it is ready."""
+        options = ["--runs", str(self.runs), "--name", NAME, "--monitor", str(self.monitor), "--no-join"]
+        self._spawn("superlink", [*COMMAND, "server", str(self.keys), *options])
+        wait_for(self.ready, "the server to be ready")
+
+    def ready(self) -> bool:
+        """Return what /ready says."""
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/ready", timeout=10).close()
+            return True
+        return False
+
+
 class GuardedFleet(Fleet):
     """A fleet as the how-to has it: nginx before the SuperLink, and nginx with a certificate on the operator's side.
 

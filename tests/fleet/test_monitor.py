@@ -1,22 +1,26 @@
 """What a server and a node answer to a monitor."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 
 from fedgraph_flwr.cli.node import Node, Server, monitor_address
-from fedgraph_flwr.cli.server import Health
+from fedgraph_flwr.cli.server import Health, SuperExec
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.processes import free_port
-from tests.support import PATIENCE
+from fedgraph_flwr.fleet.processes import Process, free_port
+from tests.support import PATIENCE, wait_for
 
 COMPOSE = yaml.safe_load((Path(__file__).parents[2] / "docs" / "fleet" / "compose.yaml").read_text())
 
@@ -94,9 +98,67 @@ def test_a_server_is_ready_when_its_superlink_responds_and_its_folder_is_writabl
     monkeypatch.setattr("ssl.create_default_context", lambda **_: None)
     health = Health("https://127.0.0.1:1", Path("ca.crt"), tmp_path)
     assert (health.not_live(), health.not_ready()) == ("", "the SuperLink is starting")
-    health.begun = True
+    health.begun, health.superexec = True, SimpleNamespace(up=True)
     assert (health.not_live(), health.not_ready()) == ("", "")
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert health.not_ready() == f"cannot write {tmp_path}"
     responds[0] = False
     assert health.not_live() == health.not_ready() == "the SuperLink on https://127.0.0.1:1 does not respond within 3 s"
+
+
+def test_a_superexec_that_ended_is_started_again(tmp_path, monkeypatch):
+    """Flower starts it once, and then every run stays pending; with an expired certificate it ends at once."""
+    program = tmp_path / "flower-superexec"
+    program.write_text(f"#!/bin/sh\ntest -e {tmp_path}/expired && exit 1\nsleep 600")
+    program.chmod(0o755)
+    monkeypatch.setattr("fedgraph_flwr.cli.server.tool", lambda name: str(tmp_path / name))
+    monkeypatch.setattr("fedgraph_flwr.cli.server.healthy", lambda *_: True)
+    monkeypatch.setattr("ssl.create_default_context", lambda **_: None)
+    monkeypatch.setattr(SuperExec, "EVERY", 0.0)
+    superlink = Process(["sh", "-c", f"{program} & wait; sleep 600"])
+    superexec = SuperExec(superlink, "127.0.0.1:1", Path("ca.crt"), {})
+    health = Health("https://127.0.0.1:1", Path("ca.crt"), tmp_path)
+    health.begun, health.superexec = True, superexec
+    now = [time.monotonic()]
+    monkeypatch.setattr("fedgraph_flwr.cli.server.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def numbers():
+        return {metric.name: metric.samples[0][1] for metric in health.metrics(tmp_path)[:2]}
+
+    try:
+        wait_for(superexec._runs, "Flower's own")
+        superexec.look()
+        assert not health.not_ready()
+        (child,) = psutil.Process(superlink.pid).children()
+        end_family(child)
+        (tmp_path / "expired").touch()
+        wait_for(lambda: superexec.look() or superexec.process, "another one")
+        assert health.not_ready() == "the SuperExec ended, so that no run can start; it is started again"
+        wait_for(superexec.process.ended, "its end")
+        first = superexec.process
+        superexec.look()
+        assert superexec.process is first  # it waits
+        (tmp_path / "expired").unlink()
+        now[0] += 11.0
+        superexec.look()
+        assert superexec.process is not first
+        assert numbers() == {"superexec_up": 0.0, "superexec_restarts_total": 2.0}
+        now[0] += 11.0
+        superexec.look()
+        assert not health.not_ready()
+        assert numbers() == {"superexec_up": 1.0, "superexec_restarts_total": 2.0}
+        words = shlex.join(superexec.process.command)
+        assert words.endswith(
+            f"--root-certificates ca.crt --runtime-api-address 127.0.0.1:1 --parent-pid {superlink.pid}"
+        )
+    finally:
+        superexec.end()
+        end_family(psutil.Process(superlink.pid))
+        superlink.end()
+
+
+def end_family(process):
+    """Kill a process and its children."""
+    for one in (process, *process.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            one.kill()

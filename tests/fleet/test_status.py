@@ -423,8 +423,10 @@ def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
 
 def test_alert_rules_name_metrics_that_there_are(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("fedgraph_flwr.cli.server.node_infos", lambda name: INFOS)
+    monkeypatch.setattr("fedgraph_flwr.cli.server.pending_runs", lambda name: 1)
     assert main(["fleet", "init", str(tmp_path / "keys")]) == 0
     health = Health("https://127.0.0.1:1", tmp_path / "keys" / "ca.crt", folder.parent)
+    health.superexec = SimpleNamespace(up=True, restarts=0)
     parties = Parties("fleet", folder.parent)
     node = Node([], False, 1, Server("fleet.example.org", 9090, tmp_path / "keys" / "ca.crt"))
     try:
