@@ -19,7 +19,6 @@ from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY, coverage
 from fedgraph_flwr.evaluation.intervals import Interval, ended, over
 from fedgraph_flwr.evaluation.intervals import deviation as standard_deviation
-from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.store.checkpoint import FREE, fingerprint
 from fedgraph_flwr.store.results import CONFIG, ROUNDS, SUMMARY, as_number, headline_score, read_rounds, read_summary
 
@@ -127,10 +126,7 @@ class FinishedRun:
     @property
     def confusion_below(self) -> list[list[int]]:
         """Minimum n per cell of `confusion` below which a client did not report its count; 0 if all did."""
-        known = self._shown.get("confusion_below")
-        if known is None and self.cfg.on_fleet:  # older records: 0 was any count below the minimum
-            return [[0 if count else Policy().min_nodes for count in row] for row in self.confusion]
-        return list(known or [])
+        return list(self._shown.get("confusion_below") or [])
 
     @property
     def _shown(self) -> dict[str, Any]:

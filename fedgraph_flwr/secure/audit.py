@@ -75,8 +75,6 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
 def released(state: Path, unit: str, purpose: str) -> int:
     """Return the number of releases with noise that a node's log lists for a ledger.
 
-    Lines of earlier versions name no purpose. They count, unless a ledger of another purpose exists, which may hold them.
-
     Args:
         state: the node's state folder.
         unit: ``privacy.unit``.
@@ -87,10 +85,8 @@ def released(state: Path, unit: str, purpose: str) -> int:
     """
     if not (state / LOG).is_file():
         return 0
-    others = any(state.glob("privacy_*.json"))
-    known = {purpose} if others else {purpose, None}
     noises = [entry["noise"] for entry in verified(state) if entry["noise"]]
-    return sum(n["releases"] for n in noises if n["unit"] == unit and n.get("purpose") in known)
+    return sum(n["releases"] for n in noises if n["unit"] == unit and n.get("purpose") == purpose)
 
 
 def audit(state: Path, expect: str = "") -> Any:

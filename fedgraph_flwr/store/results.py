@@ -15,9 +15,8 @@ FAILURE = "failure.json"
 
 
 def headline_score(summary: Mapping[str, Any]) -> float:
-    """Return the headline score, or NaN; summaries of older versions call it ``test_accuracy``."""
-    key = str(summary.get("headline", "")).partition(" at ")[0]
-    return as_number(summary.get(key, summary.get("test_accuracy")))
+    """Return the headline score, or NaN."""
+    return as_number(summary.get(str(summary.get("headline", "")).partition(" at ")[0]))
 
 
 def as_number(value: Any) -> float:

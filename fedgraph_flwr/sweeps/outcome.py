@@ -3,14 +3,13 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.composition import group_file, group_names, group_path
 from fedgraph_flwr.config.method_names import column_name
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, deviation, ended, over, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
 from fedgraph_flwr.methods.declarations import declaration
@@ -248,9 +247,7 @@ def _equal(sweep: Sweep, methods: Sequence[str]) -> str:
 
 
 def _strategy(sweep: Sweep, method: str) -> str:
-    with suppress(FedGraphError):  # rows of an older version
-        return configuration([*sweep.common, *sweep.methods[method], *sweep.over]).strategy.name
-    return ""
+    return configuration([*sweep.common, *sweep.methods[method], *sweep.over]).strategy.name
 
 
 def _limits(strategy: str, other: str) -> list[str]:

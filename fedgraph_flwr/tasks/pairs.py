@@ -124,8 +124,6 @@ def classes_of_edges(graph: Graph, task: str, example: str) -> int:
         FedGraphError: the edges have no labels.
     """
     found = graph.num_edge_classes or len(graph.schema.get("agreed", {}).get("edge_classes", ()))
-    if not found and graph.edge_y.numel():  # a file of an earlier version
-        found = max(int(graph.edge_y.max()) + 1, 2)
     if not found:
         where = f"dataset '{graph.name}'" if graph.name else "the graph"
         raise FedGraphError(

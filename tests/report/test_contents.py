@@ -115,21 +115,6 @@ def test_average_precision_is_compared_with_the_share_of_the_positive_class(paym
     assert "test_chance_average_precision" in fg.load_run(payments).table().index
 
 
-def test_summaries_of_older_versions_are_read(payments, tmp_path):
-    """They have every headline under ``test_accuracy``, and no chance level."""
-    body = summary(payments)
-    body["test_accuracy"] = body.pop("test_average_precision")
-    for at in [body, *body["metrics"].values()]:
-        for key in [key for key in at if "chance" in key]:
-            del at[key]
-    (payments / "summary.json").write_text(json.dumps(body))
-    run = load_run(payments)
-    assert run.value == body["test_accuracy"]
-    assert math.isnan(run.chance)
-    assert "the share of" not in answer(write_report([payments], tmp_path / "page.html").read_text())
-    assert fg.compare([payments])["mean"][0] == body["test_accuracy"]
-
-
 def one_class(logits, y):
     """A metric that rewards predictions of one class."""
     return 1 / len(np.unique(logits.argmax(1)))
@@ -322,11 +307,6 @@ def test_no_share_is_computed_of_counts_that_clients_keep(fleet, tmp_path):
     assert view["values"] == [[None, None], pytest.approx([16 / 24, 8 / 24], abs=1e-5)]
     assert view["labels"] == [["70", "< 5"], ["", ""]]
     assert "a client has fewer than n such nodes" in html.unescape(page)
-    for line in lines:  # as older versions recorded it: a 0 was any count below the minimum
-        assert "confusion_below" in line
-    old = [{key: value for key, value in json.loads(line).items() if key != "confusion_below"} for line in lines]
-    (fleet / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in old))
-    assert load_run(fleet).confusion_below == [[0, 5], [0, 0]]
 
 
 @pytest.fixture
