@@ -19,7 +19,7 @@ from fedgraph_flwr.launch.checks import check_clients, check_memory, check_metho
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
 from fedgraph_flwr.store.checkpoint import check_resumable, read_checkpoint
-from fedgraph_flwr.store.earlier_model import headline_model, keeps_models
+from fedgraph_flwr.store.earlier import headline_model, keeps_models
 from fedgraph_flwr.store.folder import InUse
 from fedgraph_flwr.store.results import SUMMARY
 from fedgraph_flwr.tasks import kind_of

@@ -37,7 +37,7 @@ from fedgraph_flwr.store.checkpoint import (
     read_checkpoint,
 )
 from fedgraph_flwr.store.code import digest
-from fedgraph_flwr.store.earlier_model import EarlierModel, earlier_model
+from fedgraph_flwr.store.earlier import EarlierModel, earlier_model
 from fedgraph_flwr.store.events import OnRound
 from fedgraph_flwr.store.folder import CHECKPOINT, clear
 from fedgraph_flwr.store.results import CONFIG, FAILURE, ROUNDS, SUMMARY

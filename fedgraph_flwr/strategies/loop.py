@@ -18,8 +18,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.methods.uplink import releases, sums
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.store.earlier_model import newcomers
-from fedgraph_flwr.store.earlier_privacy import earlier_spent
+from fedgraph_flwr.store.earlier import earlier_spent, newcomers
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection

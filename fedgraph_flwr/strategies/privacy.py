@@ -31,7 +31,7 @@ the server. A custom metric has no bound and is refused. No client's own scores,
 no loss are recorded then.
 
 A run on the model of an earlier one (``init``) adds that run's releases, unless they have other
-data (`fedgraph_flwr.store.earlier_privacy`): Rényi divergences add up.
+data (`fedgraph_flwr.store.earlier`): Rényi divergences add up.
 
 A run that dies may have released models that no record contains, and a resumed run draws other
 noise for the same rounds. So a checkpoint counts in advance every release before the next one, and
@@ -62,7 +62,7 @@ from fedgraph_flwr.secure.adaptive import adapted, bit, count_noise, value_multi
 from fedgraph_flwr.secure.clipping import SLACK, clipped
 from fedgraph_flwr.secure.lattice import noisy_sum
 from fedgraph_flwr.secure.spent import divergence_of
-from fedgraph_flwr.store.earlier_privacy import earlier_privacy
+from fedgraph_flwr.store.earlier import earlier_privacy
 from fedgraph_flwr.wire.messages import CLIPPED, MODEL, Arrays, flat, shaped
 from fedgraph_flwr.wire.trees import Tree
 

@@ -24,7 +24,7 @@ from fedgraph_flwr.party.use.trees import lightgbm_text
 from fedgraph_flwr.report.headline import start_text
 from fedgraph_flwr.secure.accounting import epsilon_at, spent_text
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.store.earlier_privacy import EarlierPrivacy, earlier_privacy
+from fedgraph_flwr.store.earlier import EarlierPrivacy, earlier_privacy
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.wire.messages import MODEL
 from tests.nodes import model_of, party_nodes

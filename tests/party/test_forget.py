@@ -17,7 +17,7 @@ from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.store.earlier_model import newcomers
+from fedgraph_flwr.store.earlier import newcomers
 from tests.nodes import party_nodes
 from tests.party.linked_banks import BANKS, banks
 

@@ -24,7 +24,7 @@ from fedgraph_flwr.party.use.blend import Weights, blend, fit
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
 from fedgraph_flwr.party.use.worth import _cost
-from fedgraph_flwr.store.earlier_model import headline_model
+from fedgraph_flwr.store.earlier import headline_model
 
 RNG = np.random.default_rng(0)
 Y = (RNG.random(400) < 0.3).astype(np.int64)
