@@ -26,6 +26,7 @@ COMMANDS = {
     "datasets": ("cli.datasets", "list datasets, their availability and their files"),
     "init-party": ("party.tables.init_command", "write party.yaml by guessing from a party's two tables"),
     "import": ("party.tables.import_command", "import your graph from tables or a saved PyG object"),
+    "book": ("party.book.command", "keep a party's exports as one book, whose days are scored"),
     "link": ("party.link.command", "match records of edges between parties, without showing the others"),
     "forget": ("party.forget_command", "remove a party from a finished run, exactly"),
     "schema": ("party.tables.schema_command", "show the schema of your tables, or merge statistics of parties"),
@@ -114,7 +115,9 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         raise unknown("command", given[0], COMMANDS, instead=instead)
     parser = _parser(given)
     args, rest = parser.parse_known_args(given)
-    # argparse takes key=value arguments at one position only; those after an option are left over.
+    # argparse takes arguments without a name at one position only; those after an option are left over.
+    if hasattr(args, "words") and not any(word.startswith("-") for word in rest):
+        args.words, rest = [*args.words, *rest], []
     if rest and (not hasattr(args, "overrides") or any(word.startswith("-") or "=" not in word for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}{_as_override(given, rest[0])}")
     if rest:

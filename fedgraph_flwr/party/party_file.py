@@ -129,6 +129,18 @@ class PartyFile:
             if not getattr(self, key):
                 raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
 
+    @property
+    def layout(self) -> TableLayout:
+        """Names of columns and format of the tables."""
+        same = ("party_prefix", "id_form", "windows", "day", "separator", "encoding", "currency")
+        return TableLayout(
+            **self.columns,
+            **{key: getattr(self, key) for key in same},
+            recipe=self.features,
+            party_columns=",".join(self.party_columns),
+            match_columns=",".join(f"{name}:{kind}" for name, kind in self.match.items()),
+        )
+
     def path(self, key: str, folder: Path) -> Path | None:
         """Return a path of the file, relative to its folder; None if it is not given."""
         return folder / value if (value := getattr(self, key)) else None
@@ -210,7 +222,7 @@ def complete(args: argparse.Namespace) -> None:
             setattr(args, dest, [*value, *given])
         elif given is None or given is False or given in ("", "ratio"):
             setattr(args, dest, value)
-    if not importing and getattr(args, "edges", None) and not args.nodes:
+    if not importing and getattr(args, "edges", None) and hasattr(args, "nodes") and not args.nodes:
         args.nodes = party.path("nodes", args.party_file.parent)
 
 

@@ -19,6 +19,7 @@ from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.party_file import COLUMNS, read_party, table_order
 from fedgraph_flwr.party.tables.guessing import guess, without_role
 from fedgraph_flwr.party.tables.options import ROLES
+from fedgraph_flwr.party.use.predict_command import layout_of_party
 
 ROOT = Path(__file__).parents[2]
 MINIMAL = "party: a\nnodes: n.csv\nedges: e.csv\n"
@@ -101,11 +102,12 @@ def test_an_option_of_the_command_line_takes_precedence(banks):
     assert str(changed.edges) == "x.csv"
     assert changed.nodes == plain.nodes
     stored = parsed("predict", "runs/x", "--party-file", str(banks / "b.yaml"))
-    assert (stored.client, stored.nodes, stored.edges, stored.schema, stored.out) == (1, None, None, None, None)
+    assert (stored.client, stored.nodes, stored.edges, stored.schema, stored.out) == (1, None, [], None, None)
     for command in (["predict"], ["alerts"], ["explain", "--items", "3"], ["drift"]):
         today = parsed(*command, "--node", "state", "--party-file", str(banks / "b.yaml"), "--edges", "today.csv")
-        assert (today.client, today.nodes, str(today.edges)) == (None, banks / "b_accounts.csv", "today.csv")
-        assert today.source_column == "source"
+        assert (today.client, today.nodes) == (None, banks / "b_accounts.csv")
+        assert list(map(str, today.edges)) == ["today.csv"]
+        assert layout_of_party(today).source == "source"
 
 
 def test_predictions_of_a_linked_file_are_in_the_order_of_the_table(banks, tmp_path, capsys):

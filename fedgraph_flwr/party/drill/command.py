@@ -23,6 +23,7 @@ from fedgraph_flwr.party.options import add_options
 
 _OPTIONS = """
 --out PATH  new folder of the drill or of a party's copy; `plan`: file of the plan; `report`: .csv or .parquet file of the table
+--books DIR  folder with the books of all parties, instead of their names
 --budget N  alerts of each party in the test (default: 50)
 --seed N  seed of the plan (default: 0)
 --kinds NAMES  kinds of patterns, by commas: fan_in, fan_out, cycle, scatter_gather, bipartite, stack (default: all)
@@ -44,7 +45,7 @@ _OPTIONS = """
 
 _PLANNED = ("seed", "kinds", "hold_out", "counts", "size", "within", "cross", "amount", "start", "days", "dates")
 _ACTIONS: dict[str, tuple[str, ...]] = {
-    "": ("out", "budget", "share", *_PLANNED),
+    "": ("out", "budget", "share", "books", *_PLANNED),
     "plan": ("out", *_PLANNED),
     "plant": ("out", "plan", "digest"),
     "report": ("out", "planted", "client", "budget"),
@@ -62,15 +63,15 @@ RUNS = {
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drill``."""
     about = "parties' folders or party.yaml files; or plan PARTY..., plant FOLDER, or report RUN..."
-    parser.add_argument("words", nargs="+", metavar="WORD", help=about)
+    parser.add_argument("words", nargs="*", metavar="WORD", help=about)
     numbers: dict[str, Any] = {name: {"default": None} for name in ("seed", "budget", "days", "client")}
-    paths: dict[str, Any] = {name: {"type": Path, "default": None} for name in ("out", "planted", "plan")}
+    paths: dict[str, Any] = {name: {"type": Path, "default": None} for name in ("out", "planted", "plan", "books")}
     add_options(parser, _OPTIONS, **numbers, **paths)
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``drill``."""
-    action = args.words[0] if args.words[0] in _ACTIONS else ""
+    action = args.words[0] if args.words and args.words[0] in _ACTIONS else ""
     words = args.words[1:] if action else args.words
     options = {name for names in _ACTIONS.values() for name in names}
     for name in sorted(options - {*_ACTIONS[action]}):
@@ -79,6 +80,10 @@ def main(args: argparse.Namespace) -> int:
             raise FedGraphError(f"--{name.replace('_', '-')} has no effect on `{where}`: leave it out")
     if args.budget is not None and args.budget < 1:
         raise FedGraphError(f"--budget must be a number of alerts from 1, got {args.budget}")
+    if args.books is not None and not words:
+        from fedgraph_flwr.party.book.rows import books_in
+
+        words = [str(folder) for folder in books_in(args.books)]
     if not words or (args.out is None and action != "report"):
         raise FedGraphError("drill needs the parties, and --out for what it writes: see fedgraph-flwr drill --help")
     actions = {"": _all, "plan": _plan, "plant": _plant, "report": _report}

@@ -29,9 +29,10 @@ from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.data.schema import Schema, TableLayout, flow
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.book.rows import party_of
 from fedgraph_flwr.party.drill.plan import STAGES, Pattern, Plan
 from fedgraph_flwr.party.link.files import ALIASES
-from fedgraph_flwr.party.party_file import PartyFile, read_party
+from fedgraph_flwr.party.party_file import PartyFile
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables import import_command
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
@@ -124,11 +125,11 @@ def read_book(where: Path) -> Book:
         FedGraphError: a table or column is missing, payments have no times or amounts, or they do not name parties.
     """
     path = where / PARTY if where.is_dir() else where
-    party = read_party(path)
-    folder = path.parent
+    party, folder = party_of(where)
     files = [path, *(found for key in ("nodes", "edges", "schema", "out") if (found := party.path(key, folder)))]
     schema = party.path("schema", folder)
-    layout = _layout(party)
+    given = party.layout
+    layout = replace(given, label="", split="", edge_label="", edge_id="", graph="", recipe="", day="", currency="")
     layout = layout.over(Schema.load(schema).tables) if schema and schema.is_file() else layout
     layout = layout.over(TableLayout(id="id", source="source", target="target"))
     for key, what in (("time", "times"), ("amount", "amounts")):
@@ -164,15 +165,6 @@ def read_book(where: Path) -> Book:
         keys=keys if rule.key else [],
         layout=layout,
     )
-
-
-def _layout(party: PartyFile) -> TableLayout:
-    """Return the names of columns that a party's file gives."""
-    names = {role: party.columns.get(role, "") for role in ("id", "source", "target", "time", "amount")}
-    match = ",".join(f"{name}:{kind}" for name, kind in party.match.items())
-    keys = ("party_prefix", "id_form", "windows", "separator", "encoding")
-    given = names | {key: getattr(party, key) for key in keys}
-    return TableLayout(**given, party_columns=",".join(party.party_columns), match_columns=match)
 
 
 def check_folder(out: Path, books: list[Book]) -> None:

@@ -40,6 +40,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 _RUN = """
 --simulate FILE  client files or party.yaml of the parties that take part, on one machine
+--books DIR  folder with the books of the parties that take part, instead of --simulate FILE
 --out DIR  output folder of --simulate
 --since DIR  send only records that the last link did not match; DIR: with --simulate, its output folder. On a fleet, pass it last
     and without DIR: each node has its own ledger
@@ -84,6 +85,12 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.data.far_ends import parse_share
     from fedgraph_flwr.party.link.rules import LinkRules
 
+    if args.books is not None:
+        from fedgraph_flwr.party.book.rows import books_in
+
+        if args.simulate:
+            raise FedGraphError(f"--books {args.books} names the parties: leave --simulate out")
+        args.simulate = [folder / "party.yaml" for folder in books_in(args.books)]
     if not math.isfinite(args.max_ids) or args.max_ids != int(args.max_ids):
         raise FedGraphError(f"--max-ids must be a whole number, got {args.max_ids}")
     names = ("match", "one_sided", "entities", "min_shared", "min_records", "max_shared", "dry_run")

@@ -70,6 +70,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 _INPUT = f"""
 --nodes FILE  node table; short for --node-table {NODE}=FILE
 --edges FILE  edge table; short for --edge-table {EDGE}=FILE
+--book DIR  the party's book, instead of --nodes, --edges and a party's file: all that it knows, each payment once
 --graph-table FILE  many graphs: table with one row per graph, its label or numbers to predict, split and client; needs
     --graph-column
 --data FILE  PyG Data or HeteroData saved by torch.save, instead of tables
@@ -125,6 +126,8 @@ def main(args: argparse.Namespace) -> int:
         given = " ".join([str(args.party_file), *args.more])
         tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
         raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {tables}")
+    if args.book is not None:
+        _take_book(args)
     fill(args)
     check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table", "outcomes"))
     known = args.schema is not None and args.schema.is_file()
@@ -149,6 +152,22 @@ def main(args: argparse.Namespace) -> int:
     if args.name or args.out:
         _save(graph, args)
     return 0
+
+
+def _take_book(args: argparse.Namespace) -> None:
+    """Set the party's file and the tables of a book.
+
+    Raises:
+        FedGraphError: tables are given, too.
+    """
+    from fedgraph_flwr.party.book.folder import PARTY, BookFolder
+    from fedgraph_flwr.party.book.rows import as_files
+
+    for name in ("party_file", "nodes", "edges", "data", "node_table", "edge_table"):
+        if getattr(args, name):
+            raise FedGraphError(f"--book {args.book} has the party's file and tables: leave {getattr(args, name)} out")
+    args.nodes, args.edges = as_files(BookFolder.load(args.book))
+    args.party_file = args.book / PARTY
 
 
 def _check(args: argparse.Namespace) -> None:

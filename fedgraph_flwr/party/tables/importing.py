@@ -10,7 +10,7 @@ equally. A type without a table is empty: a federation can share its schema alth
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -102,6 +102,7 @@ def from_tables(
     edge_classes: Sequence[str] = (),
     graphs: Path | str | None = None,
     outcomes: Outcomes | None = None,
+    reader: Callable[..., Any] = read_table,
 ) -> Any:
     """Build a graph from node tables and edge tables.
 
@@ -121,6 +122,7 @@ def from_tables(
         edge_classes: class names of edges, as ``classes``.
         graphs: with a graph column, table with one row per graph: its label, targets, split and client.
         outcomes: decisions of a desk, which are the labels of their items (`with_outcomes`).
+        reader: reads a table, as `read_table` does.
 
     Returns:
         A `Graph` for files, or for the node type ``node`` and the edge type ``node:edge:node``; else a `HeteroGraph`.
@@ -136,7 +138,7 @@ def from_tables(
     if not single:
         columns.of_one_type(own_party, graphs, undirected)
     rule = _rule(columns, nodes, edges, own_party, treatment.role)
-    tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule))
+    tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule), reader)
     _join_graphs(tables, graphs)
     treatment = _with_times(tables, treatment)
     if outcomes:
@@ -183,7 +185,15 @@ def _rule(columns: Columns, nodes: Nodes, edges: Edges, own_party: str, role: st
     return columns.parties(own_party) if both or not role else None
 
 
-def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: Treatment, in_memory: bool) -> Tables:
+def _read(
+    nodes: Nodes,
+    edges: Edges,
+    target: str,
+    columns: Columns,
+    treatment: Treatment,
+    in_memory: bool,
+    reader: Callable[..., Any],
+) -> Tables:
     """Read the tables; edges alone of a big file later, in chunks.
 
     Raises:
@@ -196,7 +206,7 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
         _check_ends(nodes, edges)
     files = {kind: str(path) for kind, path in nodes.items()} | {":".join(r): str(path) for r, path in edges.items()}
     layout, say = columns.layout, treatment.say
-    held = {kind: read_table(path, layout, say) for kind, path in nodes.items() if path is not None}
+    held = {kind: reader(path, layout, say) for kind, path in nodes.items() if path is not None}
     tables = Tables(held, {}, files, [*nodes], [*edges], target, columns)
     roles_of_rows = ("edge_features", "time", "edge_label", "graph", "seconds", "recipe")
     need_rows = in_memory, treatment.agreed.nodes.get(EDGE), *(getattr(columns, role) for role in roles_of_rows)
@@ -204,7 +214,7 @@ def _read(nodes: Nodes, edges: Edges, target: str, columns: Columns, treatment: 
     if tables.single and path and edge_stream.is_big(path) and not any(need_rows):
         tables.stream, tables.edges = path, {EDGE_TYPE: read_columns(path, layout, say)}
     else:
-        tables.edges = {r: read_table(path, layout, say) for r, path in edges.items() if path is not None}
+        tables.edges = {r: reader(path, layout, say) for r, path in edges.items() if path is not None}
     if NODE in held and EDGE_TYPE in tables.edges:
         names = columns.id, columns.source, columns.target
         check_swapped(held[NODE], tables.edges[EDGE_TYPE], names, (files[NODE], files[EDGE]))

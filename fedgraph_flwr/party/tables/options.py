@@ -1,4 +1,4 @@
-"""Options for columns and formats of tables, shared by ``import`` and ``predict``; they override the schema."""
+"""Options for columns and formats of tables, of ``import`` and ``init-party``; they override the schema."""
 
 import argparse
 from collections.abc import Sequence
@@ -59,6 +59,22 @@ def add_table_arguments(group: Any, parties: bool = False) -> None:
         )
 
 
+def add_replaced(parser: argparse.ArgumentParser) -> None:
+    """Refuse the options of `add_table_arguments` with what replaces them, in commands that read tables by a model's schema."""
+    words = [line.split() for line in _TABLES.splitlines() if line.startswith("--")]
+    parser.add_argument(*(word[0] for word in words), action=_Replaced, dest="replaced", help=argparse.SUPPRESS)
+
+
+class _Replaced(argparse.Action):
+    """Option that only `import` has."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        parser.error(
+            f"{option_string} is an option of `import`, whose schema says it for all later files: import with it, or name the"
+            " columns of these files in party.yaml and pass --party-file"
+        )
+
+
 def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequence[str]) -> None:
     """Check that no output is the file of an input, or of another output, also under another name.
 
@@ -76,7 +92,7 @@ def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequ
     for name in outputs:
         path: Path | None = getattr(args, name)
         for other, held in files.items():
-            if path and held and _same_file(path, held):
+            if any(path and one and _same_file(path, one) for one in (held if isinstance(held, list) else [held])):
                 lost = f"--{other.replace('_', '-')}: choose another path, or it would be lost"
                 raise FedGraphError(f"--{name} {path} is the file of {lost}")
         files[name] = path

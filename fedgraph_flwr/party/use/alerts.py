@@ -430,7 +430,7 @@ def alerts(choice: Choice, found: Any, dated: bool = False) -> Any:
         dated: whether their times are those of tables.
     """
     frame = found.to_frame()
-    named = frame[[name for name in ("id", "edge", "source", "target") if name in frame]].copy()
+    named = frame[[name for name in ("day", "id", "edge", "source", "target") if name in frame]].copy()
     score = curves.margin(found.logits.numpy())
     time = getattr(found, "time", np.zeros(0))
     if time.size:

@@ -71,13 +71,12 @@ def main(args: argparse.Namespace) -> int:
     if args.outcomes is not None:
         return _outcomes(args, choice, predictor.predicts_edges)
     written = args.out is not None or args.page is not None
-    if not (written or args.nodes or args.edges or args.graph):
+    if not (written or args.nodes or args.edges or args.graph or args.book):
         return 0
-    given = predict_command.chosen_input(args, predictor)
-    found = predict_command.predicted_from(args, *given)
-    listed = alerts.alerts(choice, found, given[0].input_spec.schema is not None)
+    inputs, found = predict_command.predicted(args, predictor)
+    listed = alerts.alerts(choice, found, inputs[0][1][0].input_spec.schema is not None)
     if args.reasons and args.explained and len(listed):
-        listed["reasons"] = _reasons(given, listed, args.reasons, args.explained)
+        listed["reasons"] = _reasons(inputs, listed, args.reasons, args.explained)
     items = len(found.logits)
     if not written:
         print(f"{len(listed)} alerts of {items} items:")
@@ -94,8 +93,8 @@ def _check_alone(args: argparse.Namespace) -> None:
     Raises:
         FedGraphError: names the first.
     """
-    for name in ("nodes", "edges", "graph", "out", "page"):
-        if getattr(args, name):
+    for name in ("nodes", "edges", "graph", "out", "page", "until"):
+        if getattr(args, name, None):
             raise FedGraphError(f"--outcomes reads decisions and lists no alerts: leave out --{name}")
     for name in ("budget", "precision", "cost"):
         if getattr(args, name):
@@ -120,17 +119,25 @@ def _outcomes(args: argparse.Namespace, choice: Any, of_edges: bool) -> int:
     return 0
 
 
-def _reasons(given: tuple[Any, Any, Any, Any], listed: Any, top: int, most: int) -> list[str]:
+def _reasons(inputs: list[tuple[str, predict_command.Input]], listed: Any, top: int, most: int) -> list[str]:
     """Return the reasons of each alert in one line, for the ``most`` highest ones; none if the model cannot be explained."""
+    import numpy as np
+
     from fedgraph_flwr.party.use.explain import explain
 
-    items = listed["edge" if "edge" in listed else "id"].astype(str)[:most]
+    names = listed["edge" if "edge" in listed else "id"].astype(str)[:most]
+    days = listed["day"][:most] if "day" in listed else names.map(lambda _: "")
+    found = [""] * len(listed)
     try:
-        found = [one.text(top) for one in explain(*given, list(items), checks=False)]
+        for day, given in inputs:
+            rows = np.flatnonzero(days == day)
+            for row, one in zip(
+                rows, explain(*given, list(names.iloc[rows]), checks=False) if rows.size else [], strict=True
+            ):
+                found[row] = one.text(top)
     except FedGraphError as error:
         print(f"alerts have no reasons: {first_line(error)}", file=sys.stderr)
-        found = []
-    return [*found, *[""] * (len(listed) - len(found))]
+    return found
 
 
 def _budget(text: str) -> float:

@@ -6,7 +6,7 @@ scored.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,16 +28,23 @@ class Day:
     """Rows of an edge table.
 
     Attributes:
-        rows: positions of the rows that can be scored, ascending [K].
+        rows: positions of the rows that columns of own records read, ascending [K].
         ends: their sources and targets [2, K]: own nodes below N, then accounts of other parties, of the stored book first.
+        usable: whether the model reads each as an edge [K].
         far: party and id of each account of another party, those that the party's file names first (`known_far`).
         left_out: position and reason of every other row.
     """
 
     rows: Ints
     ends: Ints
+    usable: NDArray[np.bool_]
     far: NDArray[np.str_]
     left_out: tuple[tuple[int, str], ...]
+
+    def edges(self) -> "Day":
+        """Return the rows that the model reads as edges."""
+        at = np.flatnonzero(self.usable)
+        return replace(self, rows=self.rows[at], ends=self.ends[:, at], usable=self.usable[at])
 
     def of(self, num_nodes: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows join own accounts, leave an own one, and reach one, bool [K] each; ``num_nodes`` is N."""
@@ -45,12 +52,18 @@ class Day:
         return own[0] & own[1], own[0] & ~own[1], ~own[0] & own[1]
 
 
-def rule_of(columns: Any, stored: Any) -> PartyRule | None:
-    """Return how a party's tables name other parties' accounts; None if they name none, or its graph has no edges to them."""
+def rule_of(columns: Any, stored: Any, match: str = "") -> PartyRule | None:
+    """Return how a party's tables name other parties' accounts; None if they name none, or its graph has no edges to them.
+
+    Args:
+        columns: roles of the columns.
+        stored: the party's graph.
+        match: the match columns, if the rule is to have them.
+    """
     if not isinstance(stored, ClientGraph) or not (columns.party_columns or columns.party_prefix):
         return None
     own = str(stored.linking.get("party", ""))
-    return PartyRule.parse(own, columns.party_columns, columns.party_prefix, "", id_form(stored))
+    return PartyRule.parse(own, columns.party_columns, columns.party_prefix, match, id_form(stored))
 
 
 def divide(
@@ -74,7 +87,8 @@ def divide(
     places = [np.asarray(index.get_indexer(words), dtype=np.int64) for words in texts]
     mine = [np.ones(len(links), dtype=bool)] * 2
     far = known_far(stored) if rule else np.zeros(0, dtype=str)
-    reasons = np.full(len(links), "", dtype=object)
+    reasons, unread = np.full(len(links), "", dtype=object), ""
+    aside = np.zeros(len(links), dtype=bool)  # rows that the model does not read, and columns of own records do
     if rule is not None:
         forms = index.__class__(normal_ids(index.to_numpy(), rule.id_form))
         parties = [fold(names) for names in parties_of(links, texts, rule, where[0])]
@@ -88,7 +102,7 @@ def divide(
             _mark(reasons, ~own & ((parties[end] == "") | (ids == "")), "names no party or no account")
         _mark(reasons, ~mine[0] & ~mine[1], f"has no account of '{rule.own}'")
         if unread := _unread(stored, columns, items):
-            _mark(reasons, ~(mine[0] & mine[1]), unread)
+            aside = ~(mine[0] & mine[1]) & (reasons == "")
         usable = [np.unique(names[~own & (reasons == "")]) for names, own in zip(named, mine, strict=True)]
         far = np.concatenate([far, np.setdiff1d(np.concatenate(usable), far)]).astype(str)
         order = np.argsort(far)
@@ -98,11 +112,13 @@ def divide(
     for words, own, at in zip(texts, mine, places, strict=True):
         _mark_unknown(reasons, own & (at < 0), words, where[1])
     kept = np.flatnonzero(reasons == "")
-    useful = kept if items else np.flatnonzero(((np.stack(places) >= 0) & np.stack(mine)).any(axis=0))
+    _mark(reasons, aside, unread)
+    scored = np.flatnonzero(reasons == "")
+    useful = scored if items else np.flatnonzero(((np.stack(places) >= 0) & np.stack(mine)).any(axis=0))
     if len(links) and not useful.size:
         raise FedGraphError(f"no row of {where[0]} can be scored: row 1 {reasons[0]}")
     left = tuple((int(row), str(reasons[row])) for row in np.flatnonzero(reasons != ""))
-    return Day(kept, np.stack(places)[:, kept], far, left)
+    return Day(kept, np.stack(places)[:, kept], ~aside[kept], far, left)
 
 
 def _unread(stored: ClientGraph, columns: Any, items: bool) -> str:

@@ -151,7 +151,7 @@ def of_features(
         yield of_numbers(table, names[place], stored[:, place], new[:, place], form=forms.get(names[place]))
 
 
-def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[str, Any]) -> Any:
+def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
     """Return a pandas table of what changed, the largest PSI first.
 
     Columns: ``table`` (nodes, edges, scores), ``column``, ``what`` is in ``stored`` and ``new``, ``psi``, ``chance``, ``verdict``
@@ -162,7 +162,6 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
         graph: graph in which the new rows are.
         read: `prediction_input.NewNodes` of tables; None: all rows of the graph are new.
         scores: predictions of the new items.
-        tables: the new tables by node or edge type, to count missing values in.
 
     Raises:
         FedGraphError: no stored graph, one with several types of nodes, or no rows.
@@ -178,7 +177,7 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any, tables: Mapping[st
     forms = dict(zip((EDGE, NODE), forms_of(predictor, own), strict=True))
     found: list[Row] = []
     for kind, (stored, new) in _sides(predictor, own, graph, read).items():
-        columns, table = predictor.input_spec.columns(kind), tables.get(kind, {})
+        columns, table = predictor.input_spec.columns(kind), read.tables.get(kind, {}) if read else {}
         gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
         found += of_features("nodes" if kind == NODE else "edges", columns, names[kind], stored, new, gaps, forms[kind])
     rows, between = _new_nodes(read), hasattr(graph, "cut_out")  # else edges to other parties are not read

@@ -11,7 +11,6 @@ import argparse
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import layout_of
 from fedgraph_flwr.party.use import predict_command
 
 SHIFTED = 3
@@ -27,19 +26,16 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``drift``."""
-    from fedgraph_flwr.data.schema import EDGE, NODE
-    from fedgraph_flwr.party.tables.reading import read_table
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
     predictor = predict_command.opened(args, own=True)
-    if not (args.nodes or args.graph):
-        raise FedGraphError("drift compares new items with stored ones: pass --nodes FILE and --edges FILE, or --graph")
-    predictor, graph, ids, read = predict_command.chosen_input(args, predictor)
-    layout = layout_of(args).over(predictor.input_spec.tables)
-    paths = {NODE: args.nodes, EDGE: args.edges} if read else {}
-    tables = {kind: read_table(path, layout) for kind, path in paths.items() if path}
-    found = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read), tables)
+    if not (args.nodes or args.graph or args.book):
+        raise FedGraphError(
+            "drift compares new items with stored ones: pass --nodes FILE and --edges FILE, --graph FILE, or --book DIR"
+        )
+    ((_, (predictor, graph, ids, read)),) = predict_command.days_of(args, predictor, together=True)
+    found = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read))
     shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
     print(shown.to_string(index=False, float_format="{:.3g}".format))
     shifted = shown[shown["verdict"] == "shifted"]

@@ -10,10 +10,12 @@ Examples:
 
 import argparse
 import csv
+from collections.abc import Iterator
+from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.use.predict_command import add_input_arguments, add_model_arguments, chosen_input, opened
+from fedgraph_flwr.party.use.predict_command import Input, add_input_arguments, add_model_arguments, days_of, opened
 
 SHOWN = 5
 """Reasons of an item that the terminal shows."""
@@ -45,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
     predictor = opened(args, own=True)
-    found = explain(*chosen_input(args, predictor), items)
+    found = [one for given, names in _by_day(args, predictor, items) for one in explain(*given, names)]
     frames = [reasons.to_frame(args.top) for reasons in found]
     for reasons, frame in zip(found, frames, strict=True):
         print(
@@ -57,3 +59,18 @@ def main(args: argparse.Namespace) -> int:
         print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
     write_outputs(args, pd.concat(frames, ignore_index=True), lambda: explain_page(found, args.top, predictor))
     return 0
+
+
+def _by_day(args: argparse.Namespace, predictor: Any, items: list[str]) -> Iterator[tuple[Input, list[str]]]:
+    """Yield inputs with their items: of a book, each payment with its day, and accounts with the last day."""
+    left, last = list(items), None
+    for day, given in days_of(args, predictor):
+        last = given
+        if day and predictor.predicts_edges:
+            held = {*map(str, given[3].edge_ids)}
+            names = [item for item in left if item in held]
+            left = [item for item in left if item not in held]
+            if names:
+                yield given, names
+    if left and last is not None:
+        yield last, left

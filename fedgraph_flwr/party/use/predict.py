@@ -70,16 +70,19 @@ class Predictions:
         logits: [N, C].
         classes: C names.
         threshold: minimum probability of the second of two classes; None for the most probable class.
+        day: day of a book at whose end each is scored [N]; empty without a book.
     """
 
     ids: np.ndarray
     logits: Tensor
     classes: tuple[str, ...]
     threshold: float | None = None
+    day: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
 
     def at(self, rows: np.ndarray) -> "Predictions":
         """Return the predictions at these positions [K]."""
-        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)])
+        day = self.day[rows] if self.day.size else self.day
+        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)], day=day)
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -103,7 +106,10 @@ class Predictions:
         import pandas as pd
 
         chances = {f"p_{name}": self.probabilities[:, c] for c, name in enumerate(self.classes)}
-        return pd.DataFrame({"id": self.ids, **chances, "class": self.labels})
+        frame = pd.DataFrame({"id": self.ids, **chances, "class": self.labels})
+        if self.day.size:
+            frame.insert(0, "day", self.day)
+        return frame
 
     def write(self, path: Path, keep_formulas: bool = False) -> None:
         """Write a ``.csv`` or ``.parquet``.
@@ -132,15 +138,32 @@ class EdgePredictions(Predictions):
 
     def at(self, rows: np.ndarray) -> "EdgePredictions":
         """Return the predictions at these positions [K]."""
-        logits, time = self.logits[torch.as_tensor(rows)], self.time[rows] if self.time.size else self.time
-        return replace(self, ids=self.ids[rows], logits=logits, ends=self.ends[:, rows], time=time)
+        found = super().at(rows)
+        assert isinstance(found, EdgePredictions)  # by `replace`
+        return replace(found, ends=self.ends[:, rows], time=self.time[rows] if self.time.size else self.time)
 
     def to_frame(self) -> Any:
         """Return a pandas table: ``edge``, ``source``, ``target``, ``p_<class>`` for each class, ``class``."""
         frame = super().to_frame().rename(columns={"id": "edge"})
-        frame.insert(1, "source", self.ends[0])
-        frame.insert(2, "target", self.ends[1])
+        place = int(self.day.size > 0) + 1
+        frame.insert(place, "source", self.ends[0])
+        frame.insert(place + 1, "target", self.ends[1])
         return frame
+
+
+def in_order(parts: Sequence[Any], days: Sequence[str]) -> Any:
+    """Return the predictions of several days, one after the other."""
+    first = parts[0]
+    joined: dict[str, Any] = {}
+    for name in ("ids", "values", "time"):
+        if hasattr(first, name):
+            joined[name] = np.concatenate([getattr(part, name) for part in parts])
+    if hasattr(first, "ends"):
+        joined["ends"] = np.concatenate([part.ends for part in parts], axis=1)
+    if hasattr(first, "logits"):
+        joined["logits"] = torch.cat([part.logits for part in parts])
+    joined["day"] = np.repeat(np.array(days, dtype=object), [len(part.ids) for part in parts])
+    return replace(first, **joined)
 
 
 @dataclass
@@ -151,11 +174,13 @@ class TargetPredictions:
         ids: ids of the nodes [N].
         values: numbers in the unit of the data, or probabilities of yes, float64 [N, T].
         names: names of the T columns.
+        day: as of `Predictions`.
     """
 
     ids: np.ndarray
     values: np.ndarray
     names: tuple[str, ...]
+    day: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
 
     def at(self, rows: np.ndarray) -> "TargetPredictions":
         """Return the predictions at these positions [K]."""
@@ -165,7 +190,8 @@ class TargetPredictions:
         """Return a pandas table: ``id`` and one column per target."""
         import pandas as pd
 
-        return pd.DataFrame({"id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
+        day = {"day": self.day} if self.day.size else {}
+        return pd.DataFrame({**day, "id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
 
     def write(self, path: Path, keep_formulas: bool = False) -> None:
         """As `Predictions.write`."""
@@ -274,7 +300,7 @@ class TaskPredictor(ABC):
         ends = _names_of_ends(graph, names, task.ends[:, place])
         time = (task.time[place] if task.time.numel() else task.time).numpy()
         edges, classes = np.arange(place.numel()).astype(object), self.input_spec.classes
-        return EdgePredictions(edges, logits[place], classes, self.threshold, ends, time)
+        return EdgePredictions(edges, logits[place], classes, self.threshold, ends=ends, time=time)
 
     def check_task(self, fits: bool, reason: str) -> None:
         """Refuse a model of another task, with the reason."""

@@ -9,11 +9,12 @@ Examples:
   fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
   fedgraph-flwr predict runs/mine --client 0                      # its nodes, by its personal model if it has one
   fedgraph-flwr predict --node state --nodes new.csv --edges new_edges.csv --out new.parquet       # needs no server
+  fedgraph-flwr predict --book book --from 2026-03-01 --until 2026-03-07 --out week.csv            # days of a party's book
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,10 @@ from typing import Any
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.options import add_options, fill
-from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
+from fedgraph_flwr.party.tables.options import add_replaced, check_outputs
+
+Input = tuple[Any, Any, Any, Any]
+"""Predictor, graph to predict, ids of its nodes, and the tables that it was read from (None: a stored graph)."""
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +38,21 @@ def register(parser: argparse.ArgumentParser) -> None:
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options of the items to predict, and of the form of their table."""
     given = parser.add_argument_group("input (default: the client's stored graph)")
-    add_options(given, _INPUT)
-    add_table_arguments(given)
+    add_options(given, _INPUT, edges={"type": Path})
+    add_options(given, BOOK, **{"from": {"dest": "since"}})
+    add_replaced(parser)
     add_options(parser, _FORMULAS)
 
 
+BOOK = """
+--book DIR  the party's book: scores days of it, by the model that `book use` pinned, or by RUN or --node
+--from DAY  first day of the book, such as 2026-03-04 (default: --until)
+--until DAY  last day of the book (default: its last one)
+"""
+
 _INPUT = """
 --nodes FILE  node table: .csv, .tsv, .txt (or with .gz) or .parquet
---edges FILE  edge table
+--edges FILE...  edge table; can be repeated: the files of several days are one table
 --graph FILE  graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name
 --scaled  the features of --graph are scaled as in training, although the file does not say so
 --node-table TYPE=FILE...  heterogeneous graph: one table per node type, instead of --nodes and --edges
@@ -90,6 +101,8 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
     """
     from fedgraph_flwr.party.use.frames import check_written
 
+    if args.book is not None:
+        take_book(args)
     fill(args)
     check_outputs(
         args, outputs, [name for name in ("nodes", "edges", "graph", "pairs", "schema") if hasattr(args, name)]
@@ -101,6 +114,28 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
     return predictor
 
 
+def take_book(args: argparse.Namespace) -> None:
+    """Set the party's file, and the model that a book pins if none is given.
+
+    Raises:
+        FedGraphError: other tables are given, too, no model is pinned, or it has changed.
+    """
+    from fedgraph_flwr.party.book.folder import PARTY, BookFolder
+
+    for name in ("nodes", "edges", "node_table", "edge_table", "pairs"):
+        if getattr(args, name, None):
+            raise FedGraphError(f"--book {args.book} has the tables: leave --{name.replace('_', '-')} out")
+    args.opened_book = book = BookFolder.load(args.book)
+    args.party_file = args.party_file or args.book / PARTY
+    if args.run is None and args.node is None:
+        if book.model is None:
+            raise FedGraphError(
+                f"{args.book} pins no model: pass RUN or --node DIR, or `fedgraph-flwr book use {args.book} RUN` once"
+            )
+        args.run = args.book / book.model.run
+        args.client = int(book.model.client) if book.model.client and args.client is None else args.client
+
+
 def load_chosen(args: argparse.Namespace) -> Any:
     """Load the predictor selected by the options, and warn if a drill's copies trained it.
 
@@ -110,6 +145,15 @@ def load_chosen(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.data.schema import DRILL
 
     predictor = _loaded(args)
+    book = getattr(args, "opened_book", None)
+    if book is not None and book.model is not None and args.run == args.book / book.model.run:
+        from fedgraph_flwr.party.use.alerts import digest_of
+
+        if digest_of(predictor) != book.model.digest:
+            raise FedGraphError(
+                f"{args.run} is not the model that {args.book} pins: it was trained again. `fedgraph-flwr book use {args.book}"
+                f" {args.run}` pins the new one"
+            )
     if marked := [name for name in predictor.input_spec.classes if name.startswith(DRILL)]:
         log(
             WARNING,
@@ -135,12 +179,36 @@ def _loaded(args: argparse.Namespace) -> Any:
         return load_export(args.run)
     if args.run is not None and is_blend(args.run):
         return load_blend(args.run, args.client)
-    if args.node is None:
+    if args.node is None and not _is_state(args.run):
         return load_predictor(args.run, args.client, args.round)
+    args.node = args.node or args.run
     found = load_node(args.node, args.round)
     if args.client not in (None, found.client):
         raise FedGraphError(f"--client {args.client}: {args.node} belongs to client {found.client}: leave --client out")
     return found
+
+
+def load_any(folder: Path, client: int) -> tuple[Any, bool]:
+    """Return the predictor of a run, state or exported folder, and whether the client chose its model.
+
+    Args:
+        folder: the folder.
+        client: the party's number in a run folder.
+    """
+    from fedgraph_flwr.party.use.export import INDEX
+
+    of_party = (folder / INDEX).is_file() or _is_state(folder)
+    options = {"run": folder, "node": None, "client": None if of_party else client, "round": ""}
+    return load_chosen(argparse.Namespace(**options)), not of_party
+
+
+def _is_state(folder: Path) -> bool:
+    """Return whether a folder is a node's state, or of a run within it."""
+    from fedgraph_flwr.clients.saved_models import LAST
+    from fedgraph_flwr.clients.state import StateFolder
+    from fedgraph_flwr.store.results import SUMMARY
+
+    return not (folder / SUMMARY).is_file() and StateFolder.find_model(folder, LAST) is not None
 
 
 def main(args: argparse.Namespace) -> int:
@@ -152,12 +220,12 @@ def main(args: argparse.Namespace) -> int:
     if args.json and (args.out is not None or args.pairs is not None):
         raise FedGraphError("--json prints the predictions of items: leave --out and --pairs out")
     predictor = opened(args, ("out",))
-    of, given = predictor.task.ITEMS, chosen_input(args, predictor)
+    of = predictor.task.ITEMS
     if args.pairs is not None:
-        found = _of_pairs(*given[:3], args)
+        found = _of_pairs(*chosen_input(args, predictor)[:3], args)
     else:
-        found = predicted_from(args, *given)
-        if args.party_file and of == "nodes" and not (args.nodes or args.graph or args.node_table):
+        _, found = predicted(args, predictor)
+        if args.party_file and of == "nodes" and not (args.book or args.nodes or args.graph or args.node_table):
             found = found.at(table_order(args.party_file, found.ids))
         _set_threshold(found, args.threshold)
     frame = found.to_frame()
@@ -187,7 +255,7 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
     if changed:
         print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
     print(f"wrote {args.out}")
-    if of == "edges" and args.edges is None:
+    if of == "edges" and not (args.edges or args.book):
         print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
 
 
@@ -201,13 +269,63 @@ def _set_threshold(found: Any, threshold: float | None) -> None:
         found.threshold = threshold
 
 
-def chosen_input(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any, Any]:
+def chosen_input(args: argparse.Namespace, predictor: Any) -> Input:
     """Return the predictor with the input specification of the options, the graph to predict, its node ids and its tables.
 
     The last two are None for a stored graph; tables are `prediction_input.NewNodes`.
     """
     predictor = _with_options(predictor, args)
     return predictor, *_graph(args, predictor)
+
+
+def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) -> Iterator[tuple[str, Input]]:
+    """Yield each day of ``--book`` with its input, as `chosen_input` returns it; without a book, "" and the input.
+
+    Args:
+        args: the options.
+        predictor: the model.
+        together: whether the items of all days are read in the graph of the last one.
+    """
+    if args.book is None:
+        for name in ("since", "until"):
+            if getattr(args, name):
+                option = "from" if name == "since" else name
+                raise FedGraphError(f"--{option} is a day of a book: pass --book DIR, or leave it out")
+        yield "", chosen_input(args, predictor)
+        return
+    from dataclasses import replace
+
+    from fedgraph_flwr.party.book.rows import day_of, day_text
+    from fedgraph_flwr.party.use.book_days import days_of_book
+    from fedgraph_flwr.party.use.prediction_input import graph_file
+
+    predictor = _with_options(predictor, args)
+    spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
+    stored = graph_file(args.graph, spec) if args.graph else predictor.own
+    treatment = replace(spec.treatment(), **_formats(args))
+    span = day_of(args.since) if args.since else None, day_of(args.until) if args.until else None
+    for day, read in days_of_book(args.opened_book, span, spec, stored, treatment, together):
+        yield day_text(day), (predictor, read.graph, read.ids, read)
+
+
+def predicted(args: argparse.Namespace, predictor: Any) -> tuple[list[tuple[str, Input]], Any]:
+    """Return the inputs by day, of the options' tables or book, and the predictions of their items."""
+    from fedgraph_flwr.party.use.predict import in_order
+
+    inputs, parts = [], []
+    for day, given in days_of(args, predictor):
+        inputs.append((day, given))
+        parts.append(predicted_from(args, *given))
+    days = [day for day, _ in inputs]
+    return inputs, parts[0] if days == [""] else in_order(parts, days)
+
+
+def _formats(args: argparse.Namespace) -> dict[str, Any]:
+    """Return fields of the treatment of tables: where its lines go, and date formats of the party's file."""
+    from fedgraph_flwr.party.party_file import read_party
+
+    formats = read_party(args.party_file).date_formats if args.party_file else {}
+    return {"say": lambda text: print(text, file=sys.stderr), "date_formats": formats}
 
 
 def predicted_from(args: argparse.Namespace, predictor: Any, graph: Any, ids: Any, read: Any) -> Any:
@@ -237,20 +355,29 @@ def _list_left_out(read: Any, args: argparse.Namespace) -> None:
         write_frame(pd.DataFrame(read.left_out, columns=columns), path, args.keep_formulas)
         where = f": see {path}"
     example = f"such as row {number} ({name}), which {reason}{where}"
-    print(f"{len(read.left_out)} of {total} rows of {args.edges} are not {verb}, {example}", file=sys.stderr)
+    files = args.book or ", ".join(map(str, args.edges))
+    print(f"{len(read.left_out)} of {total} rows of {files} are not {verb}, {example}", file=sys.stderr)
 
 
 def _of_pairs(predictor: Any, graph: Any, ids: Any, args: argparse.Namespace) -> Any:
     """Return the scores of the pairs of a table."""
     from fedgraph_flwr.party.tables.reading import read_table
 
-    layout = layout_of(args)
+    layout = layout_of_party(args).over(predictor.input_spec.tables)
     ends = [layout.source or "source", layout.target or "target"]
     table = read_table(args.pairs, layout)
     if missing := [name for name in ends if name not in table.columns]:
-        expected = f"{' and '.join(ends)}, or pass --source-column and --target-column"
+        expected = f"{' and '.join(ends)}, as the schema or party.yaml (--party-file) names them"
         raise FedGraphError(f"{args.pairs} has no column '{missing[0]}': expected {expected}")
     return predictor.predict_pairs(graph, table[ends].astype(str).to_numpy().tolist(), ids)
+
+
+def layout_of_party(args: argparse.Namespace) -> Any:
+    """Return names of columns and format of tables by the party's file, if one is given."""
+    from fedgraph_flwr.data.schema import TableLayout
+    from fedgraph_flwr.party.party_file import read_party
+
+    return read_party(args.party_file).layout if args.party_file else TableLayout()
 
 
 def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
@@ -291,11 +418,12 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     from fedgraph_flwr.party.tables.roles import Columns, typed_files
     from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
 
-    nodes, edges = typed_files(args)
+    several = args.edges
+    nodes, edges = typed_files(argparse.Namespace(**vars(args) | {"edges": several[0] if several else None}))
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
     by_role = _by_role(nodes, edges, spec)
-    layout = layout_of(args).over(spec.tables)
-    options: dict[str, Any] = {**formats_of(args), "say": lambda text: print(text, file=sys.stderr)}
+    layout = layout_of_party(args).over(spec.tables)
+    options = _formats(args)
     own_nodes, own_edges = nodes.get(NODE), edges.get(EDGE_TYPE)
     single = own_nodes is not None and own_edges is not None and len(nodes) == len(edges) == 1
     if nodes and not single:
@@ -309,7 +437,8 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
         treatment = replace(spec.treatment(), **options)
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
         stored = stored if args.graph else predictor.own
-        found = new_nodes(own_nodes, own_edges, Columns.of(layout), spec, stored, where, treatment)
+        files = several or [own_edges]
+        found = new_nodes(own_nodes, files, Columns.of(layout), spec, stored, where, treatment)
         if found.note:
             print(found.note, file=sys.stderr)
         return found.graph, found.ids, found

@@ -1,7 +1,7 @@
 """Input of predictions: tables, graph files and PyG objects, encoded as in training; labels are optional."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.far_ends import MARKS
-from fedgraph_flwr.data.features import Book, edge_columns, node_columns
+from fedgraph_flwr.data.features import DAY, Book, edge_columns, node_columns
 from fedgraph_flwr.data.graph import (
     SHARED_FIELDS,
     ClientGraph,
@@ -31,13 +31,23 @@ from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema, to_text
 from fedgraph_flwr.errors import FedGraphError, by_caller, check_names, sanitize
+from fedgraph_flwr.party.book.rows import joined as files_joined
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
-from fedgraph_flwr.party.tables.edges import EdgeData, amounts_of, arranged, edge_data, edge_ends, with_columns
+from fedgraph_flwr.party.tables.edges import (
+    EdgeData,
+    amounts_of,
+    arranged,
+    edge_data,
+    edge_ends,
+    edge_times,
+    with_columns,
+)
 from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
 from fedgraph_flwr.party.tables.nodes import Ids, check_swapped, column_of
 from fedgraph_flwr.party.tables.parties import fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.repeats import counted_once
 from fedgraph_flwr.party.tables.roles import BOUND, Columns, edge_feature_columns, edge_types, feature_columns
 from fedgraph_flwr.party.use.day import Day, divide, far_names_of, global_ids, rule_of
 from fedgraph_flwr.tasks.base import STAGES
@@ -143,6 +153,8 @@ class NewNodes:
         edge_ids: ids of the rows that are read, or their numbers from 1 [K'].
         ends: ids of their sources and targets as the table has them [2, K'].
         left_out: rows of the edge table that cannot be read, with the reason: row from 1, id, source, target, reason.
+        read: positions of the rows that are read, in the edge table [K'].
+        tables: the rows of the tables, by type.
     """
 
     graph: Graph
@@ -153,10 +165,25 @@ class NewNodes:
     edge_ids: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
     ends: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
     left_out: tuple[tuple[Any, ...], ...] = ()
+    read: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    tables: Mapping[str, Any] = field(default_factory=dict)
+
+    def of_rows(self, chosen: np.ndarray) -> "NewNodes":
+        """Return it with some of its edge table's rows only, bool [E']."""
+        at = chosen[self.read]
+        left = tuple(row for row in self.left_out if chosen[row[0] - 1])
+        edges = self.edges[at] if self.edges.size else self.edges
+        found = replace(self, edges=edges, edge_ids=self.edge_ids[at], ends=self.ends[:, at], left_out=left)
+        return replace(found, read=self.read[at], tables={**self.tables, EDGE: self.tables[EDGE][chosen]})
 
 
 def tables(
-    nodes: Path, edges: Path, columns: Columns, spec: InputSpec, treatment: Treatment | None = None
+    nodes: Path,
+    edges: Path,
+    columns: Columns,
+    spec: InputSpec,
+    treatment: Treatment | None = None,
+    reader: Callable[..., Any] = read_table,
 ) -> tuple[Graph, np.ndarray]:
     """Build a graph and its node ids [N] from a node table and an edge table; the label column is optional.
 
@@ -166,6 +193,7 @@ def tables(
         columns: roles of the columns.
         spec: the model's features and classes.
         treatment: column options (default: those of ``spec``).
+        reader: reads a table.
 
     Raises:
         FedGraphError: as for `from_tables` or `InputSpec.treatment`.
@@ -174,6 +202,7 @@ def tables(
         nodes,
         edges,
         _of_new(columns),
+        reader=reader,
         classes=spec.schema.classes if spec.schema else spec.classes,
         undirected=spec.undirected,
         treatment=treatment or spec.treatment(),
@@ -195,7 +224,7 @@ def _of_later(columns: Columns, table: Any, links: Any, stored: Graph) -> Column
 
 def new_nodes(
     nodes: Path | None,
-    edges: Path,
+    edges: Path | Sequence[Path],
     columns: Columns,
     spec: InputSpec,
     stored: Any = None,
@@ -208,7 +237,7 @@ def new_nodes(
 
     Args:
         nodes: one row per node; None for a party of a role without node table, whose nodes are the ends of edges.
-        edges: one row per edge, between nodes of the table and of the stored graph.
+        edges: one row per edge, between nodes of the table and of the stored graph; several files are one table.
         columns: roles of the columns.
         spec: the model's features and classes.
         stored: the party's graph, imported with ids, or None.
@@ -218,38 +247,65 @@ def new_nodes(
     Raises:
         FedGraphError: an edge names an unknown node, or as for `tables`.
     """
+    files = [edges] if isinstance(edges, Path) else list(edges)
+    listed, treatment = ", ".join(map(str, files)), treatment or spec.treatment()
+    links = read_table(files[0], columns.layout) if len(files) == 1 else files_joined(files, columns.layout)[0]
+    for end in (columns.source, columns.target):
+        column_of(links, end, listed, "end of edges")
+    links = links[counted_once(links, columns, rule_of(columns, stored, columns.match_columns), listed, treatment)]
+    _warn_of_gap(links, columns, stored, (listed, where), treatment)
     if nodes is None:
-        links = read_table(edges, columns.layout)
-        table, treatment = nodes_of_role(links, columns, stored, str(edges), treatment or spec.treatment())
-        own, columns = Ids.of(table, columns.id, str(edges)), replace(columns, party_columns="", party_prefix="")
-        return _joined(table, links, own, columns, spec, stored, (str(edges), str(edges), where), treatment)
+        table, treatment = nodes_of_role(links, columns, stored, listed, treatment)
+        own, columns = Ids.of(table, columns.id, listed), replace(columns, party_columns="", party_prefix="")
+        return join_tables(table, links, own, columns, spec, stored, (listed, listed, where), treatment)
+    table = read_table(nodes, columns.layout)
+    held = {nodes: table, files[0]: links.reset_index(drop=True)}
     if columns.graph:  # whole new graphs
-        graph, _ = tables(nodes, edges, columns, spec, treatment)
+        graph, _ = tables(nodes, files[0], columns, spec, treatment, lambda path, *_: held[path])
         return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
-    table, links = read_table(nodes, columns.layout), read_table(edges, columns.layout)
     names = columns.id, columns.source, columns.target
-    check_swapped(table, links, names, (str(nodes), str(edges)))
+    check_swapped(table, links, names, (str(nodes), listed))
     own = Ids.of(table, columns.id, str(nodes))
-    named_ends = [column_of(links, end, str(edges), "end of edges") for end in (columns.source, columns.target)]
-    named = [np.unique(as_words(words)) for words in named_ends]
-    _check_known(own, links, columns, stored, (str(nodes), str(edges), where), treatment or spec.treatment())
+    named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target)]
+    _check_known(own, links, columns, stored, (str(nodes), listed, where), treatment)
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
     known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
     known = known or rule_of(columns, stored) is not None
     if not outside and not known:
-        graph, ids = tables(nodes, edges, columns, spec, treatment)
-        found = NewNodes(graph, ids, np.arange(len(ids)))
+        graph, ids = tables(nodes, files[0], columns, spec, treatment, lambda path, *_: held[path])
+        found = NewNodes(graph, ids, np.arange(len(ids)), tables={NODE: table, EDGE: links})
         if not spec.parallel:
             return found
-        ends = edge_ends(links, columns, str(edges), own, own)
-        _, order = arranged(ends, len(ids), False, str(edges), treatment or spec.treatment(), True)
+        ends = edge_ends(links, columns, listed, own, own)
+        _, order = arranged(ends, len(ids), False, listed, treatment, True)
         found = replace(found, graph=replace(graph, edge_split=_stages(graph.edge_time[:0], graph.edge_time)))
-        return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, str(edges)))
+        return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, listed))
     if not isinstance(stored, Graph) or not len(stored.ids):
         remedy = f"{where} does not store node ids: import it again"
         remedy = "pass --client I or --graph FILE to name the graph that contains it" if stored is None else remedy
-        raise FedGraphError(f"{edges} names '{outside[0]}', which is not an id of {nodes}: {remedy}")
-    return _joined(table, links, own, columns, spec, stored, (str(nodes), str(edges), where), treatment)
+        raise FedGraphError(f"{listed} names '{outside[0]}', which is not an id of {nodes}: {remedy}")
+    return join_tables(table, links, own, columns, spec, stored, (str(nodes), listed, where), treatment)
+
+
+def times_of(stored: Graph) -> Tensor:
+    """Return the times of a graph's edges, also to other parties, and of its book [K]."""
+    names = ("edge_time", "cut_out_edge_time", "cut_in_edge_time")
+    return torch.cat([*(getattr(stored, name) for name in names if hasattr(stored, name)), stored.book[2]])
+
+
+def _warn_of_gap(links: Any, columns: Columns, stored: Any, where: tuple[str, str], treatment: Treatment) -> None:
+    """Report a file that begins later than the day after the last stored record."""
+    if not isinstance(stored, Graph) or columns.time not in links.columns or not len(links):
+        return
+    if not (held := times_of(stored)).numel():
+        return
+    first, last = int(edge_times(links, columns.time, where[0], treatment).min()), int(held.max())
+    if first // DAY > last // DAY + 1:
+        begins, ends = (str(np.datetime64(time // DAY, "D")) for time in (first, last))
+        treatment.warn(
+            f"{where[0]} begins on {begins}, and {where[1]} ends on {ends}: columns that look back miss the days between. Pass"
+            " the files of all days (--edges FILE --edges FILE), or keep a book (`fedgraph-flwr book`)"
+        )
 
 
 def _check_known(
@@ -304,7 +360,7 @@ def _table_columns(
     return x
 
 
-def _joined(
+def join_tables(
     table: Any,
     links: Any,
     own: Ids,
@@ -313,7 +369,21 @@ def _joined(
     stored: Graph,
     where: tuple[str, str, str],
     treatment: Treatment | None,
+    new: np.ndarray | None = None,
 ) -> NewNodes:
+    """Return the graph of a table's nodes and edges joined to a stored one.
+
+    Args:
+        table: one row per node.
+        links: one row per edge.
+        own: index of the table's ids.
+        columns: roles of the columns.
+        spec: the model's features and classes.
+        stored: the party's graph.
+        where: files of nodes and edges, and the graph's name.
+        treatment: column options.
+        new: which rows are items, of a book, all of whose rows are records that the graph does not have [E'].
+    """
     treatment = treatment or spec.treatment()
     rule = rule_of(columns, stored)
     columns = _of_later(columns, table, links, stored)
@@ -330,20 +400,24 @@ def _joined(
     rows_of_table = links
     day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"), spec.parallel)
     links = links.iloc[day.rows].reset_index(drop=True)
-    ends = torch.from_numpy(day.ends)
     added: Mapping[str, Tensor] = {}
     if stored.has_edge_data:
-        joined = edge_data(links, carried, columns, where[1], treatment)
-        joined, computed = _computed(joined, ends, links, columns, stored, k, day.far, where, treatment)
+        data_of = edge_data(links, carried, columns, where[1], treatment)
+        ends, every_row = torch.from_numpy(day.ends), new is not None
+        data_of, computed = _computed(data_of, ends, links, columns, stored, k, day.far, where, treatment, every_row)
         x = torch.cat([x, computed[torch.from_numpy(rows)]], dim=1)
-        added = joined.fields
+        added = {key: values[torch.from_numpy(day.usable)] for key, values in data_of.fields.items()}
+    day = day.edges()
+    ends = torch.from_numpy(day.ends)
+    stages = None if new is None else torch.from_numpy(new[day.rows])
     inner = (ends < n + k).all(0).nonzero().view(-1)
     every, whole = ends, added
     ends, added = ends[:, inner], {key: rows_of(values, inner) for key, values in added.items()}
     ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data or spec.parallel)
     data = _joined_data(stored, added, order, where)
     if spec.parallel and "edge_time" in data:
-        data["edge_split"] = _stages(stored.edge_time, data["edge_time"][stored.edge_time.numel() :])
+        of_edges = None if stages is None else stages[inner][order]
+        data["edge_split"] = _stages(stored.edge_time, data["edge_time"][stored.edge_time.numel() :], of_edges)
     edges = torch.cat([stored.edge_index, ends], dim=1)
     of_nodes = grown(stored, k)
     of_nodes["x"][torch.from_numpy(rows)] = x
@@ -356,15 +430,16 @@ def _joined(
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
-    found = NewNodes(graph, union.index.to_numpy(), rows, note)
+    found = NewNodes(graph, union.index.to_numpy(), rows, note, tables={NODE: table, EDGE: rows_of_table})
     place = np.zeros(every.size(1), dtype=np.int64)
     place[inner.numpy()[order.numpy()]] = stored.edge_index.size(1) + np.arange(order.numel())
     if isinstance(stored, ClientGraph) and (spec.parallel or stored.far):
-        found = replace(found, graph=_with_cut_edges(graph, stored, day, whole, place, spec))
+        found = replace(found, graph=_with_cut_edges(graph, stored, day, whole, place, spec, stages))
     ids = _edge_ids(rows_of_table, columns, where[1])
     named_ends = np.stack([as_words(rows_of_table[end]).astype(object) for end in (columns.source, columns.target)])
-    left = tuple((row + 1, ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
-    found = replace(found, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left)
+    numbers = np.asarray(rows_of_table.index) + 1
+    left = tuple((int(numbers[row]), ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
+    found = replace(found, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left, read=day.rows)
     return replace(found, edges=place) if spec.parallel else found
 
 
@@ -378,6 +453,7 @@ def _computed(
     known: np.ndarray,
     where: tuple[str, str, str],
     treatment: Treatment,
+    distinct: bool = False,
 ) -> tuple[EdgeData, Tensor]:
     """Return the data of new rows with the columns of the party's own records, and those of nodes [N + new, K].
 
@@ -391,13 +467,17 @@ def _computed(
         known: party and id of the accounts of other parties, from N + new on.
         where: files of nodes and edges, and the graph's name.
         treatment: column options.
+        distinct: whether the graph has none of the rows.
     """
     nodes = stored.num_nodes + new
     of_nodes = torch.zeros(nodes, 0)
     if (recipe := recipe_of(stored)) is not None:
         cents = amounts_of(links, columns.amount_column, where[1], treatment)
         rows = torch.stack([*ends, joined.fields["edge_time"], torch.from_numpy(cents)])
-        table, at = appended(renumbered(stored.book, torch.arange(stored.num_nodes), nodes), rows)
+        held = renumbered(stored.book, torch.arange(stored.num_nodes), nodes)
+        table, at = torch.cat([held, rows], dim=1), held.size(1) + np.arange(rows.size(1))
+        if not distinct:
+            table, at = appended(held, rows)
         if repeated := stored.book.size(1) + rows.size(1) - table.size(1):
             treatment.warn(
                 f"{where[1]}: {repeated} of {rows.size(1)} rows repeat records that {where[2]} has (same accounts, time and"
@@ -436,7 +516,13 @@ def _ends_elsewhere(stored: Graph, start: int, known: np.ndarray) -> tuple[np.nd
 
 
 def _with_cut_edges(
-    graph: Graph, stored: ClientGraph, day: Day, added: Mapping[str, Tensor], place: np.ndarray, spec: InputSpec
+    graph: Graph,
+    stored: ClientGraph,
+    day: Day,
+    added: Mapping[str, Tensor],
+    place: np.ndarray,
+    spec: InputSpec,
+    new: Tensor | None = None,
 ) -> ClientGraph:
     """Return a graph joined to a client's as that client's, with the edges to and from other clients; new ones are items.
 
@@ -447,10 +533,11 @@ def _with_cut_edges(
         added: their data.
         place: receives the positions of rows that name other parties among the graph's items [K].
         spec: the model's features and classes.
+        new: which rows are items [K]; None: all.
     """
-    new, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
-    fresh, start = torch.arange(count, count + new), graph.edge_index.size(1)
-    far = torch.from_numpy(global_ids(stored, day.far, count + new))
+    more, count = graph.num_nodes - stored.num_nodes, stored.num_global_nodes
+    fresh, start = torch.arange(count, count + more), graph.edge_index.size(1)
+    far = torch.from_numpy(global_ids(stored, day.far, count + more))
     cut: dict[str, Any] = {}
     leaving, reaching = day.of(graph.num_nodes)[1:]
     near = np.where(leaving, *day.ends)
@@ -467,7 +554,7 @@ def _with_cut_edges(
             values = rows_of(added.get(f"edge_{name}", old[:0]), at)
             cut[f"{key}_edge_{name}"] = torch.cat([old, values]) if old.numel() else values
             if spec.parallel and name == "time" and old.numel() == held.size(1):
-                cut[f"{key}_edge_split"] = _stages(old, values)
+                cut[f"{key}_edge_split"] = _stages(old, values, None if new is None else new[at])
         place[at.numpy()] = start + held.size(1) + np.arange(at.numel())
         start += cut[key].size(1)
         if not (added or spec.parallel):  # such edges count once
@@ -480,7 +567,7 @@ def _with_cut_edges(
         node_id=torch.cat([stored.node_id, fresh]),
         **{key: getattr(stored, key) for key in ("client", "num_clients", "far")},
         **_far_fields(stored, day.far, far),
-        num_global_nodes=count + new + len(day.far),
+        num_global_nodes=count + more + len(day.far),
     )
 
 
@@ -506,7 +593,7 @@ def _far_fields(stored: ClientGraph, names: np.ndarray, ids: Tensor) -> dict[str
     return held
 
 
-def _stages(stored: Tensor, new: Tensor) -> Tensor:
+def _stages(stored: Tensor, new: Tensor, items: Tensor | None = None) -> Tensor:
     """Return the first stage that reads each edge, int8 [E + E']: training for stored ones, test for new ones.
 
     So a new edge is scored on edges until the end of its own ``split.step``, as a test edge of the run is, whatever other rows
@@ -515,16 +602,17 @@ def _stages(stored: Tensor, new: Tensor) -> Tensor:
     Args:
         stored: times of stored edges [E].
         new: times of new ones [E'].
+        items: which new ones are items; the others are read as stored ones [E']. None: all.
     """
     stages = torch.zeros(stored.numel() + new.numel(), dtype=torch.int8)
-    stages[stored.numel() :] = STAGES.index("test")
+    stages[stored.numel() :] = STAGES.index("test") if items is None else STAGES.index("test") * items.to(torch.int8)
     return stages
 
 
 def _edge_ids(links: Any, columns: Columns, where: str) -> np.ndarray:
     """Return the ids of an edge table's rows: those of its column, else their numbers from 1."""
     if not columns.edge_id:
-        return np.arange(1, len(links) + 1).astype(object)
+        return (np.asarray(links.index) + 1).astype(object)
     return np.asarray(as_words(column_of(links, columns.edge_id, where, "edge id")), dtype=object)
 
 

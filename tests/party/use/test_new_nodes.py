@@ -172,8 +172,8 @@ def test_predict_counts_unseen_categories(place, tmp_path, caplog):
         assert "and become 'other': 'crypto' 20; it lists clerk" in caplog.text
 
 
-def test_predict_obeys_the_stored_layout_and_the_options(place, tmp_path):
-    """Names and formats of a client's own file, and options over them."""
+def test_predict_obeys_the_stored_layout_and_a_partys_file(place, tmp_path, capsys):
+    """Names and formats of a client's own file, and names of a party's file over them; options of columns are of `import`."""
     people, payments = pd.read_csv(place / "a_customers.csv"), pd.read_csv(place / "a_payments.csv")
     people = people.rename(columns={"id": "kunde", "label": "status"})
     people["income"] = [f"{value:,.2f}".translate(str.maketrans(",.", ".,")) for value in people["income"].fillna(0)]
@@ -193,25 +193,16 @@ def test_predict_obeys_the_stored_layout_and_the_options(place, tmp_path):
         found = pd.read_csv(tmp_path / "p.csv")
         np.testing.assert_allclose(found["p_fraud"], expected, rtol=0, atol=1e-6)
         assert found["id"].tolist() == people["kunde"].tolist()
-    other = people.rename(columns={"kunde": "k"})
-    other["income"] = [value.replace(".", "").replace(",", ".") for value in other["income"]]
-    other.to_csv(tmp_path / "o.csv", index=False)
+    people.rename(columns={"kunde": "k"}).to_csv(tmp_path / "o.csv", index=False)
     overrides[1] = tmp_path / "o.csv"
-    assert (
-        go(
-            "predict",
-            tmp_path / "run",
-            *overrides,
-            "--id-column",
-            "k",
-            "--decimal",
-            "income=.",
-            "--out",
-            tmp_path / "p.csv",
-        )
-        == 0
-    )
+    (tmp_path / "party.yaml").write_text("party: a\nnodes: o.csv\nedges: z.csv\ncolumns: {id: k}\n")
+    words = ["predict", tmp_path / "run", *overrides, "--out", tmp_path / "p.csv"]
+    assert go(*words, "--party-file", tmp_path / "party.yaml") == 0
     np.testing.assert_allclose(pd.read_csv(tmp_path / "p.csv")["p_fraud"], expected, rtol=0, atol=1e-6)
+    capsys.readouterr()
+    for option in ("--id-column", "--date-format", "--windows"):
+        assert go(*words, option, "k") == 2
+        assert f"{option} is an option of `import`" in capsys.readouterr().err
 
 
 def test_a_client_file_with_other_ids_than_nodes_is_refused(place, tmp_path):

@@ -1,0 +1,210 @@
+"""Command ``book``: keep a party's exports as one book, so that each day is scored with all that was known by its end.
+
+A book is a folder with the exports, unchanged, party.yaml and a list (book.yaml). `import`, `link`, `predict`, `alerts`,
+`explain`, `drift`, `worth` and `drill` read it by --book (or --books, with those of several parties).
+
+Examples:
+  fedgraph-flwr book new book --party-file party.yaml accounts.csv payments.csv
+  fedgraph-flwr book use book runs/mine                       # the model that scores
+  fedgraph-flwr book add book 2026-03-04.csv                  # one or many days
+  fedgraph-flwr book add book late.csv --known 2026-03-06     # rows that were not there before that day
+  fedgraph-flwr book show book
+  fedgraph-flwr book erase book A0017                         # a person: all rows of the account
+"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.party.options import add_options
+
+_OPTIONS = """
+--party-file FILE  `new`: party.yaml of the party, as `init-party` writes it
+--known DAY  `add`: day from which the rows of the files are known, for late ones (default: the day of each row)
+--client I  `use`: the party's number in the run (default: that of party.yaml)
+"""
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``book``."""
+    parser.add_argument("action", choices=tuple(_ACTIONS), help="what to do")
+    parser.add_argument("book", type=Path, metavar="BOOK", help="folder of the book")
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help="new, add: files; use: RUN or state folder; erase: ids"
+    )
+    add_options(parser, _OPTIONS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Handle ``book``."""
+    for name, action in (("party_file", "new"), ("known", "add"), ("client", "use")):
+        if getattr(args, name) not in (None, "") and args.action != action:
+            raise FedGraphError(f"--{name.replace('_', '-')} has no effect on `book {args.action}`: leave it out")
+    if args.action != "show" and not args.words:
+        raise FedGraphError(f"book {args.action} needs {_ACTIONS[args.action][1]}: see fedgraph-flwr book --help")
+    for line in _ACTIONS[args.action][0](args):
+        print(sanitize(line, 4000))
+    return 0
+
+
+def _new(args: argparse.Namespace) -> Iterator[str]:
+    from fedgraph_flwr.party.book.folder import new_book
+
+    if args.party_file is None:
+        raise FedGraphError("book new needs --party-file FILE, which `fedgraph-flwr init-party` writes")
+    yield from _with_files(new_book(args.book, args.party_file), args)
+
+
+def _add(args: argparse.Namespace) -> Iterator[str]:
+    from fedgraph_flwr.party.book.folder import BookFolder
+
+    yield from _with_files(BookFolder.load(args.book), args)
+
+
+def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
+    """Add files to a book if all of it can be read, and yield what changed."""
+    from fedgraph_flwr.party.book.folder import NODES
+    from fedgraph_flwr.party.book.rows import day_text, read_rows
+
+    old = read_rows(book) if book.files else None
+    more, new = book.added([Path(word) for word in args.words], args.known)
+    if skipped := len(args.words) - len(new):
+        yield f"{skipped} of {len(args.words)} files are in the book already: left as they are"
+    if not new and more == book:
+        return
+    try:
+        rows = read_rows(more)
+    except FedGraphError:
+        for export in new:  # so that the folder holds what the list has
+            if not any(Path(word).resolve() == (book.folder / export.file).resolve() for word in args.words):
+                (book.folder / export.file).unlink(missing_ok=True)
+        raise
+    if old is not None and not args.known and (tables := [e for e in new if e.table == NODES]):
+        dated = {export.file: replace(export, known=day_text(rows.last)) for export in tables}
+        more = replace(more, files=tuple(dated.get(export.file, export) for export in more.files))
+        rows = read_rows(more)
+        yield f"changed rows of {', '.join(dated)} are known from {day_text(rows.last)} on (--known DAY for another day)"
+    more.save()
+    more.clear_cache()
+    yield from _lines(more, rows)
+    if old is None:
+        return
+    late = (rows.days <= old.last) & (rows.file >= len(book.of("edges"))) & (rows.known <= old.last)
+    if count := int(late.sum()):
+        days = rows.days[late]
+        yield (
+            f"{count} new rows are of days that the book had ({day_text(days.min())} to {day_text(days.max())}), and count as"
+            " known since then. If they came later, add the files again with --known DAY"
+        )
+
+
+def _show(args: argparse.Namespace) -> Iterator[str]:
+    from fedgraph_flwr.party.book.folder import BookFolder
+    from fedgraph_flwr.party.book.rows import read_rows
+
+    if args.words:
+        raise FedGraphError(f"book show takes the book alone, got '{args.words[0]}'")
+    book = BookFolder.load(args.book)
+    rows = read_rows(book)
+    for place, export in enumerate(book.of("edges")):
+        days = rows.days[rows.file == place]
+        span = f"{_span(days)}, {days.size} rows" if days.size else "no rows"
+        yield f"{export.file}: {span}{f', known from {export.known} on' if export.known else ''}"
+    for export in book.of("nodes"):
+        yield f"{export.file}: accounts{f', known from {export.known} on' if export.known else ''}"
+    yield from _lines(book, rows)
+    model = book.model
+    yield (
+        f"model: {model.run} (digest {model.digest})"
+        if model
+        else "model: none is pinned (`fedgraph-flwr book use BOOK RUN`)"
+    )
+
+
+def _span(days: Any) -> str:
+    from fedgraph_flwr.party.book.rows import day_text
+
+    return f"{day_text(days.min())} to {day_text(days.max())}"
+
+
+def _lines(book: Any, rows: Any) -> Iterator[str]:
+    """Yield what a book holds: span, gaps, repeats, corrections, late rows and erased accounts."""
+    import numpy as np
+
+    from fedgraph_flwr.party.book.rows import ALWAYS, day_text, gaps
+
+    at = rows.at(int(rows.known.max(initial=ALWAYS)))
+    accounts = "" if rows.people is None else f", {len(rows.nodes_at(int(rows.known.max())))} accounts"
+    yield f"{book.folder}: {at.size} payments on {np.unique(rows.days).size} days from {_span(rows.days)}{accounts}"
+    if found := list(gaps(rows.days)):
+        listed = ", ".join(day_text(a) if a == b else f"{day_text(a)} to {day_text(b)}" for a, b in found[:5])
+        yield f"days without payments: {sum(b - a + 1 for a, b in found)} ({listed}{', ...' if len(found) > 5 else ''})"
+    lost = np.setdiff1d(np.arange(len(rows.time)), at)
+    by_id = lost[rows.versions[lost] >= 0]
+    changed = _changed(rows, by_id, at)
+    if count := lost.size - int(changed.sum()):
+        yield f"repeats: {count} rows repeat a payment, which counts once"
+    corrected = by_id[changed]
+    if corrected.size:
+        name = rows.edges[rows.columns.edge_id].iloc[corrected[0]]
+        yield f"corrections: {corrected.size} rows are replaced by a later one with their id, such as '{name}'"
+    if late := int((rows.known > rows.days).sum()):
+        yield f"late: {late} rows are known later than their day"
+    if book.erased:
+        yield f"erased: {len(book.erased) - 1} accounts, whose rows no file has"
+
+
+def _changed(rows: Any, old: Any, at: Any) -> Any:
+    """Return which replaced rows differ from the row that counts instead, bool [K]."""
+    import numpy as np
+
+    place = np.full(int(rows.versions.max(initial=-1)) + 2, -1)
+    place[rows.versions[at]] = at
+    new = place[rows.versions[old]]
+    texts = rows.edges.fillna("")
+    differ = texts.iloc[old].to_numpy() != texts.iloc[np.maximum(new, 0)].to_numpy()
+    return differ.any(axis=1) & (new >= 0)
+
+
+def _use(args: argparse.Namespace) -> Iterator[str]:
+    from fedgraph_flwr.party.book.folder import BookFolder, Pinned
+    from fedgraph_flwr.party.use.alerts import digest_of
+    from fedgraph_flwr.party.use.predict_command import load_any
+
+    if len(args.words) != 1:
+        raise FedGraphError(f"book use takes one RUN, state folder or exported folder, got {len(args.words)}")
+    book, run = BookFolder.load(args.book), Path(args.words[0])
+    predictor, in_run = load_any(run, book.party.client if args.client is None else args.client)
+    found = digest_of(predictor)
+    client = str(predictor.client) if in_run and predictor.client is not None else ""
+    replace(book, model=Pinned(os.path.relpath(run, args.book), client, found)).save()
+    whose = f", client {predictor.client}" if predictor.client is not None else ""
+    yield f"{args.book}: {run}{whose} (round {predictor.round}, digest {found}) scores from now on"
+
+
+def _erase(args: argparse.Namespace) -> Iterator[str]:
+    from fedgraph_flwr.party.book.erasing import erase
+    from fedgraph_flwr.party.book.folder import BookFolder
+
+    book, counts = erase(BookFolder.load(args.book), args.words)
+    for file, count in counts.items():
+        yield f"{file}: {count} rows removed"
+    yield (
+        f"{args.book}: erased {len(args.words)} accounts; the list keeps keyed hashes of their ids, so that later files cannot"
+        " bring them back. Client files, models and predictions made before still hold them: import, link and train again"
+    )
+    if book.model:
+        yield f"the pinned model {book.model.run} was trained with these rows"
+
+
+_ACTIONS: dict[str, tuple[Any, str]] = {
+    "new": (_new, "the files of accounts and payments"),
+    "add": (_add, "files"),
+    "show": (_show, ""),
+    "use": (_use, "RUN"),
+    "erase": (_erase, "the ids of accounts"),
+}

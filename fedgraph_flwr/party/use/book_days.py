@@ -1,0 +1,247 @@
+"""Days of a party's book as a model reads them: the stored graph before the day, and the rows of the book that it does not have.
+
+The stored graph is that of the pinned model, with its link. For day d, it keeps what happened before d. Rows of the book that are
+known by the end of d and that it does not have join it: those of later files, late ones, corrections and those of d itself. So
+the input of d is a function of the model's file and of the rows known by then. A row is an item of the day on which it became
+known.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedgraph_flwr.data.features import DAY
+from fedgraph_flwr.data.graph import ClientGraph, Graph, rows_at, unpack_words
+from fedgraph_flwr.data.own_columns import appended, recipe_of
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.book.folder import BookFolder
+from fedgraph_flwr.party.book.rows import BookRows, day_text, gaps, read_rows
+from fedgraph_flwr.party.tables.columns import Treatment, as_words
+from fedgraph_flwr.party.tables.edges import amounts_of
+from fedgraph_flwr.party.tables.nodes import Ids
+from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, normal_ids, parties_of
+from fedgraph_flwr.party.tables.party_roles import nodes_of_role
+from fedgraph_flwr.party.use.day import rule_of
+from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, join_tables, times_of
+
+Ints = NDArray[np.int64]
+
+
+def before(stored: Graph, first: int, lost: "Lost | None" = None) -> Graph:
+    """Return a graph without edges and records from a time on, and without those of corrected rows.
+
+    Args:
+        stored: the party's graph.
+        first: time in seconds.
+        lost: the corrected rows.
+    """
+    graph = stored
+    book = graph.book[2] < first
+    if lost is not None:
+        book &= ~lost.records
+    for of, start in (("edge", ""), ("cut_out", "cut_out_"), ("cut_in", "cut_in_")):
+        if not hasattr(stored, f"{start}edge_time"):
+            continue
+        kept = getattr(stored, f"{start}edge_time") < first
+        if lost is not None:
+            kept &= ~lost.edges[of]
+        if not kept.numel() or bool(kept.all()):
+            continue
+        places = kept.nonzero().view(-1)
+        inner: dict[str, Any] = {} if start else {"edge_index": stored.edge_index[:, places]}
+        graph = replace(graph, **rows_at(stored, of, places), **inner)
+    return replace(graph, book=graph.book[:, book])
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Stored rows that a later version replaces, or whose account was erased.
+
+    Attributes:
+        records: which records of the graph's book, bool [R].
+        edges: which edges, by ``edge``, ``cut_out`` and ``cut_in``, bool [E].
+    """
+
+    records: torch.Tensor
+    edges: dict[str, torch.Tensor]
+
+
+class Stored:
+    """A party's graph, and which rows of a book it has."""
+
+    def __init__(self, graph: Graph, rows: BookRows, rule: PartyRule | None, treatment: Treatment, where: str):
+        """Find the rows of the book among the records of the graph.
+
+        Args:
+            graph: the graph, imported with ids and times.
+            rows: those of the book.
+            rule: how they name accounts of other parties.
+            treatment: formats of values.
+            where: the book, for errors.
+
+        Raises:
+            FedGraphError: the graph has no ids or no times.
+        """
+        self.graph, self.rows = graph, rows
+        time = times_of(graph)
+        if not len(graph.ids) or not time.numel():
+            raise FedGraphError(
+                f"the stored graph of the model has no {'times' if len(graph.ids) else 'ids'}: import again"
+            )
+        self.first, self.last = int(time.min()), int(time.max())
+        self.ends = self._ends(rule)
+        cents = np.zeros(len(rows.time), dtype=np.int64)
+        if recipe_of(graph) is not None:
+            cents = amounts_of(rows.edges, rows.columns.amount_column, where, treatment)
+        self.content = torch.from_numpy(np.stack([*self.ends, rows.time, cents]))
+
+    def _ends(self, rule: PartyRule | None) -> Ints:
+        """Return the number of each end in the graph's book: own nodes, then accounts of other parties; -1 if unknown [2, E]."""
+        ids, columns = unpack_words(self.graph.ids), self.rows.columns
+        texts = [as_words(self.rows.edges[end]) for end in (columns.source, columns.target)]
+        own = Ids(ids, "the stored graph").index
+        if rule is None:
+            return np.stack([own.get_indexer(words) for words in texts]).astype(np.int64)
+        far = own.__class__(unpack_words(self.graph.book_ids) if len(self.graph.book_ids) else [])
+        forms = own.__class__(normal_ids(ids, rule.id_form))
+        found = []
+        for words, names in zip(texts, parties_of(self.rows.edges, texts, rule, "the book"), strict=True):
+            parties, normal = fold(names), normal_ids(words, rule.id_form)
+            other = far.get_indexer(accounts_of(parties, normal))
+            at = np.where(other >= 0, other + len(ids), -1)
+            mine = parties == fold([rule.own])[0]
+            at[mine] = (forms if forms.is_unique else own).get_indexer((normal if forms.is_unique else words)[mine])
+            found.append(at)
+        return np.stack(found).astype(np.int64)
+
+    def held(self, at: Ints, replaced: Ints) -> tuple[NDArray[np.bool_], Lost]:
+        """Return which of some rows the graph has, bool [K], and what it has of replaced rows.
+
+        Args:
+            at: rows that count [K].
+            replaced: rows that a known later version replaces.
+        """
+        graph, size = self.graph, self.graph.book.size(1)
+        gone = torch.zeros(size, dtype=torch.bool)
+        if recipe_of(graph) is None:  # its book is not stored: what its times cover, unless the file came late
+            inside = (self.rows.time[at] <= self.last) & (self.rows.known[at] <= self.last // DAY)
+            return inside, Lost(gone, self._edges(replaced[self.rows.time[replaced] <= self.last]))
+        place = appended(graph.book, self.content[:, torch.from_numpy(at)])[1]
+        taken = torch.zeros(size, dtype=torch.bool)
+        found = (place < size) & (self.ends[:, at] >= 0).all(0)
+        taken[place[found]] = True
+        free = (~taken).nonzero().view(-1)
+        place = appended(graph.book[:, free], self.content[:, torch.from_numpy(replaced)])[1]
+        there = place < free.numel()
+        gone[free[place[there]]] = True
+        return found, Lost(gone, self._edges(replaced[there]))
+
+    def _edges(self, rows: Ints) -> dict[str, torch.Tensor]:
+        """Return the edges of some rows: of equal ends and times, else of an edge between parties of equal ends."""
+        graph, count = self.graph, self.graph.num_nodes
+        lost = {}
+        for of in ("edge", "cut_out", "cut_in"):
+            start = "" if of == "edge" else f"{of}_"
+            time = getattr(graph, f"{start}edge_time", torch.zeros(0))
+            lost[of] = torch.zeros(time.numel(), dtype=torch.bool)
+        names = unpack_words(graph.book_ids) if len(graph.book_ids) else np.zeros(0, dtype=str)
+        numbers = {}
+        if isinstance(graph, ClientGraph) and len(graph.far_name):
+            numbers = dict(zip(unpack_words(graph.far_name).tolist(), graph.far_id.tolist(), strict=True))
+        for row in rows.tolist():
+            (source, target), time = self.ends[:, row].tolist(), int(self.rows.time[row])
+            if source < count and target < count:
+                of, ends, pair = "edge", graph.edge_index, (source, target)
+            else:
+                of, near, far = ("cut_out", source, target) if source < count else ("cut_in", target, source)
+                ends, pair = getattr(graph, of), (near, numbers.get(str(names[far - count]), -1))
+            same = (ends[0] == pair[0]) & (ends[1] == pair[1]) & ~lost[of]
+            exact = same & (getattr(graph, "edge_time" if of == "edge" else f"{of}_edge_time") == time)
+            if (hit := (exact if bool(exact.any()) else same & (of != "edge")).nonzero().view(-1)).numel():
+                lost[of][hit[0]] = True
+        return lost
+
+
+def days_of_book(
+    book: BookFolder,
+    span: tuple[int | None, int | None],
+    spec: InputSpec,
+    stored: Any,
+    treatment: Treatment,
+    together: bool = False,
+) -> Iterator[tuple[int, NewNodes]]:
+    """Yield each day of a span that has rows, or for models of accounts each day, with its rows and graph.
+
+    Args:
+        book: the book.
+        span: first and last day since 1970; None for the last day of the book.
+        spec: the model's features and classes.
+        stored: the party's graph.
+        treatment: column options; its ``say`` receives what to know before any score.
+        together: whether the rows of all days are read in the graph of the last one.
+
+    Raises:
+        FedGraphError: the book has no row on these days, or as `read_rows` and `join_tables`.
+    """
+    layout = book.party.layout.over(spec.tables)
+    rows = read_rows(book, treatment, layout)
+    if not isinstance(stored, Graph):
+        raise FedGraphError(
+            f"{book.folder}: a book needs a model with the party's graph: pass --client I, --node DIR or --graph FILE"
+        )
+    last = int(rows.known.max()) if span[1] is None else span[1]
+    first = last if span[0] is None else span[0]
+    held = Stored(stored, rows, rule_of(rows.columns, stored), treatment, str(book.folder))
+    if first * DAY <= held.first:
+        raise FedGraphError(
+            f"{day_text(first)} is not after the first record of the model's file ({day_text(held.first // DAY)}): pass a later"
+            " --from"
+        )
+    days = [day for day in range(first, last + 1) if not spec.parallel or bool((rows.known == day).any())]
+    if not days:
+        raise FedGraphError(
+            f"{book.folder} has no payments of {day_text(first)} to {day_text(last)}: its last day is {day_text(rows.last)}"
+        )
+    for text in warnings_of(rows, held.last // DAY, last):
+        treatment.say(text)
+    for day in days[-1:] if together else days:
+        yield day, _day(book, (first if together else day, day), rows, held, spec, treatment)
+
+
+def warnings_of(rows: BookRows, stored: int, last: int) -> Iterator[str]:
+    """Yield what to know of a book before its days are scored: days without rows after the model's data."""
+    known = rows.days[rows.known <= last]
+    missing = list(gaps(np.concatenate([[stored], known[known > stored], [last]])))
+    if missing:
+        count = sum(end - start + 1 for start, end in missing)
+        (start, end), more = missing[0], f" and {len(missing) - 1} more gaps" if len(missing) > 1 else ""
+        span = day_text(start) if start == end else f"{day_text(start)} to {day_text(end)}"
+        yield f"the book has no payments on {count} days ({span}{more}): columns that look back miss them if there were any"
+
+
+def _day(
+    book: BookFolder, span: tuple[int, int], rows: BookRows, held: Stored, spec: InputSpec, treatment: Treatment
+) -> NewNodes:
+    """Return the rows that became known on some days, in the graph of what was known by the end of the last one."""
+    first, day = span
+    at = rows.at(day)
+    shown = np.zeros(len(rows.time), dtype=bool)
+    shown[at] = True
+    replaced = np.flatnonzero((rows.known <= day) & ~shown & (rows.versions >= 0))
+    inside, lost = held.held(at, replaced)
+    fresh = ~inside | (rows.time[at] >= first * DAY)
+    links = rows.edges.iloc[at[fresh]].reset_index(drop=True)
+    new = rows.known[at[fresh]] >= first
+    graph = before(held.graph, first * DAY, lost)
+    where, table = str(book.folder), rows.nodes_at(day)
+    columns = rows.columns
+    if table is None:
+        table, treatment = nodes_of_role(links, columns, held.graph, where, treatment)
+        columns = replace(columns, party_columns="", party_prefix="")
+    own = Ids.of(table, columns.id, where)
+    found = join_tables(table, links, own, columns, spec, graph, (where, where, "the model's file"), treatment, new)
+    return found.of_rows(new)

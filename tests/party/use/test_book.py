@@ -1,0 +1,261 @@
+"""A bank's book: the score of a day is a function of the model, the link and the rows known by its end."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.data.graph import ClientGraph
+from tests.party import bank_books as made
+
+SPAN = "--from", str(made.START + made.HISTORY), "--until", str(made.START + made.HISTORY + made.MONTH - 1)
+MODELS = {
+    "trees": {"strategy": "boosting", "strategy.min_data_in_leaf": 2},
+    "network": {"rounds": 2, "model.hidden": 8},
+}
+
+
+@pytest.fixture(scope="module", params=["hours", pytest.param("dates", marks=pytest.mark.slow)])
+def banks(request, tmp_path_factory):
+    """Linked files of two banks, all payments, and the folder."""
+    folder = tmp_path_factory.mktemp("book")
+    rows = made.payments(hours=request.param == "hours")
+    made.banks(folder / "banks", rows[rows.day < made.HISTORY])
+    return folder, rows
+
+
+def trained(folder, name, of="edges"):
+    out = folder / name
+    if name == "blend" and not out.is_dir():
+        parts = [str(trained(folder, part)) for part in MODELS]
+        assert main(["blend", *parts, "--out", str(out)]) == 0
+    elif not out.is_dir():
+        fg.run(
+            task=of, graph=str(folder / "banks" / "linked"), num_clients=2, out=str(out), progress=False, **MODELS[name]
+        )
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trees", "network", "blend"])
+def test_a_days_scores_do_not_depend_on_how_the_book_was_filled(banks, tmp_path, name):
+    """One by one, together, in one file, and with the history in the same file: equal for trees, within 1e-6 for networks."""
+    folder, rows = banks
+    run, party = trained(folder, name), folder / "banks" / "a.yaml"
+    accounts, history = (folder / "banks" / f"a_{what}.csv" for what in ("accounts", "history"))
+    later = rows[rows.day >= made.HISTORY]
+    days = made.days(tmp_path / "days", later)
+    one = made.book(tmp_path / "one", party, accounts, history)
+    for path in days:
+        assert main(["book", "add", str(one), str(path)]) == 0
+    together = made.book(tmp_path / "together", party, accounts, history, *days[::-1])
+    month = made.of_bank(later, "a").drop(columns=["day", "fraud"]).sample(frac=1, random_state=0)
+    month.to_csv(tmp_path / "month.csv", index=False)
+    joined = made.book(tmp_path / "joined", party, accounts, history, tmp_path / "month.csv")
+    made.of_bank(rows, "a").drop(columns=["day"]).to_csv(tmp_path / "all.csv", index=False)
+    whole = made.book(tmp_path / "whole", party, accounts, tmp_path / "all.csv")
+    found = {b.name: made.scores(tmp_path, b, run, *SPAN).set_index("edge") for b in (one, together, joined, whole)}
+    assert sorted(found["one"].index) == sorted(made.of_bank(later, "a")["ref"])
+    for name_of, other in found.items():
+        difference = np.abs(found["one"]["p_yes"] - other["p_yes"].reindex(found["one"].index)).max()
+        assert difference <= (0 if name == "trees" else 1e-6), (name_of, difference)
+    alone = made.scores(tmp_path, one, run, "--from", SPAN[3], "--until", SPAN[3]).set_index("edge")["p_yes"]
+    assert np.abs(found["one"]["p_yes"][alone.index] - alone).max() <= (0 if name == "trees" else 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("form", ["hours", "dates"])
+def test_scores_of_accounts_do_not_depend_on_how_the_book_was_filled(tmp_path, name, form):
+    """At the end of each day; an account that a later table adds is scored, and a changed row counts from its day on."""
+    rows = made.payments(hours=form == "hours")
+    linked = made.banks(tmp_path / "banks", rows[rows.day < made.HISTORY], accounts=True)
+    fg.run(graph=str(linked), num_clients=2, out=str(tmp_path / "run"), progress=False, **MODELS[name])
+    party, history = tmp_path / "banks" / "a.yaml", tmp_path / "banks" / "a_history.csv"
+    people = tmp_path / "banks" / "a_accounts.csv"
+    days = made.days(tmp_path / "days", rows[rows.day >= made.HISTORY])
+    one = made.book(tmp_path / "one", party, people, history)
+    for path in days:
+        assert main(["book", "add", str(one), str(path)]) == 0
+    made.of_bank(rows, "a").drop(columns=["day", "fraud"]).to_csv(tmp_path / "all.csv", index=False)
+    whole = made.book(tmp_path / "whole", party, people, tmp_path / "all.csv")
+    found = [made.scores(tmp_path, book, tmp_path / "run", *SPAN) for book in (one, whole)]
+    assert found[0][["day", "id"]].equals(found[1][["day", "id"]])
+    assert len(found[0]) == made.MONTH * made.EACH
+    assert found[0].groupby("id")["p_yes"].nunique().max() > 1, "the days differ"
+    assert np.abs(found[0]["p_yes"] - found[1]["p_yes"]).max() <= (0 if name == "trees" else 1e-6)
+    more = pd.concat([pd.read_csv(people).assign(age=20), pd.DataFrame({"id": ["a99"], "age": [50]})])
+    more.to_csv(tmp_path / "people.csv", index=False)
+    day = str(made.START + made.HISTORY + 2)
+    assert main(["book", "add", str(one), str(tmp_path / "people.csv"), "--known", day]) == 0
+    later = made.scores(tmp_path, one, tmp_path / "run", *SPAN).set_index(["day", "id"])["p_yes"]
+    first = found[0].set_index(["day", "id"])["p_yes"]
+    same = (later.reindex(first.index) - first).abs().groupby("day").max() < 1e-12
+    assert same[:2].all()
+    assert name == "trees" or not same.loc[day], "these trees do not read the age"
+    assert later.xs("a99", level="id").size == made.MONTH
+
+
+@pytest.fixture(scope="module")
+def desk(banks):
+    """A run of trees, the party's files, and the rows of the first two days after the history as bank a books them."""
+    folder, rows = banks
+    own = made.of_bank(rows, "a").drop(columns=["fraud"])
+    first, second = (own[own.day == made.HISTORY + k].drop(columns="day") for k in (0, 1))
+    return trained(folder, "trees"), folder / "banks" / "a.yaml", folder / "banks", first, second
+
+
+def filled(desk, folder, **tables):
+    """Return a book of the history and of some tables, which are added in order."""
+    book = made.book(folder / "book", desk[1], desk[2] / "a_accounts.csv", desk[2] / "a_history.csv")
+    for name, table in tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+        known = ["--known", str(made.START + made.HISTORY + 1)] if name == "late" else []
+        assert main(["book", "add", str(book), str(folder / f"{name}.csv"), *known]) == 0
+    return book
+
+
+def of_day(desk, folder, book, day):
+    span = str(made.START + made.HISTORY + day)
+    return made.scores(folder, book, desk[0], "--from", span, "--until", span).set_index("edge")["p_yes"]
+
+
+def test_late_rows_count_from_their_day_on_and_are_scored_then(desk, tmp_path):
+    """The score of the first day does not change when rows of it come a day later; with --known left out, they count at once."""
+    first, second = desk[3:]
+    early, late = first.iloc[::2], first.iloc[1::2]
+    (tmp_path / "a").mkdir()
+    before = of_day(desk, tmp_path / "a", filled(desk, tmp_path / "a", early=early), 0)
+    (tmp_path / "b").mkdir()
+    book = filled(desk, tmp_path / "b", early=early, second=second, late=late)
+    assert of_day(desk, tmp_path, book, 0).equals(before)
+    found = of_day(desk, tmp_path, book, 1)
+    assert sorted(found.index) == sorted([*second.ref, *late.ref])
+    (tmp_path / "c").mkdir()
+    every = of_day(desk, tmp_path, filled(desk, tmp_path / "c", first=first, second=second), 1)
+    assert found[second.ref].equals(every[second.ref]), "at the end of the second day both books know the same rows"
+
+
+@pytest.mark.slow
+def test_a_row_with_an_id_that_the_book_has_replaces_it_from_its_day_on(desk, tmp_path, capsys, request):
+    """Also one of the history, which the model's file has: the second day equals that of files with the corrected history.
+
+    Those are another book's beside an exported model.
+    """
+    first, second = desk[3:]
+    history = pd.read_csv(desk[2] / "a_history.csv")
+    own = history[(history.from_bank == "A") & (history.to_bank == "A") & (history.source.isin(second.source))]
+    fixed = own.iloc[[-1]].assign(amount=17.5)
+    book = filled(desk, tmp_path, first=first, second=pd.concat([second, fixed.drop(columns="fraud")]))
+    (tmp_path / "plain").mkdir()
+    plain = filled(desk, tmp_path / "plain", first=first, second=second)
+    assert of_day(desk, tmp_path, book, 0).equals(of_day(desk, tmp_path, plain, 0)), "before the correction was known"
+    found = of_day(desk, tmp_path, book, 1)
+    assert main(["book", "show", str(book)]) == 0
+    assert "corrections: 1 rows are replaced by a later one with their id" in capsys.readouterr().out
+    rows = request.getfixturevalue("banks")[1]
+    rows = rows.assign(amount=rows.amount.where(rows.ref != fixed.ref.iloc[0], 17.5))
+    made.banks(tmp_path / "banks", rows[rows.day < made.HISTORY])
+    other = made.book(tmp_path / "other", tmp_path / "banks" / "a.yaml", *(tmp_path / "banks").glob("a_*.csv"))
+    assert (
+        main(["book", "add", str(other), str(tmp_path / "plain" / "first.csv"), str(tmp_path / "plain" / "second.csv")])
+        == 0
+    )
+    assert main(["export", str(desk[0]), "--client", "0", "--out", str(tmp_path / "exported")]) == 0
+    day = [
+        "--from",
+        str(made.START + made.HISTORY + 1),
+        "--graph",
+        str(tmp_path / "banks" / "linked" / "client_0000.safetensors"),
+    ]
+    assert (
+        main(["predict", str(tmp_path / "exported"), "--book", str(other), *day, "--out", str(tmp_path / "e.csv")]) == 0
+    )
+    expected = pd.read_csv(tmp_path / "e.csv").set_index("edge")["p_yes"]
+    np.testing.assert_allclose(found[second.ref], expected[second.ref], rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_payment_that_is_booked_twice_counts_once_in_every_command(desk, tmp_path, capsys):
+    first, second = desk[3:]
+    twice = pd.concat([second, second.iloc[:3], second.iloc[[0]]])
+    (tmp_path / "a").mkdir()
+    book = filled(desk, tmp_path / "a", first=first, second=second)
+    once = of_day(desk, tmp_path, book, 1)
+    (tmp_path / "b").mkdir()
+    again = filled(desk, tmp_path / "b", first=first, second=twice)
+    assert of_day(desk, tmp_path, again, 1).equals(once)
+    assert main(["book", "show", str(again)]) == 0
+    assert "repeats: 4 rows repeat a payment" in capsys.readouterr().out
+    assert main(["import", "--book", str(again), "--out", str(tmp_path / "again.safetensors")]) == 0
+    assert main(["import", "--book", str(book), "--out", str(tmp_path / "once.safetensors")]) == 0
+    files = [ClientGraph.load(tmp_path / f"{name}.safetensors") for name in ("again", "once")]
+    assert files[0].edge_index.equal(files[1].edge_index)
+    assert files[0].foreign.equal(files[1].foreign)
+    twice.to_csv(tmp_path / "day.csv", index=False)
+    words = [str(desk[0]), "--client", "0", "--nodes", str(desk[2] / "a_accounts.csv")]
+    words += ["--edges", str(tmp_path / "b" / "first.csv"), "--edges", str(tmp_path / "day.csv")]
+    assert main(["predict", *words, "--out", str(tmp_path / "p.csv")]) == 0
+    assert "4 of" in capsys.readouterr().err
+    found = pd.read_csv(tmp_path / "p.csv").set_index("edge")["p_yes"]
+    assert found.index.is_unique
+    np.testing.assert_allclose(found[once.index], once, atol=1e-12)
+    assert main(["alerts", *words, "--budget", "3", "--out", str(tmp_path / "alerts.csv"), "--reasons", "0"]) == 0
+    listed = pd.read_csv(tmp_path / "alerts.csv")
+    listed.assign(outcome="true").to_csv(tmp_path / "decided.csv", index=False)
+    assert main(["alerts", *words[:3], "--outcomes", str(tmp_path / "decided.csv")]) == 0
+
+
+def test_without_a_book_a_file_that_begins_after_a_gap_is_named(desk, tmp_path, caplog):
+    desk[4].to_csv(tmp_path / "day.csv", index=False)
+    words = [
+        str(desk[0]),
+        "--client",
+        "0",
+        "--nodes",
+        str(desk[2] / "a_accounts.csv"),
+        "--edges",
+        str(tmp_path / "day.csv"),
+    ]
+    assert main(["predict", *words, "--out", str(tmp_path / "p.csv")]) == 0
+    assert "begins on 2026-01-16" in caplog.text
+    assert "ends on 2026-01-14" in caplog.text
+
+
+def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path, capsys):
+    first, second = desk[3:]
+    book = filled(desk, tmp_path, first=first)
+    assert main(["book", "erase", str(book), "a3"]) == 0
+    assert "a3" not in {*capsys.readouterr().out.split()} - {str(book)}
+    for path in book.glob("*.csv"):
+        assert not pd.read_csv(path).isin(["a3"]).any(axis=None), path
+    assert "a3" not in (book / "book.yaml").read_text().split()
+    second.to_csv(tmp_path / "second.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "second.csv")]) == 0
+    found = of_day(desk, tmp_path, book, 1)
+    assert sorted(found.index) == sorted(second[~second[["source", "target"]].isin(["a3"]).any(axis=1)].ref)
+
+
+def test_the_pinned_model_scores_and_another_one_in_its_place_is_refused(desk, tmp_path, capsys):
+    run = desk[0]
+    book = filled(desk, tmp_path, first=desk[3])
+    assert main(["predict", "--book", str(book)]) == 2
+    assert f"{book} pins no model" in capsys.readouterr().err
+    assert main(["book", "use", str(book), str(run)]) == 0
+    assert main(["predict", "--book", str(book), "--out", str(tmp_path / "p.parquet")]) == 0
+    found = pd.read_parquet(tmp_path / "p.parquet").set_index("edge")["p_yes"]
+    assert found.equals(of_day(desk, tmp_path, book, 0))
+    text = (book / "book.yaml").read_text()
+    digest = text.rpartition("digest: ")[2].strip("\n'")
+    (book / "book.yaml").write_text(text.replace(digest, "0" * 16))
+    assert main(["predict", "--book", str(book)]) == 2
+    assert "is not the model that" in capsys.readouterr().err
+
+
+def test_a_changed_export_is_refused(desk, tmp_path, capsys):
+    book = filled(desk, tmp_path, first=desk[3])
+    with (book / "first.csv").open("a") as file:
+        file.write("x")
+    assert main(["book", "show", str(book)]) == 2
+    assert "first.csv has changed since it was added" in capsys.readouterr().err
