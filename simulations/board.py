@@ -371,7 +371,8 @@ def answers_table(board: Board, tuned: Board | None = None, brief: bool = False)
         return lines
     return lines + paragraph(f"""
         Level: the 95 % interval of the difference over {len(board.sweep.seeds)} seeds lies within {ROPE:g} point. Better and
-        worse: significant at 5 % after Holm's correction. Else not decided. Points are means over
+        worse: significant at 5 % after Holm's correction, which covers the comparisons with one reference: FedAvg and Local
+        are compared in two such families, and may be decided in one alone. Else not decided. Points are means over
         settings, above FedAvg by more than {ROPE:g}, of methods on the Pareto front with their CPU seconds relative to
         FedAvg's. Methods that pool the clients' graphs are left out.
     """)
