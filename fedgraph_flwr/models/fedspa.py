@@ -303,7 +303,8 @@ class FedSPANet(Stack):
         num_features: int,
         num_classes: int,
         *,
-        # plain: Eq. (4)-(6) | acm: the authors' code, on ACM-GCN channels | acm_sep: acm, weights by channel
+        # plain: Eq. (4)-(6) | acm: the authors' code, on ACM-GCN channels | acm_sep: acm, weights by channel; the authors'
+        # form, acm with normalization=sum, often fails to train at its step of 0.1 on small graphs (Wisconsin, Cornell) and CS
         profile: Literal["plain", "acm", "acm_sep"] = "plain",
         # c_uv: sym, the Â of Section 3 | mean | sum, Eq. (6) as printed (ours: Eq. (6) leaves it open)
         normalization: Literal["sym", "mean", "sum"] = "sym",
