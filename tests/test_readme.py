@@ -296,6 +296,23 @@ def test_rows_older_than_a_change_that_moves_them_are_repeated_or_noted():
         assert stale == noted, change["what"]
 
 
+NUMBERED = {"FedStruct": (7, 4), "FedSPA": (3, 6), "FedOMD": (7, 7), "FedHERO": (9, 9), "FedHGN": (4, 4)}
+
+
+@pytest.mark.parametrize(("paper", "counts"), NUMBERED.items())
+def test_every_table_and_figure_of_a_paper_has_a_row(paper, counts):
+    """It links its rows, or says why there are none; a stored table that the paper numbers is linked."""
+    body = (ROOT / "docs" / "results.md").read_text().partition(f"| {paper} | |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in body.splitlines()[2:]]
+    expected = [f"{kind} {i}" for kind, n in zip(("Table", "Figure"), counts, strict=True) for i in range(1, n + 1)]
+    assert sorted(row[0] for row in rows) == sorted(expected)
+    for row in rows:
+        linked = re.findall(r"results/(\w+)\.md", row[2])
+        assert linked or row[3], row[0]
+        name = f"{paper}_{row[0]}".lower().replace(" ", "")
+        assert {path.stem for path in TABLES if path.stem == name} <= set(linked), row[0]
+
+
 def told_by(table: str) -> set[str]:
     """Every figure of a stored table, to one decimal."""
     numbers = re.findall(r"\d+\.\d+", (RESULTS / f"{table}.md").read_text())
