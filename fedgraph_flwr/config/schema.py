@@ -22,7 +22,7 @@ from types import UnionType
 from typing import Any, ClassVar, Union, cast, get_args, get_origin, get_type_hints
 
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.config.operating import FORMS, point
+from fedgraph_flwr.config.operating_points import FORMS, point
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 DEVICES = ("auto", "cpu", "cuda")

@@ -6,7 +6,7 @@ AUC                  0.5
 balanced accuracy    1 / C over the C classes that occur
 MRR, MR, hits@k      a random order of the candidates
 RMSE, MAE, R²        the mean of the scored targets; of MAE, their median
-operating points     a random ranking; of cost, Brier score and log loss, the best constant prediction (`operating.level`)
+operating points     a random ranking; of cost, Brier score and log loss, the best constant prediction (`operating_points.level`)
 others               the best prediction of one class for every node
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedgraph_flwr.config import sign_of as sign_of_metric
-from fedgraph_flwr.config.operating import point
+from fedgraph_flwr.config.operating_points import point
 
 MAJORITY = "majority"
 """Score of the most frequent training class of a client: the chance level of accuracy."""

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedgraph_flwr.config import AVERAGES, EvaluationConfig
 from fedgraph_flwr.config.lookup import function
-from fedgraph_flwr.config.operating import OF_TWO, Point, point
+from fedgraph_flwr.config.operating_points import OF_TWO, Point, point
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.evaluation import chance, operating
+from fedgraph_flwr.evaluation import chance, operating_points
 from fedgraph_flwr.evaluation.chance import MAJORITY
 from fedgraph_flwr.evaluation.curves import OF_RANKS, Curves, chances, margin, mean_known, surprise
 
@@ -243,7 +243,7 @@ class Scored:
     ) -> dict[str, float]:
         """Return the majority class's score, the user's own scores, those at operating points, and the loss."""
         values = {MAJORITY: nodes.majority} | {m: _own(target, given, nodes.y) for m, target in own.items()}
-        values |= {m: operating.value(at, given, nodes.y, nodes.day, self.floor) for m, at in points.items()}
+        values |= {m: operating_points.value(at, given, nodes.y, nodes.day, self.floor) for m, at in points.items()}
         return values | {"loss": _mean(surprise(given, nodes.y))}
 
     def chance(self, part: int, split: str, name: str, num_classes: int, own: Mapping[str, str] | None = None) -> float:
@@ -251,7 +251,7 @@ class Scored:
         if (key := (part, split, name)) not in self._chances:
             metric, nodes = name.removeprefix(chance.PREFIX), self.parts[part][split]
             if at := point(metric):
-                level = operating.level(at, nodes.y, num_classes, nodes.day)
+                level = operating_points.level(at, nodes.y, num_classes, nodes.day)
             else:
                 target = (own or {}).get(metric)
                 level = chance.level(metric, nodes.y, num_classes, partial(_own_or_nan, target) if target else None)

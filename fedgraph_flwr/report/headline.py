@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from fedgraph_flwr.config import SHARES, RunConfig
 from fedgraph_flwr.config.method_names import method_name
-from fedgraph_flwr.config.operating import point
+from fedgraph_flwr.config.operating_points import point
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, paired

@@ -12,10 +12,10 @@ from sklearn.metrics import brier_score_loss, log_loss
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.config.operating import point
+from fedgraph_flwr.config.operating_points import point
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
-from fedgraph_flwr.evaluation.operating import level, value
+from fedgraph_flwr.evaluation.operating_points import level, value
 from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.tasks.edges import Edges
 

@@ -1,7 +1,4 @@
-"""What a bank's team expects, one thin test each on two linked banks; `DEPTH` names the test that holds each in depth.
-
-A number whose test is skipped is not there yet, and the reason says what is missing.
-"""
+"""What a bank's team needs, one thin test each on two linked banks; `DEPTH` names the test that holds each in depth."""
 
 import csv
 import json
@@ -15,7 +12,7 @@ import pandas as pd
 import pytest
 
 import fedgraph_flwr as fg
-from fedgraph_flwr.cli.app import COMMANDS, main
+from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.policy import Policy
@@ -25,73 +22,51 @@ from tests.party.two_banks import ROLES, books, payments
 ROOT = Path(__file__).parents[2]
 
 DEPTH = {
-    1: (
-        "reads blanks, case, column order, times of other banks",
-        "party/link/test_linking.py::test_books_of_different_forms",
-    ),
-    2: ("the documented first command works", "party/tables/test_second_day.py::test_the_page_of_parties_runs"),
-    3: ("a schema can be used again", "party/tables/test_second_day.py::test_a_schema_that_import_writes"),
-    4: ("short commands", "party/test_party_file.py::"),
-    5: ("cut edges exact", "party/link/test_linking.py::test_linked_files_equal_the_partition"),
-    6: ("one-sided and absent counted", "party/link/test_linking.py::test_records_of_a_party_that_is_no_client"),
-    7: (
-        "a cross payment booked twice is one edge",
-        "party/link/test_linking.py::test_a_payment_that_one_bank_booked_twice",
-    ),
-    8: ("an own payment booked twice too", "party/tables/test_second_day.py::test_own_payments_booked_twice"),
-    9: ("a misspelt party is found", "party/tables/test_second_day.py::test_another_spelling_of_the_own_bank"),
-    10: ("dry run", "party/link/test_linking.py::test_a_dry_run_learns_numbers_only"),
-    11: ("link on a fleet", "engine/test_between_page.py::test_three_banks_import_link_train"),
-    12: ("training on a fleet", "engine/test_fleet.py::test_"),
-    13: ("predict from the party's state", "party/use/test_prediction.py::test_a_party_predicts_with_what_its_node"),
-    14: ("local, FedAvg, Central by one key", "methods/test_contract.py::test_"),
-    15: ("chance shown", "evaluation/test_metrics.py::test_"),
-    16: ("features from payments, for nodes too", "party/tables/test_own_features.py::test_columns_of_an_import"),
-    17: ("beats boosting on accounts", "test_readme.py::test_"),
-    18: ("beats boosting on payments", "test_readme.py::test_"),
-    19: ("beats boosting on built-in payments", "test_readme.py::test_"),
-    20: ("a boosting baseline", "party/use/test_trees.py::test_lightgbm_and_numpy"),
-    21: ("README's edges command, with its time", "test_docs.py::test_"),
-    22: ("banks' edges from CSV", "party/link/test_linking.py::test_the_example_goes_from_tables"),
-    23: ("temporal split for edges", "party/link/test_linking.py::test_cut_edges_follow_the_temporal_split"),
-    24: ("new account with own payments is scored", "party/use/test_new_nodes.py::test_new_nodes_are_predicted"),
-    25: ("new rows that name other banks are scored", "party/use/test_day.py::test_rows_that_name_another_bank"),
-    26: ("next month", "launch/test_next_month.py::test_"),
-    27: ("export", "party/use/test_export_tasks.py::test_an_exported_folder_predicts"),
-    28: ("model card with calibration and alerts", "party/use/test_export.py::test_the_card_tells"),
-    29: ("alert budget", "party/use/test_alerts.py::test_a_desk_chooses_once"),
-    30: ("calibration", "party/use/test_alerts.py::test_a_calibration_finds"),
-    31: ("explanation", "party/use/test_explain.py::test_reasons_of_planted_payments"),
-    32: ("drift and monitoring", "party/use/test_drift.py::test_the_shifted_column_is_named"),
-    33: ("remove a bank, unlearn", "party/test_forget.py::test_"),
-    34: ("privacy of single rows and payments", "secure/test_dp_audit.py::test_"),
-    35: ("audit trail", "safety/test_audit.py::test_a_damaged_line_is_named"),
-    36: ("refusals that are right", "safety/test_policy.py::test_what_a_policy_refuses"),
-}
-MISSING = {
-    number: why
-    for number, built, why in (
-        (4, "init-party" in COMMANDS, "party.yaml and init-party are not built"),
-        (33, "forget" in COMMANDS, "forget is not built"),
-    )
-    if not built
+    "test_blanks_case_and_column_order_are_read": "party/link/test_linking.py::test_books_of_different_forms",
+    "test_the_first_command_needs_no_schema": "party/tables/test_second_day.py::test_the_page_of_parties_runs",
+    "test_a_schema_serves_again": "party/tables/test_second_day.py::test_a_schema_that_import_writes",
+    "test_a_party_file_shortens_commands": "party/test_party_file.py::",
+    "test_cut_edges_are_the_payments_of_both_books": "party/link/test_linking.py::test_linked_files_equal_the_partition",
+    "test_one_sided_records_are_counted": "party/link/test_linking.py::test_records_of_a_party_that_is_no_client",
+    "test_a_cross_payment_booked_twice_is_one_edge": "party/link/test_linking.py::test_a_payment_that_one_bank_booked_twice",
+    "test_an_own_payment_booked_twice_is_one_edge": "party/tables/test_second_day.py::test_own_payments_booked_twice",
+    "test_a_misspelt_party_is_found": "party/tables/test_second_day.py::test_another_spelling_of_the_own_bank",
+    "test_a_dry_run_counts_and_writes_nothing": "party/link/test_linking.py::test_a_dry_run_learns_numbers_only",
+    "test_a_node_links_only_if_its_policy_says_so": "engine/test_between_page.py::test_three_banks_import_link_train",
+    "test_nodes_of_a_fleet_train": "engine/test_fleet.py::test_",
+    "test_a_party_predicts_from_its_state": "party/use/test_prediction.py::test_a_party_predicts_with_what_its_node",
+    "test_bounds_by_one_key": "methods/test_contract.py::test_",
+    "test_chance_is_shown": "evaluation/test_metrics.py::test_",
+    "test_features_of_payments_for_nodes_too": "party/tables/test_own_features.py::test_columns_of_an_import",
+    "test_networks_beat_boosting_on_accounts_where_patterns_cross": "test_readme.py::test_",
+    "test_networks_beat_boosting_on_payments": "test_readme.py::test_",
+    "test_a_network_and_trees_together_beat_both_on_built_in_payments": "test_readme.py::test_",
+    "test_a_boosting_baseline": "party/use/test_trees.py::test_lightgbm_and_numpy",
+    "test_the_readme_trains_on_payments": "test_docs.py::test_",
+    "test_labelled_edges_come_from_csv": "party/link/test_linking.py::test_the_example_goes_from_tables",
+    "test_edges_are_split_by_time": "party/link/test_linking.py::test_cut_edges_follow_the_temporal_split",
+    "test_a_new_account_is_scored": "party/use/test_new_nodes.py::test_new_nodes_are_predicted",
+    "test_rows_that_name_other_banks_are_scored": "party/use/test_day.py::test_rows_that_name_another_bank",
+    "test_the_next_month_starts_from_this_model": "launch/test_next_month.py::test_",
+    "test_a_model_is_exported": "party/use/test_export_tasks.py::test_an_exported_folder_predicts",
+    "test_the_card_has_calibration_and_alerts": "party/use/test_export.py::test_the_card_tells",
+    "test_a_budget_of_alerts_is_kept": "party/use/test_alerts.py::test_a_desk_chooses_once",
+    "test_probabilities_are_calibrated": "party/use/test_alerts.py::test_a_calibration_finds",
+    "test_a_score_is_explained": "party/use/test_explain.py::test_reasons_of_planted_payments",
+    "test_drift_is_reported": "party/use/test_drift.py::test_the_shifted_column_is_named",
+    "test_a_bank_is_forgotten": "party/test_forget.py::test_",
+    "test_single_rows_are_protected": "secure/test_dp_audit.py::test_",
+    "test_an_audit_trail": "safety/test_audit.py::test_a_damaged_line_is_named",
+    "test_wrong_input_is_refused_in_one_sentence": "safety/test_policy.py::test_what_a_policy_refuses",
 }
 
 
-def test_each_expectation_has_a_test_here_and_one_in_depth():
-    numbers = [int(name[5:7]) for name in globals() if re.match(r"test_\d\d_", name)]
-    assert sorted(numbers) == sorted(DEPTH) == list(range(1, 37))
-    for number, (_, where) in DEPTH.items():
-        if number not in MISSING:
-            path, _, name = where.partition("::")
-            assert f"def {name}" in (ROOT / "tests" / path).read_text(), where
-
-
-@pytest.fixture(autouse=True)
-def _built(request):
-    number = int(found[1]) if (found := re.match(r"test_(\d\d)_", request.node.name)) else 0
-    if number in MISSING:
-        pytest.skip(MISSING[number])
+def test_each_need_has_a_test_here_and_one_in_depth():
+    here = [name for name in globals() if name.startswith("test_")]
+    assert [name for name in here if name != "test_each_need_has_a_test_here_and_one_in_depth"] == list(DEPTH)
+    for where in DEPTH.values():
+        path, _, name = where.partition("::")
+        assert f"def {name}" in (ROOT / "tests" / path).read_text(), where
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +127,7 @@ def between(table):
     return table[table["from_bank"] != table["to_bank"]]
 
 
-def test_01_blanks_case_and_column_order_are_read(desk, say, tmp_path):
+def test_blanks_case_and_column_order_are_read(desk, say, tmp_path):
     odd = desk.own[desk.own.columns[::-1]].copy()
     odd["source"] = " " + odd["source"].str.upper() + " "
     plain, other = (imported(desk, say, tmp_path, table)[0] for table in (desk.own, odd))
@@ -161,73 +136,73 @@ def test_01_blanks_case_and_column_order_are_read(desk, say, tmp_path):
     assert plain.foreign.equal(other.foreign)
 
 
-def test_02_the_first_command_needs_no_schema(desk):
+def test_the_first_command_needs_no_schema(desk):
     assert "amount" in (desk.history / "schema.yaml").read_text(), "the first bank's import wrote it"
 
 
-def test_03_a_schema_serves_again(desk, say, tmp_path):
+def test_a_schema_serves_again(desk, say, tmp_path):
     one, two = (imported(desk, say, tmp_path, desk.own)[0] for _ in range(2))
     assert one.edge_attr.equal(two.edge_attr)
 
 
-def test_04_a_party_file_shortens_commands(say, tmp_path):
+def test_a_party_file_shortens_commands(say, tmp_path):
     code, text = say("init-party", "--help")
     assert code == 0, text
 
 
-def test_05_cut_edges_are_the_payments_of_both_books(desk):
+def test_cut_edges_are_the_payments_of_both_books(desk):
     first = ClientGraph.load(sorted(desk.linked.glob("client_*.safetensors"))[0])
     crossing = between(desk.rows[:240])
     assert first.cut_out.size(1) == (crossing["from_bank"] == "A").sum()
     assert first.cut_in.size(1) == (crossing["from_bank"] == "B").sum()
 
 
-def test_06_one_sided_records_are_counted(desk, say, tmp_path):
+def test_one_sided_records_are_counted(desk, say, tmp_path):
     imported(desk, say, tmp_path, desk.own.drop(index=between(desk.own).index[:3]))
     code, text = linked_again(desk, say, tmp_path)
     assert (code, shared_of(text)) == (0, len(between(desk.own)) - 3), text
     assert "3 one-sided" in text
 
 
-def test_07_a_cross_payment_booked_twice_is_one_edge(desk, say, tmp_path):
+def test_a_cross_payment_booked_twice_is_one_edge(desk, say, tmp_path):
     imported(desk, say, tmp_path, pd.concat([desk.own, between(desk.own)[:2]]))
     code, text = linked_again(desk, say, tmp_path)
     assert (code, shared_of(text)) == (0, len(between(desk.own))), text
 
 
-def test_08_an_own_payment_booked_twice_is_one_edge(desk, say, tmp_path):
+def test_an_own_payment_booked_twice_is_one_edge(desk, say, tmp_path):
     own = desk.own[desk.own["from_bank"] == desk.own["to_bank"]]
     graph, text = imported(desk, say, tmp_path, pd.concat([desk.own, own[:4]]))
     assert graph.edge_index.size(1) == len(own)
     assert "counted once" in text
 
 
-def test_09_a_misspelt_party_is_found(desk, say, tmp_path):
+def test_a_misspelt_party_is_found(desk, say, tmp_path):
     odd = desk.own.copy()
     odd.loc[odd.index[odd["to_bank"] == "A"][:4], "to_bank"] = "Bank A"
     _, text = imported(desk, say, tmp_path, odd)
     assert "are ids of your node table" in text
 
 
-def test_10_a_dry_run_counts_and_writes_nothing(desk, say, tmp_path):
+def test_a_dry_run_counts_and_writes_nothing(desk, say, tmp_path):
     imported(desk, say, tmp_path, desk.own)
     code, text = linked_again(desk, say, tmp_path, "--dry-run")
     assert (code, shared_of(text)) == (0, len(between(desk.own))), text
     assert not (tmp_path / "linked").exists()
 
 
-def test_11_a_node_links_only_if_its_policy_says_so():
+def test_a_node_links_only_if_its_policy_says_so():
     with pytest.raises(fg.FedGraphError, match="link"):
         Policy().linking.bounded(LinkRules())
     assert Policy(link={"match": ["payments"]}).linking.bounded(LinkRules()).match == "payments"
 
 
-def test_12_nodes_of_a_fleet_train(desk):
+def test_nodes_of_a_fleet_train(desk):
     assert desk.run.summary["rounds"] == 2
     assert (desk.state / "audit.jsonl").is_file(), "each message passed a node's own process"
 
 
-def test_13_a_party_predicts_from_its_state(desk, say, tmp_path):
+def test_a_party_predicts_from_its_state(desk, say, tmp_path):
     code, text = say("predict", "--node", desk.state, "--out", tmp_path / "scored.csv")
     assert code == 0, text
     assert len(pd.read_csv(tmp_path / "scored.csv")) > 0
@@ -242,34 +217,34 @@ def baselines(desk):
     return {m: fg.run(strategy=m, rounds=1, out=where[m], **desk.keys, **more.get(m, {})) for m in methods}
 
 
-def test_14_bounds_by_one_key(baselines):
+def test_bounds_by_one_key(baselines):
     assert all(np.isfinite(baselines[method].rounds["test_loss"]).all() for method in ("local", "central"))
 
 
-def test_15_chance_is_shown(desk):
+def test_chance_is_shown(desk):
     assert "test_chance_average_precision" in desk.run.table().index
     assert 0 < desk.run.summary["chance"] < 1
 
 
-def test_16_features_of_payments_for_nodes_too(desk, say, tmp_path):
+def test_features_of_payments_for_nodes_too(desk, say, tmp_path):
     graph, _ = imported(desk, say, tmp_path, desk.own, "--features", "payments", "--schema", tmp_path / "schema.yaml")
     assert graph.own_columns["nodes"] > 20
     assert graph.edge_attr.size(1) > 20
 
 
-def test_17_networks_beat_boosting_on_accounts_where_patterns_cross():
+def test_networks_beat_boosting_on_accounts_where_patterns_cross():
     text = (ROOT / "simulations" / "results" / "payments_between.md").read_text()
     means = _means(text, "| 1 |")
     assert means["FedGCN"] > max(means[name] for name in means if name.startswith("Boosting"))
 
 
-def test_18_networks_beat_boosting_on_payments():
+def test_networks_beat_boosting_on_payments():
     means = _means((ROOT / "simulations" / "results" / "payments_edges.md").read_text(), "| all |")
     assert means["FedAvg"] > max(means[name] for name in means if name.startswith("Boosting"))
 
 
 @pytest.mark.parametrize("columns", ["counts", "recipe"])
-def test_19_a_network_and_trees_together_beat_both_on_built_in_payments(columns):
+def test_a_network_and_trees_together_beat_both_on_built_in_payments(columns):
     with (ROOT / "simulations" / "results" / "payments_worth.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if (row["data"], row["columns"]) == ("payments", columns)]
     scores = {(row["method"], row["seed"]): float(row["test"]) for row in rows}
@@ -289,29 +264,29 @@ def _means(text, start):
     return {name.strip(): float(cell.split()[0]) for name, cell in cells if cell.strip()}
 
 
-def test_20_a_boosting_baseline(baselines):
+def test_a_boosting_baseline(baselines):
     assert baselines["boosting"].config.strategy.name == "boosting"
     assert np.isfinite(baselines["boosting"].rounds["test_loss"]).all()
 
 
-def test_21_the_readme_trains_on_payments():
+def test_the_readme_trains_on_payments():
     assert "fedgraph-flwr run task=edges dataset=payments" in (ROOT / "README.md").read_text()
 
 
-def test_22_labelled_edges_come_from_csv(desk):
+def test_labelled_edges_come_from_csv(desk):
     first = ClientGraph.load(desk.history / "a.safetensors")
     own = desk.own[desk.own["from_bank"] == desk.own["to_bank"]]
     assert sorted(first.edge_y.tolist()) == sorted((own["fraud"] == "yes").astype(int).tolist())
 
 
-def test_23_edges_are_split_by_time(desk):
+def test_edges_are_split_by_time(desk):
     graph = ClientGraph.load(desk.history / "a.safetensors")
     times = [graph.edge_time[graph.edge_split == stage] for stage in range(3)]
     assert times[0].max() <= times[1].min()
     assert times[1].max() <= times[2].min()
 
 
-def test_24_a_new_account_is_scored(desk, say, tmp_path):
+def test_a_new_account_is_scored(desk, say, tmp_path):
     pd.DataFrame({"id": ["a99", "a1", "a2"], "age": [3, 1, 2]}).to_csv(tmp_path / "nodes.csv", index=False)
     new = desk.day[:1].assign(ref="q", source="a99", target="a1", from_bank="A", to_bank="A")
     new.to_csv(tmp_path / "day.csv", index=False)
@@ -325,23 +300,23 @@ def today(desk):
     return ["--nodes", desk.history / "a.csv", "--edges", desk.folder / "day.csv"]
 
 
-def test_25_rows_that_name_other_banks_are_scored(desk, say, tmp_path):
+def test_rows_that_name_other_banks_are_scored(desk, say, tmp_path):
     code, text = say("predict", "--node", desk.state, *today(desk), "--out", tmp_path / "s.csv")
     assert code == 0, text
     assert pd.read_csv(tmp_path / "s.csv")["edge"].tolist() == desk.day["ref"].tolist()
 
 
-def test_26_the_next_month_starts_from_this_model(desk, tmp_path):
+def test_the_next_month_starts_from_this_model(desk, tmp_path):
     later = fg.run(init=str(desk.run.path), rounds=1, out=str(tmp_path / "run"), **desk.keys)
     assert later.summary["start"]
 
 
-def test_27_a_model_is_exported(desk, tmp_path):
+def test_a_model_is_exported(desk, tmp_path):
     folder = fg.load_run(desk.run.path).export(tmp_path / "model", client=0)
     assert (folder / "model.py").is_file()
 
 
-def test_28_the_card_has_calibration_and_alerts(desk, say, tmp_path):
+def test_the_card_has_calibration_and_alerts(desk, say, tmp_path):
     _budget(desk, say)
     card = (fg.load_run(desk.run.path).export(tmp_path / "model", client=0) / "MODEL_CARD.md").read_text()
     assert "alerts per day" in card
@@ -354,36 +329,36 @@ def _budget(desk, say):
     return json.loads((desk.run.path / "alerts_0.json").read_text())
 
 
-def test_29_a_budget_of_alerts_is_kept(desk, say):
+def test_a_budget_of_alerts_is_kept(desk, say):
     assert _budget(desk, say)["validation"]["alerts_per_day"][0] <= 5
 
 
-def test_30_probabilities_are_calibrated(desk, say):
+def test_probabilities_are_calibrated(desk, say):
     assert _budget(desk, say)["calibration"]["temperature"] > 0
 
 
-def test_31_a_score_is_explained(desk, say, tmp_path):
+def test_a_score_is_explained(desk, say, tmp_path):
     item = desk.day["ref"].iloc[0]
     code, text = say("explain", "--node", desk.state, *today(desk), "--items", item, "--out", tmp_path / "r.csv")
     assert code == 0, text
     assert pd.read_csv(tmp_path / "r.csv")["item"].unique().tolist() == [item]
 
 
-def test_32_drift_is_reported(desk, say, tmp_path):
+def test_drift_is_reported(desk, say, tmp_path):
     desk.day.assign(amount=1e6).to_csv(tmp_path / "day.csv", index=False)
     code, text = say("drift", "--node", desk.state, "--nodes", desk.history / "a.csv", "--edges", tmp_path / "day.csv")
     assert code == 3, text
     assert "edges amount" in text
 
 
-def test_33_a_bank_is_forgotten(client_files, say, tmp_path):
+def test_a_bank_is_forgotten(client_files, say, tmp_path):
     run = fg.run(client_files((30, 30, 30)), num_clients=3, rounds=1, out=str(tmp_path / "run"), progress=False)
     code, text = say("forget", run.path, "--party", "2", "--out", tmp_path / "without")
     assert code == 0, text
     assert fg.load_run(tmp_path / "without").config.num_clients == 2
 
 
-def test_34_single_rows_are_protected(desk, tmp_path):
+def test_single_rows_are_protected(desk, tmp_path):
     privacy = {"privacy.unit": "row", "privacy.dp": "local", "privacy.rows": 200, "privacy.noise_multiplier": 1.0}
     privacy |= {"privacy.clipping_norm": 1.0, "privacy.scores": "none", "privacy.batch": 50, "privacy.delta": 1e-3}
     keys = desk.keys | {"model": "mlp", "model.dropout": 0, "strategy": "fedgrad"}
@@ -391,7 +366,7 @@ def test_34_single_rows_are_protected(desk, tmp_path):
     assert 0 < run.summary["privacy"]["epsilon"] < 100
 
 
-def test_35_an_audit_trail(desk, say):
+def test_an_audit_trail(desk, say):
     code, text = say("audit", desk.state)
     assert (code, "lines is intact" in text) == (0, True), text
 
@@ -405,7 +380,7 @@ def test_35_an_audit_trail(desk, say):
         (["explain", "RUN", "--client", "0", "--items", "nothing"], "--items names 'nothing'"),
     ],
 )
-def test_36_wrong_input_is_refused_in_one_sentence(words, says, desk, say):
+def test_wrong_input_is_refused_in_one_sentence(words, says, desk, say):
     places = {"RUN": desk.run.path, "A": desk.history / "a.safetensors"}
     code, text = say(*(places.get(word, word) for word in words))
     assert code == 2

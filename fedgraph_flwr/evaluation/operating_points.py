@@ -1,4 +1,4 @@
-"""Scores at an operating point (`fedgraph_flwr.config.operating`), and their chance levels.
+"""Scores at an operating point (`fedgraph_flwr.config.operating_points`), and their chance levels.
 
 Items with equal scores at the end of the alerts count by the share of them that are alerts: the mean over all their orders.
 """
@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgraph_flwr.config.operating import Point
+from fedgraph_flwr.config.operating_points import Point
 from fedgraph_flwr.evaluation.curves import Curves, chances, margin, surprise
 
 SLACK = 1e-12
