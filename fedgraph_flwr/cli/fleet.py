@@ -10,7 +10,7 @@ from fedgraph_flwr.fleet.certificates import (
     REVOKED,
     REVOKED_OPERATORS,
     days_left,
-    key_of,
+    read_key,
     renew,
     revoke,
     revoke_operator,
@@ -18,7 +18,7 @@ from fedgraph_flwr.fleet.certificates import (
     warnings,
 )
 from fedgraph_flwr.fleet.checking import check
-from fedgraph_flwr.fleet.keys import FLEET, Places, check_key, make_fleet, make_node, make_operator, read_fleet
+from fedgraph_flwr.fleet.keys import FLEET, Places, make_fleet, make_node, make_operator, read_fleet
 from fedgraph_flwr.fleet.operating import (
     UNREGISTERED,
     Removed,
@@ -146,16 +146,15 @@ def _join(args: argparse.Namespace) -> int:
         if path.suffix == ".pub":
             if not path.is_file():
                 raise FedGraphError(f"{path}: no such file; expected a public key of `fedgraph-flwr fleet join`")
-            if key_of(path.read_text(), str(path)) in revoked(keys):
+            if read_key(path) in revoked(keys):
                 raise Removed(path)
             check_connection(args.name)
             print(admit(path, args.name, args.party))
             _keep(path, keys, args.party or path.stem)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        state = "exists" if path.exists() else "created"
+        state = "exists" if path.is_file() and path.stat().st_size else "created"
         make_node(path)
-        check_key(path)
         print(f"{path} {state}: keep it private and send {path}.pub to the operator, who runs")
         print(f"  fedgraph-flwr fleet join {path.name}.pub")
     return 0
@@ -165,9 +164,9 @@ def _keep(public: Path, keys: Path, party: str) -> None:
     """Copy an admitted key to the server's folder, which admits it again if the server loses its database."""
     if not (keys / FLEET).is_file():  # an operator's machine
         return
-    key = key_of(public.read_text(), str(public))
+    key = read_key(public)
     present = sorted(keys.glob("*.pub"))
-    if any(key_of(path.read_text(), str(path)) == key for path in present):
+    if any(read_key(path) == key for path in present):
         return
     name, names = re.sub(r"[^A-Za-z0-9._-]", "_", party), {path.name for path in present}
     numbers = (f"{name}{suffix}.pub" for suffix in ("", *(f"_{number}" for number in range(2, 10**4))))
@@ -207,7 +206,7 @@ def _remove(args: argparse.Namespace) -> int:
     if nodes:
         check_connection(args.name)
     for path in nodes:
-        new = revoke(keys, key_of(path.read_text(), str(path)), path.name)
+        new = revoke(keys, read_key(path), path.name)
         number, status = node_of_key(args.name, path)
         if number and status != UNREGISTERED:
             remove(number, args.name)

@@ -18,7 +18,7 @@ from fedgraph_flwr.cli.node import LOG_FORMAT, PAUSES, monitor_address
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.certificates import watch
-from fedgraph_flwr.fleet.keys import FLEET, Places, read_fleet, write_configuration, write_fleet
+from fedgraph_flwr.fleet.keys import FLEET, Places, check_pairs, read_fleet, write_configuration, write_fleet
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos, pending_runs
@@ -61,6 +61,7 @@ def main(args: argparse.Namespace) -> int:
     parties = Parties(args.name, args.runs)
     log_as(args.log_format, name=parties.of_client)
     places, _ = read_fleet(args.folder)
+    check_pairs(args.folder)
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
     if places.guarded and not shutil.which("nginx"):
         raise FedGraphError(f"listening on {places.listen} requires nginx: install it (apt-get install nginx)")

@@ -7,8 +7,6 @@ accept the same servers until the old one ends: parties can replace theirs at an
 import datetime
 import os
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,12 +15,11 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.fleet.keys import REVOKED_OPERATORS, make_ca, make_certificate
+from fedgraph_flwr.fleet.keys import REVOKED_OPERATORS, make_ca, make_certificate, private_key, remove_copies
 
 WARNED = 30
 """Days before its end from which a certificate is named in warnings."""
@@ -70,7 +67,8 @@ def warnings(folder: Path, now: datetime.datetime | None = None) -> Iterator[str
 def renew(folder: Path, name: str, days: int) -> Path:
     """Replace a certificate by one with the same names, and return its path.
 
-    ``server`` and ``operator`` get new keys. The authorities ``ca`` and ``operators`` keep theirs.
+    ``server`` and ``operator`` get new keys. The authorities ``ca`` and ``operators`` keep theirs. A kill between key and
+    certificate leaves two that do not belong together (`check_pairs`); the next renewal replaces both.
 
     Raises:
         FedGraphError: a key or certificate is missing, as with another authority than this project's.
@@ -79,26 +77,15 @@ def renew(folder: Path, name: str, days: int) -> Path:
         raise FedGraphError(
             f"{key} is missing: renew {name}.crt with the authority that signed it, and replace the file"
         )
+    remove_copies(folder)
+    if name not in _SIGNED_BY:
+        make_ca(folder, name, days, private_key(key))
+        return folder / f"{name}.crt"
     old = read(folder / f"{name}.crt")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".renew-") as new:  # both files are complete before they move
-        place = Path(new)
-        if name in _SIGNED_BY:
-            authority = _SIGNED_BY[name]
-            for suffix in ("key", "crt"):
-                shutil.copy2(folder / f"{authority}.{suffix}", place)
-            subject = str(old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
-            names = [found.value for found in old.extensions if isinstance(found.value, x509.SubjectAlternativeName)]
-            purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
-            make_certificate(place, name, authority, subject, purpose, days, *names)
-            os.replace(place / f"{name}.key", folder / f"{name}.key")
-        else:
-            own = serialization.load_pem_private_key(key.read_bytes(), None)
-            if not isinstance(own, ec.EllipticCurvePrivateKey):
-                raise FedGraphError(
-                    f"{key} is not a key of `fedgraph-flwr fleet init`: renew {name}.crt where it was made"
-                )
-            make_ca(place, name, days, own)
-        os.replace(place / f"{name}.crt", folder / f"{name}.crt")
+    subject = str(old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+    names = [found.value for found in old.extensions if isinstance(found.value, x509.SubjectAlternativeName)]
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+    make_certificate(folder, name, _SIGNED_BY[name], subject, purpose, days, *names)
     return folder / f"{name}.crt"
 
 
@@ -196,6 +183,11 @@ def key_of(text: str, what: str) -> str:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
 
 
+def read_key(path: Path) -> str:
+    """Return the text of a public key's file, see `key_of`."""
+    return key_of(path.read_text(errors="replace"), str(path))
+
+
 def revoked(folder: Path) -> set[str]:
     """Return the keys that the server admits no more.
 
@@ -205,7 +197,9 @@ def revoked(folder: Path) -> set[str]:
     path = folder / REVOKED
     if not path.is_file():
         return set()
-    lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    lines = [
+        line for line in path.read_text(errors="replace").splitlines() if line.strip() and not line.startswith("#")
+    ]
     return {key_of(line, f"a line of {path}") for line in lines}
 
 
@@ -214,9 +208,8 @@ def revoke(folder: Path, key: str, name: str) -> bool:
     if key in revoked(folder):
         return False
     date, path = datetime.datetime.now(datetime.UTC).date(), folder / REVOKED
-    begin = (
-        "\n" if path.is_file() and path.read_text()[-1:] not in ("", "\n") else ""
-    )  # a person may have cut the last line
+    cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")  # a person may have cut the last line
+    begin = "\n" if cut else ""
     with path.open("a") as file:
         file.write(f"{begin}{key} {re.sub(r'[^ -~]', '?', name)} removed {date}\n")
         file.flush()
@@ -241,8 +234,8 @@ def revoke_operator(folder: Path, certificate: Path) -> bool:
     date = datetime.datetime.now(datetime.UTC).date()
     serial = f"{found.serial_number:X}"
     line = f'"{serial.zfill(len(serial) + len(serial) % 2)}" 1;'  # whole bytes, as nginx writes it
-    before = path.read_text() if path.is_file() else ""
-    if line in before:
+    before = path.read_bytes() if path.is_file() else b""
+    if line.encode() in before:
         return False
-    write_bytes(path, f"{before}{line} # {name} removed {date}\n".encode())
+    write_bytes(path, before + f"{line} # {name} removed {date}\n".encode())
     return True

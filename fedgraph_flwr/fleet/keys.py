@@ -10,13 +10,16 @@
     operator.conf                       nginx on an operator's machine; adds the certificate, which `flwr` cannot send
 
 These certificates are for trials; a company's authority works as well. Existing files are kept, except the two configurations
-and fleet.json. If the hosts change, the server's certificate is replaced.
+and fleet.json. If the hosts change, the server's certificate is replaced. Each file is written whole or not at all. The command
+that was killed between the two of a pair completes it when it runs again.
 """
 
 import datetime
 import ipaddress
 import json
+import os
 import re
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from cryptography.x509.oid import NameOID
 
-from fedgraph_flwr.data.files import packaged
+from fedgraph_flwr.data.files import packaged, writing
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import PROTOCOL
@@ -82,24 +85,78 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
     """
     for name in CONFIGURATIONS:
         packaged(_TEMPLATES / f"{name}.conf")  # a missing one is an error before anything is written
-    folder.mkdir(parents=True, exist_ok=True)
+    remove_copies(folder)
     for authority in ("ca", "operators"):
-        key = folder / f"{authority}.key"
-        if not key.exists():
-            make_ca(folder, authority, days)
-        elif not key.with_suffix(".crt").exists():  # restored: parties keep their copy of the earlier certificate
-            make_ca(folder, authority, days, serialization.load_pem_private_key(key.read_bytes(), None))  # type: ignore[arg-type]
+        key, certificate = folder / f"{authority}.key", folder / f"{authority}.crt"
+        if not _written(certificate):  # the key may be restored: parties keep their copy of the earlier certificate
+            make_ca(folder, authority, days, private_key(key) if _written(key) else None)
+        elif not _written(key):
+            why = f"{key} is missing or empty, and {certificate} is there"
+            raise FedGraphError(f"{why}: restore the key, or remove {certificate}, and send the new one to all parties")
+        else:
+            private_key(key)
     named = ["localhost", "127.0.0.1", "::1", *hosts]
-    if hosts or not (folder / "server.crt").exists():
+    if hosts or not matches(folder, "server"):
         names = x509.SubjectAlternativeName(list(map(_alternative_name, named)))
         make_certificate(folder, "server", "ca", named[-1], x509.ExtendedKeyUsageOID.SERVER_AUTH, days, names)
-    if not (folder / "operator.crt").exists():
+    if not _written(folder / "operator.crt") or matches(folder, "operator") is False:
         make_certificate(folder, "operator", "operators", "operator", x509.ExtendedKeyUsageOID.CLIENT_AUTH, days)
     for node in range(nodes):
         make_node(folder / f"node_{node}")
     for name in CONFIGURATIONS:
         write_configuration(folder, name, places)
     write_fleet(folder, places)
+
+
+def _written(path: Path) -> bool:
+    """Return whether a file has content: a full disk left empty ones before 0.3."""
+    return path.is_file() and path.stat().st_size > 0
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read the private key of a certificate.
+
+    Raises:
+        FedGraphError: it is none of `fedgraph-flwr fleet init`.
+    """
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedGraphError(f"{path} is not a private key of `fedgraph-flwr fleet init`: restore it")
+    return key
+
+
+def matches(folder: Path, name: str) -> bool | None:
+    """Return whether ``NAME.key`` belongs to ``NAME.crt``; None if the key is elsewhere, or a file is missing."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
+    if not key.is_file() or not certificate.is_file():
+        return None
+    try:
+        public: Any = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+        return bool(serialization.load_pem_private_key(key.read_bytes(), None).public_key() == public)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+
+
+def check_pairs(folder: Path) -> None:
+    """Check that keys and certificates of a server belong together, and remove copies that earlier renewals left.
+
+    Raises:
+        FedGraphError: two do not, as after a renewal that was killed.
+    """
+    remove_copies(folder)
+    for name, option in (("server", ""), ("ca", " --ca"), ("operators", " --operator"), ("operator", " --operator")):
+        if matches(folder, name) is False:
+            fix = f"run `fedgraph-flwr fleet renew {folder}{option}`"
+            raise FedGraphError(f"{folder / name}.key does not belong to {folder / name}.crt, or one is damaged: {fix}")
+
+
+def remove_copies(folder: Path) -> None:
+    """Remove folders that renewals killed before 0.3 left, with a copy of an authority's key."""
+    for left in folder.glob(".renew-*"):
+        shutil.rmtree(left)
 
 
 def write_fleet(folder: Path, places: Places) -> bool:
@@ -172,8 +229,8 @@ def make_ca(folder: Path, authority: str, days: int, key: ec.EllipticCurvePrivat
         .sign(key, hashes.SHA384())
     )
     if new:
-        _write_private(folder / f"{authority}.key", _pem(key))
-    (folder / f"{authority}.crt").write_bytes(certificate.public_bytes(PEM))
+        _write(folder / f"{authority}.key", _pem(key), private=True)
+    _write(folder / f"{authority}.crt", certificate.public_bytes(PEM))
 
 
 def make_certificate(
@@ -186,7 +243,7 @@ def make_certificate(
     *extensions: x509.ExtensionType,
 ) -> None:
     """Create a key and a certificate signed by an authority, valid for one purpose only."""
-    signer: Any = serialization.load_pem_private_key((folder / f"{authority}.key").read_bytes(), None)
+    signer = private_key(folder / f"{authority}.key")
     issuer = x509.load_pem_x509_certificate((folder / f"{authority}.crt").read_bytes())
     key = ec.generate_private_key(ec.SECP384R1())
     builder = (
@@ -197,8 +254,9 @@ def make_certificate(
     )
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
-    _write_private(folder / f"{name}.key", _pem(key))
-    (folder / f"{name}.crt").write_bytes(builder.sign(signer, hashes.SHA384()).public_bytes(PEM))
+    certificate = builder.sign(signer, hashes.SHA384()).public_bytes(PEM)
+    _write(folder / f"{name}.key", _pem(key), private=True)
+    _write(folder / f"{name}.crt", certificate)
 
 
 def make_operator(folder: Path, name: str, days: int) -> tuple[Path, Path]:
@@ -208,7 +266,7 @@ def make_operator(folder: Path, name: str, days: int) -> tuple[Path, Path]:
         FedGraphError: the name is not one of a new file, or the authority's key is elsewhere.
     """
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name) or certificate.exists() or key.exists():
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name) or _written(certificate):
         raise FedGraphError(f"operator {name!r}: expected a new name of letters, digits, '.', '_' and '-' in {folder}")
     if not (folder / "operators.key").is_file():
         raise FedGraphError(
@@ -219,14 +277,23 @@ def make_operator(folder: Path, name: str, days: int) -> tuple[Path, Path]:
 
 
 def make_node(path: Path) -> None:
-    """Create a SuperNode's key pair in OpenSSH format, ``path`` and ``path.pub``, unless it exists."""
-    if path.exists():
-        return
-    key = ec.generate_private_key(ec.SECP384R1())
-    secret = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
-    _write_private(path, secret)
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    path.with_name(f"{path.name}.pub").write_bytes(public + b"\n")
+    """Create a SuperNode's key pair in OpenSSH format, ``path`` and ``path.pub``, or what is missing of it.
+
+    Raises:
+        FedGraphError: ``path`` is no such key, or ``path.pub`` is another's.
+    """
+    beside = path.with_name(f"{path.name}.pub")
+    if not _written(path):
+        key = ec.generate_private_key(ec.SECP384R1())
+        secret = key.private_bytes(PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+        beside.unlink(missing_ok=True)
+        _write(path, secret, private=True)
+    public = check_key(path).public_key()
+    text = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    if not _written(beside):
+        _write(beside, text + b"\n")
+    elif beside.read_bytes().split()[:2] != text.split():
+        raise FedGraphError(f"{beside} is not the public key of {path}: remove it, and run fleet join again")
 
 
 def _builder(
@@ -255,6 +322,10 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    path.touch(mode=0o600)
-    path.write_bytes(content)
+def _write(path: Path, content: bytes, private: bool = False) -> None:
+    """Write a file whole or not at all, and remove what earlier attempts left."""
+    for left in path.parent.glob(f".{path.name}.????????"):
+        left.unlink()
+    with writing(path, 0) as file:
+        file.write(content)
+        os.fchmod(file.fileno(), 0o600 if private else 0o644)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, first_line, sanitize, unknown
-from fedgraph_flwr.fleet.certificates import REVOKED, key_of, revoked
+from fedgraph_flwr.fleet.certificates import REVOKED, read_key, revoked
 from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
 
 UNREGISTERED = "unregistered"
@@ -196,7 +196,7 @@ def remove(number: str, name: str) -> None:
 
 def node_of_key(name: str, public: Path) -> tuple[str, str]:
     """Return the number and status of the node with a public key; both are empty if the server does not know it."""
-    return node_keys(name).get(key_of(public.read_text(), str(public)), ("", ""))
+    return node_keys(name).get(read_key(public), ("", ""))
 
 
 def node_keys(name: str) -> dict[str, tuple[str, str]]:
@@ -233,7 +233,7 @@ def admit_all(folder: Path, name: str, join: bool) -> Iterator[str]:
                 remove(known[key][0], name)
                 yield f"node {known[key][0]} was unregistered: {folder / REVOKED} lists its key"
         for path in sorted(folder.glob("*.pub")) if join else ():
-            key = key_of(path.read_text(), str(path))
+            key = read_key(path)
             if key in removed or known.get(key, ("", ""))[1] == UNREGISTERED:
                 yield f"{path} was removed, and is not registered again"
             elif key in known:
