@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import agreements
@@ -47,13 +48,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     new = actions.add_parser("new", help="write an agreement from the configuration of a run that was tried")
     new.add_argument("overrides", nargs="*", metavar="key=value", help="the runs' configuration, as for run")
-    required = {name: {"required": True} for name in ("member", "name", "purpose", "until")}
-    fixed = {"runs": {"default": 12}, "out": {"default": Path("agreement.yaml")}, "epsilon": {"default": None}}
-    add_options(
-        new, _NEW, **required, **fixed, absent={"default": agreements.FORBIDDEN}, start={"default": agreements.SEED}
-    )
+    options: dict[str, dict[str, Any]] = {name: {"required": True} for name in ("member", "name", "purpose", "until")}
+    options |= {"runs": {"default": 12}, "out": {"default": Path("agreement.yaml")}, "epsilon": {"default": None}}
+    options |= {"absent": {"default": agreements.FORBIDDEN}, "start": {"default": agreements.SEED}}
+    add_options(new, _NEW, **options)
     new.set_defaults(func=_new)
-    for name, run, about, options in (
+    for name, run, about, text in (
         ("show", _show, "say in words what members agree on, what leaves a node, and who learns what", ""),
         ("sign", _sign, "sign it with your node's key", "--key FILE  your node's private key (fleet join)"),
         (
@@ -66,8 +66,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     ):
         action = actions.add_parser(name, help=about)
         action.add_argument("file", **_FILE)  # type: ignore[arg-type]
-        if options:
-            add_options(action, options, key={"required": True}, state={"required": name == "withdraw"})
+        if text:
+            add_options(action, text, key={"required": True}, state={"required": name == "withdraw"})
         action.set_defaults(func=run)
 
 

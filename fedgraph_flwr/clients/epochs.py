@@ -48,7 +48,7 @@ class Epochs:
         """Return what `deal` gave the batch of a step of a round's local training."""
         epoch, place = divmod((max(server_round, 1) - 1) * self.steps + index, self.per_epoch)
         if self._dealt[0] != epoch:
-            random = np.random.default_rng(derive_seed(self.cfg.seed, self.client, "epoch", epoch))
+            random = np.random.default_rng(derive_seed(self.cfg.own_seed, self.client, "epoch", epoch))
             self._dealt = epoch, self.deal(random)
         return self._dealt[1][place]
 
@@ -61,7 +61,7 @@ class Epochs:
             index: of the step in this local training.
         """
         earlier = [exchange] if exchange else []
-        return derive_seed(self.cfg.seed, self.client, server_round, "sample", *earlier, index)
+        return derive_seed(self.cfg.own_seed, self.client, server_round, "sample", *earlier, index)
 
     def drawn(self, server_round: int, exchange: int, index: int) -> tuple[NDArray[np.int64], int]:
         """Return what a step's batch takes, with ``neighbors`` the places of its items among all training items, and its key."""

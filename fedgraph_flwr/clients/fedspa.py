@@ -147,7 +147,7 @@ class FedSPAClient(GraphClient, method=fedspa):
     @cached_property
     def folds(self) -> list[tuple[Any, Tensor]]:
         """For each of K parts of the training nodes: inputs whose edge types do not use their labels, and the nodes."""
-        generator = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "folds"))
+        generator = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, "folds"))
         nodes = self.graph.train_mask.nonzero().view(-1)
         made = []
         for index, part in enumerate(nodes[torch.randperm(len(nodes), generator=generator)].chunk(self.params.folds)):

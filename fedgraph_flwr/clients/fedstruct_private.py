@@ -113,7 +113,7 @@ class PrivateFedStructClient(FedStructClient):
     def embedded(self, training: bool) -> Tensor:
         """Compute g(s_u) of own nodes, [N, C]; a round's dropout mask is the same in every phase."""
         self.model.train(training)
-        reseed(derive_seed(self.cfg.seed, self.graph.client, self.server_round, "mask"))
+        reseed(derive_seed(self.cfg.own_seed, self.graph.client, self.server_round, "mask"))
         return self.model.g(self.s)
 
     def spread(self, parts: dict[int, np.ndarray]) -> Tensor:

@@ -132,11 +132,11 @@ def parts_of(client: Client) -> Tensor:
 
     def make() -> Tensor:
         source, target = graph.edge_index.numpy()
-        seed = derive_seed(cfg.seed, graph.client, "clusters") % 2**31
+        seed = derive_seed(cfg.own_seed, graph.client, "clusters") % 2**31
         label = metis(undirected(source, target, graph.num_nodes), cfg.train.clusters, seed)
         return torch.from_numpy(label.astype(np.int32))
 
-    settings = {"task": cfg.task.name, "seed": cfg.seed, "clusters": cfg.train.clusters, "nodes": graph.num_nodes}
+    settings = {"task": cfg.task.name, "seed": cfg.own_seed, "clusters": cfg.train.clusters, "nodes": graph.num_nodes}
     return make() if file is None else derived(file, "clusters", settings, make)
 
 

@@ -940,6 +940,9 @@ class RayConfig(Section, group="ray"):
     limits = (("address", lambda c: not re.fullmatch(r"(auto|[^\s/:]+:\d+)?", c.address), "auto, HOST:PORT or empty"),)
 
 
+OWN_SEED = "own_seed_of_node"
+"""Attribute of a node's `RunConfig` that is no key, so that no message or file has it."""
+
 NEED_SCORES = ("evaluation.trained=true", "evaluation.confusion=true", "evaluation.patience!=0")
 """Terms that need the scores of clients (`Section.clashes`)."""
 
@@ -1027,6 +1030,11 @@ class RunConfig(Section):
             bounded = f"set evaluation.metric to one of {', '.join(others)}, or " if others else ""
             what = "privacy.scores=noised needs a metric with values in [0, 1], which is not guaranteed for"
             raise FedGraphError(f"{what} evaluation.metric={metric}: {bounded}set privacy.scores=none")
+
+    @property
+    def own_seed(self) -> int:
+        """Seed of what a client draws for itself, such as batches: the run's, or at a member of an agreement a secret one."""
+        return int(self.__dict__.get(OWN_SEED, self.seed))
 
     @property
     def on_fleet(self) -> bool:

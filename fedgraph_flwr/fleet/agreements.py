@@ -22,7 +22,7 @@
 
 A run is (digest, number): the configuration that nodes receive names both (`KEY`). A node accepts a number that is higher than
 all before, or its last one again, which resumes. It keeps them in its state folder under one lock, which spans the decision and
-the write. So an author cannot search among runs, and a server cannot choose the number under which a node remembers.
+the write. The seed follows from nonces of all members (`fedgraph_flwr.secure.beginning`), so nobody can search for one.
 
 The check belongs to the installed node. It runs before the bundle is unpacked, in a process that imports none of this project's
 modules, since they would replace those of the bundle. So this file imports none either.
@@ -57,9 +57,9 @@ KEY = "agreement"
 
 FREE = (
     *("out", "overwrite", "resume", "tracking", "tracking_clients", "tracking_group", "engine", "ray"),
-    *("graph", "init", KEY),
+    *("graph", "seed", "init", KEY),
 )
-"""Keys of a configuration that members do not sign: they change nothing at a party's node, or the agreement decides (init)."""
+"""Keys of a configuration that members do not sign: they change nothing at a party's node; seed and init follow otherwise."""
 
 FOLDERS = ("evaluate",)
 """Keys whose folders members sign by their last names: paths differ between machines, and the server has its own."""

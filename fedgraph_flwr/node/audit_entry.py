@@ -21,6 +21,12 @@ def refused(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
     return _received(message, run_id) | refusal
 
 
+def began(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
+    """Return the line about a request at the beginning of an agreed run."""
+    sent = {group: record_bytes(record) for group, record in reply.content.items()}
+    return _received(message, run_id) | {"refused": "", "sent": sent}
+
+
 def answered(
     message: Message, run_id: int, reply: Message, request: Request, client: GraphClient
 ) -> dict[str, Any]:

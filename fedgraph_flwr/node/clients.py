@@ -14,7 +14,7 @@ from logging import INFO
 from typing import Any, NamedTuple
 
 import torch
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
@@ -109,6 +109,10 @@ class Member:
         """
         client, phase = self.client, request.phase
         checkpoints = self._checkpoints(request)
+        if client.cfg.agreement and phase != DESCRIBE and self.node.beginning.seeds() is None:
+            raise Refusal(
+                "the agreed run has not begun here: members first open their nonces, from which its seed follows"
+            )
         most = client.policy.most(phase, messages_of(type(client), phase))
         if not 0 <= request.round <= client.cfg.rounds:
             raise Refusal(
@@ -202,7 +206,7 @@ class Member:
         stream: list[int | str] = [client.graph.client, request.round, request.phase]
         if request.exchange:
             stream.append(request.exchange)
-        reseed(derive_seed(client.cfg.seed, *stream), client.device)
+        reseed(derive_seed(client.cfg.own_seed, *stream), client.device)
         client.server_round = request.round
 
     # --- the reply, and after it ------------------------------------------------------------------
@@ -299,6 +303,15 @@ class Member:
         return self.node.checkpoints(self.client.cfg, self.client.graph.client, request.run)
 
 
+def begun(node: Node, message: Message, request: Request) -> Message:
+    """Reply to a request at the beginning of an agreed run, which needs no client."""
+    groups = node.beginning.reply(request.phase, request.groups)
+    _live.pop(node.key, None)  # it was built before the seed was known
+    content = pack(groups)
+    content[METRICS] = numbers_record({"client": node.beginning.client})
+    return Message(content, reply_to=message)
+
+
 # --- a client, found or rebuilt -------------------------------------------------------------------
 
 
@@ -393,7 +406,7 @@ def _keyring(node: Node, client: GraphClient) -> Keyring:
     peers = node.settings.get("peers")
     return Keyring(
         client.graph.client,
-        node.key[0],
+        node.cfg.agreement or node.key[0],
         read_key(str(key)) if key else None,
         node.agreement.pins if node.agreement else read_pins(str(peers)) if peers else None,
         partial(_report_keys, node, client) if node.reports_keys else None,

@@ -5,6 +5,7 @@ the policy, in what an error may tell, where state lives, and what is logged.
 """
 
 import contextlib
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,11 +21,13 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
+from fedgraph_flwr.config.schema import OWN_SEED
 from fedgraph_flwr.errors import FedGraphError, Refusal, located
 from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.fleet.agreements import Agreement, Refused, check
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import settings
+from fedgraph_flwr.node.beginning import Beginning
 from fedgraph_flwr.node.model_size import check_size
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.secure.secagg import STEPS
@@ -68,10 +71,20 @@ class Node:
         """The run's configuration as the server sent it."""
         return tuple(sorted((str(k), str(v)) for k, v in self.context.run_config.items()))
 
+    @property
+    def sent_cfg(self) -> RunConfig:
+        """The run's configuration as the server sent it."""
+        return _run_config(self.items, self.foreign)
+
     @cached_property
     def cfg(self) -> RunConfig:
         """The run's configuration."""
-        return _run_config(self.items, self.foreign)
+        return self.sent_cfg
+
+    @property
+    def beginning(self) -> Beginning:
+        """The beginning of an agreed run, which this node does not have."""
+        raise Refusal("the operator of the server runs this node: it has no agreement")
 
     def policy(self) -> Policy:
         """Return the owner's rules."""
@@ -202,6 +215,36 @@ class Party(Node):
     foreign = True
     reports_keys = True
 
+    @cached_property
+    def cfg(self) -> RunConfig:
+        """The run's configuration; of an agreed run with the seeds that it began with.
+
+        Raises:
+            FedGraphError: the run has not begun here.
+        """
+        given = self.sent_cfg
+        if not self.agreement:
+            return given
+        seeds = self.beginning.seeds()
+        if seeds is None:
+            return given
+        found = dataclasses.replace(given, seed=seeds[0])
+        setattr(found, OWN_SEED, seeds[1])
+        return found
+
+    @cached_property
+    def beginning(self) -> Beginning:
+        """The beginning of this agreed run.
+
+        Raises:
+            FedGraphError: the run is under no agreement, or this node's key is no member's.
+        """
+        if not self.agreement:
+            raise Refusal("the run begins as an agreed one, and this node has no agreement")
+        return Beginning(
+            self.agreement, self.sent_cfg.agreement, Path(self.root), str(self.settings.get("key"))
+        )
+
     def usual_policy(self) -> Policy:
         """The default policy."""
         return Policy()
@@ -224,7 +267,7 @@ class Party(Node):
         """
         place = self.settings.get("agreement")
         if not place:
-            if self.cfg.agreement:
+            if self.sent_cfg.agreement:
                 raise Refusal(
                     "the run is under an agreement, which this node lacks: start it with node --agreement FILE"
                 )

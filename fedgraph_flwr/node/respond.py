@@ -8,9 +8,10 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from fedgraph_flwr.errors import FedGraphError, Refusal
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import audit_entry
-from fedgraph_flwr.node.clients import member_of
+from fedgraph_flwr.node.clients import begun, member_of
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
+from fedgraph_flwr.secure.beginning import BEGINNING
 from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, FAILED, VERSIONS
 
@@ -27,6 +28,11 @@ def respond(message: Message, context: Context) -> Message:
     code = FAILED
     try:
         request = Request.read(message)
+        if request.phase in BEGINNING:
+            reply = begun(node, message, request)
+            return node.logged(
+                message, reply, partial(audit_entry.began, message, context.run_id, reply)
+            )
         member = member_of(node)
         start = member.start_of(request)
         member.permit(request)

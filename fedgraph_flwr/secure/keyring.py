@@ -59,7 +59,7 @@ class Keyring:
 
     Args:
         client: index of the client.
-        run: Flower's run id; signatures of other runs are invalid.
+        run: DIGEST/NUMBER of an agreed run, else Flower's run id; signatures of other runs are invalid.
         own: its long-lived key; None: no signatures.
         pins: the others' keys by client; None: all keys are accepted.
         report: receives each fingerprint, with its exchange and clients.
@@ -68,7 +68,7 @@ class Keyring:
     def __init__(
         self,
         client: int,
-        run: int = 0,
+        run: int | str = 0,
         own: EllipticCurvePrivateKey | None = None,
         pins: Mapping[int, EllipticCurvePublicKey] | None = None,
         report: Callable[[str, str, list[int]], None] | None = None,
@@ -135,7 +135,7 @@ class Keyring:
         return f"fedgraph key\n{self.run}\n{exchange}\n{client}\n".encode() + key
 
 
-def fingerprint(run: int, exchange: str, keys: Mapping[int, bytes]) -> str:
+def fingerprint(run: int | str, exchange: str, keys: Mapping[int, bytes]) -> str:
     """Return eight groups of five digits over the keys of all clients."""
     listed = json.dumps(["fedgraph keys", run, exchange, {c: keys[c].hex() for c in sorted(keys)}])
     digits = str(int.from_bytes(sha256(listed.encode()).digest(), "big") % 10**_DIGITS).zfill(_DIGITS)

@@ -21,6 +21,7 @@ from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier import earlier_spent, newcomers
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.beginning import begin
 from fedgraph_flwr.strategies.connection import ClientInfo, Connection
 from fedgraph_flwr.strategies.exchange import with_own
 from fedgraph_flwr.strategies.filed import Filed
@@ -89,6 +90,8 @@ class Loop:
     def run(self) -> Result:
         """Run from the first node to the last score."""
         self._connect()
+        if self.cfg.agreement:
+            begin(self.server)
         self.server.adopt(self.server.initial_arrays())
         if self.cfg.init:
             self.server.adopt(self._earlier("init")[0])

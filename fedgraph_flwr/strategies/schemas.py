@@ -6,6 +6,8 @@ from typing import Any
 from fedgraph_flwr import models
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
+from fedgraph_flwr.secure import beginning
+from fedgraph_flwr.secure.beginning import BEGINNING
 from fedgraph_flwr.strategies.scoring import score_fields
 from fedgraph_flwr.strategies.server import Server
 from fedgraph_flwr.tasks import reads_edges
@@ -57,6 +59,8 @@ class Schemas:
         Raises:
             NotImplementedError: the method declares no such phase.
         """
+        if phase in BEGINNING:
+            return beginning.schema(phase)
         declared = self.method.uplink_of.get(phase)
         if phase == EVALUATE:
             return ReplySchema(numbers=self._score_fields(client))

@@ -177,7 +177,7 @@ class Links(Task):
         pairs.check_drawn(self.graph.client, edges, getattr(self.cfg.task, key), "pairs", named, most)
 
     def _rng(self, *stream: int | str) -> np.random.Generator:
-        return np.random.default_rng(derive_seed(self.cfg.seed, self.graph.client, *stream))
+        return np.random.default_rng(derive_seed(self.cfg.own_seed, self.graph.client, *stream))
 
     @classmethod
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:

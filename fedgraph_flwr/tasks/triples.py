@@ -138,7 +138,7 @@ class Triples(Task):
         """Some training triples, each with the missing end and what may replace it; `read` says how items are packed."""
         task, train = self.cfg.task, self.items["train"]
         rng = np.random.default_rng(
-            derive_seed(self.cfg.seed, self.graph.client, client.server_round, client.exchange, index, "negatives")
+            derive_seed(self.cfg.own_seed, self.graph.client, client.server_round, client.exchange, index, "negatives")
         )
         size = min(task.batch_size or train.shape[1], train.shape[1])
         most = pairs.MAX_DRAWN // task.negatives

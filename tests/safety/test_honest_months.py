@@ -5,12 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, configuration
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.keys import make_node
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
+from fedgraph_flwr.strategies.loop import Loop
 from tests.conftest import client_graph
 from tests.nodes import agreed, party_nodes
 from tests.secure.rounds import SECURE
+from tests.support import Finished, assert_same_arrays
 
 MONTHS = 6
 START = (40, 56, 48)
@@ -77,7 +81,7 @@ def test_every_month_ends_with_a_model(method, run, months):
 
 def test_agreed_months_count_members_alike_and_need_no_pinned_folder(run, months, tmp_path):
     """The nodes read keys, weights and runs from the agreement; each month is one of its runs."""
-    words = [*SHORT, SECURE, "strategy.weighting=uniform"]
+    words, seeds = [*SHORT, SECURE, "strategy.weighting=uniform"], set()
     shutil.copytree(tmp_path / "keys", tmp_path / "own", ignore=shutil.ignore_patterns("*.pub"))
     for month in range(2):
         graphs = months.imported(month)
@@ -91,8 +95,12 @@ def test_agreed_months_count_members_alike_and_need_no_pinned_folder(run, months
             tmp_path / "own",
             tmp_path / "agreement.yaml",
         )
-        assert run(*words, f"graph={graphs}", f"agreement={digest}/{month + 1}").summary["failures"] == {}
+        done = run(*words, f"graph={graphs}", f"agreement={digest}/{month + 1}")
+        assert done.summary["failures"] == {}
+        seeds.add(done.summary["seed"])
         months.sizes = [size * grown for size, grown in zip(months.sizes, DRIFT[month], strict=True)]
+    assert len(seeds) == 2, "each run has a seed of its own"
+    assert 0 not in seeds
     for words_of, reason in (
         ([*words, f"agreement={digest}/1"], "run 1 of .* is used up"),
         ([*words, "rounds=1", f"agreement={digest}/3"], "rounds is 1, signed was 2"),
@@ -100,3 +108,42 @@ def test_agreed_months_count_members_alike_and_need_no_pinned_folder(run, months
     ):
         with pytest.raises(FedGraphError, match=reason):
             run(*words_of, f"graph={graphs}")
+
+
+class Killed(BaseException):
+    """The server's process ends."""
+
+
+def test_a_cut_run_resumes_with_its_seed(run, months, tmp_path, monkeypatch):
+    """Whole and resumed runs have one number, hence one seed, one secret of each member, and the same parameters."""
+    words = [*SHORT, "strategy.weighting=uniform", "rounds=3", "checkpoint_every=1", "train.local_steps=2"]
+    graphs = months.imported(0)
+    cfg = compose(["model.hidden=8", *words, f"graph={graphs}"])
+    digest = agreed(tmp_path / "agreement.yaml", cfg, tmp_path / "keys")
+    place = sorted(graphs.glob("*.safetensors")), tmp_path / "policy.yaml"
+    party_nodes(monkeypatch, *place, tmp_path / "state", tmp_path / "keys", tmp_path / "agreement.yaml")
+    given = [*words, f"graph={graphs}", f"agreement={digest}/1"]
+    step = Loop.run_round
+
+    def two_rounds(self, number):
+        if number == 3:
+            raise Killed
+        return step(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "run_round", two_rounds)
+        with pytest.raises(Killed):
+            run(*given, f"out={tmp_path / 'cut'}")
+    resumed = later("resume", tmp_path / "cut")
+    for client in range(3):  # the same nonces and secrets, without the ledgers of the run
+        for old in (tmp_path / f"state/state_{client}").glob("fedavg-*"):
+            shutil.rmtree(old)
+    whole = run(*given)
+    assert resumed.summary["seed"] == whole.summary["seed"] != 0
+    assert_same_arrays(resumed.arrays, whole.arrays)
+
+
+def later(key, out):
+    """A run that reads an earlier one, as a command line starts it."""
+    cfg = with_folder(configuration([f"{key}={out}"]))
+    return Finished(cfg, run_inline(cfg))

@@ -1,0 +1,162 @@
+"""A member's replies at the beginning of an agreed run (`fedgraph_flwr.secure.beginning`), and its record of them.
+
+The record is in the state folder, in the file that counts runs, and is written under its lock before a reply leaves.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal
+from fedgraph_flwr.fleet.agreements import ALLOWED, Agreement, Refused, changing, key_text
+from fedgraph_flwr.secure.beginning import (
+    BEGIN,
+    BYTES,
+    CLIENTS,
+    COMMIT,
+    COMMITMENT,
+    COMMITMENTS,
+    NONCE,
+    NONCES,
+    START,
+    SUBJECT,
+    commitment,
+    own_seed,
+    seed_of,
+)
+from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring, read_key
+from fedgraph_flwr.secure.secagg import threshold
+from fedgraph_flwr.wire.messages import Arrays
+
+
+class Beginning:
+    """What a node knows of the beginning of a run.
+
+    Args:
+        agreement: the run's agreement.
+        run: DIGEST/NUMBER.
+        state: the node's state folder.
+        key: file of the node's key.
+    """
+
+    def __init__(self, agreement: Agreement, run: str, state: Path, key: str):
+        self.agreement, self.run, self.state = agreement, run, state
+        own = read_key(key)
+        text = key_text(own.public_key())
+        known = [client for client, pin in agreement.pins.items() if key_text(pin) == text]
+        if not known:
+            raise FedGraphError(
+                "key= of --node-config is no member's key of the agreement: start the node with --key of it"
+            )
+        self.client = known[0]
+        self.keyring = Keyring(self.client, run, own, agreement.pins)
+
+    def seeds(self) -> tuple[int, int] | None:
+        """Return the run's seed and that of the member's own draws; None: the run has not begun here."""
+        with self._record() as (_, start, secret):
+            seed = start.get("seed")
+        return None if seed is None else (int(seed), own_seed(self.run, secret))
+
+    def reply(self, phase: str, groups: dict[str, Arrays]) -> dict[str, Arrays]:
+        """Reply to a phase of the beginning; a repeated request gets the same reply.
+
+        Raises:
+            FedGraphError: the list lacks a member or is not the first one, or a signature or a nonce is wrong.
+        """
+        with self._record() as (_, start, _):
+            nonce = bytes.fromhex(start.setdefault("nonce", secrets.token_hex(BYTES)))
+            own = commitment(self.run, self.client, nonce)
+            if phase == COMMIT:
+                return {START: {COMMITMENT: _array(own), **self.keyring.sign(SUBJECT, own)}}
+            if phase == BEGIN:
+                start["seed"] = self._seed(groups[START], start)
+                return {}
+            given = self._by_client(groups[START], COMMITMENTS)
+            self._check_list(list(given))
+            self.keyring.check(SUBJECT, own, given, groups.get(SIGNATURES, {}))
+            listed = {str(client): value.hex() for client, value in given.items()}
+            if start.setdefault("commitments", listed) != listed:
+                raise Refusal(
+                    f"run {self._number} has begun with other commitments: a node opens its nonce for one list only"
+                )
+            return {START: {NONCE: _array(nonce)}}
+
+    def _seed(self, group: Arrays, start: dict[str, Any]) -> int:
+        """Return the seed that follows from nonces, after checking them."""
+        nonces = self._by_client(group, NONCES)
+        right = {
+            str(client): commitment(self.run, client, nonce).hex()
+            for client, nonce in nonces.items()
+        }
+        if right != start.get("commitments"):
+            raise Refusal(
+                f"run {self._number} begins with nonces that are not those which members committed to"
+            )
+        return seed_of(self.run, nonces)
+
+    def _check_list(self, clients: list[int]) -> None:
+        """Refuse a list that lacks a member who must not be absent, or its own."""
+        members = self.agreement.members
+        least = (
+            threshold(0.0, len(members))
+            if self.agreement.values["absent"] == ALLOWED
+            else len(members)
+        )
+        missing = [name for client, name in members.items() if client not in clients]
+        if self.client not in clients or len(clients) < least or not set(clients) <= members.keys():
+            raise Refusal(
+                f"run {self._number} would begin with {len(clients)} of {len(members)} members, without"
+                f" {', '.join(missing) or 'nobody'}: at least {least} are needed (absent: {self.agreement.values['absent']})"
+            )
+
+    def _by_client(self, group: Arrays, name: str) -> dict[int, bytes]:
+        clients, values = group[CLIENTS], group[name]
+        if (
+            values.dtype != np.uint8
+            or values.shape != (clients.size, BYTES)
+            or len(set(clients.tolist())) < clients.size
+        ):
+            raise Refusal(
+                f"the server sent {name} of another form: expected {BYTES} bytes for each client"
+            )
+        return {int(client): value.tobytes() for client, value in zip(clients, values, strict=True)}
+
+    @property
+    def _number(self) -> str:
+        return self.run.partition("/")[2]
+
+    def _record(self) -> Any:
+        return _Record(self.state, *self.run.split("/"))
+
+
+class _Record:
+    """Opens the record of one run's beginning: the agreement's record, the start, and the node's secret."""
+
+    def __init__(self, state: Path, digest: str, number: str):
+        self.digest, self.number, self._opened = digest, number, changing(state)
+
+    def __enter__(self) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+        try:
+            records = self._opened.__enter__()
+            record = records[self.digest]
+            start = record.setdefault("starts", {}).setdefault(self.number, {})
+            return (
+                record,
+                start,
+                bytes.fromhex(record.setdefault("secret", secrets.token_hex(BYTES))),
+            )
+        except Refused as error:
+            raise FedGraphError(str(error)) from error
+        except MALFORMED as error:
+            raise FedGraphError(
+                "this node's record of agreed runs is damaged: restore agreements.json"
+            ) from error
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.__exit__(*error)
+
+
+def _array(raw: bytes) -> np.ndarray:
+    return np.frombuffer(raw, np.uint8).copy()
