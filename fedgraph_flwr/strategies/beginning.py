@@ -84,7 +84,9 @@ def _group(values: dict[int, bytes], name: str) -> dict[str, np.ndarray]:
     return {CLIENTS: np.array(list(values), np.int64), name: np.stack(rows)}
 
 
-def _all_replied(server: GraphStrategy, phase: str, replied: set[int], wanted: list[int]) -> None:
+def _all_replied(
+    server: GraphStrategy, phase: str, replied: set[int], wanted: list[int]
+) -> None:
     missing = sorted(set(wanted) - replied)
     if missing:
         why = server.failed.get(missing[0], "no valid reply")
