@@ -192,7 +192,8 @@ def protected(
         summed: the result of `summed_groups`, which the node booked.
 
     Raises:
-        FedGraphError: the reply has a group or a number that the uplink does not declare, or a release that was not booked.
+        FedGraphError: the reply has a group or a number that the uplink does not declare, values that are not finite, or a
+            release that was not booked.
         RunFailed: the server requests unmasked terms of a secure sum.
     """
     cfg, declared, (sent, numbers) = client.cfg, client.uplink_of, reply
@@ -202,6 +203,13 @@ def protected(
     if extra and cfg.privacy.dp != "none":
         raise FedGraphError(f"client {client.graph.client} would send '{extra[0]}', which this stage must not release")
     check_sent(cfg, declared, name, sent, numbers, _framework_numbers(client, name))
+    for group, arrays in sent.items():
+        for key, array in arrays.items():
+            if not is_finite(array):
+                raise FedGraphError(
+                    f"client {client.graph.client} would send '{group}/{key}' with values that are not finite: if it diverged,"
+                    " lower train.lr"
+                )
     if request and (terms := {group: declared[name][group] for group in sums(declared.get(name, {}))}):
         sent = masked_reply(client, sent, terms, request)
     return sent, numbers

@@ -11,10 +11,11 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from torch import Tensor
 
 from fedgraph_flwr import models
@@ -22,8 +23,8 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import leftovers, write_bytes
-from fedgraph_flwr.data.graph import read_tensors, write_tensors
-from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize
+from fedgraph_flwr.data.graph import read_header, read_tensors, write_tensors
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize, system_errors
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
@@ -68,17 +69,33 @@ class StateFolder:
         """Write the current state, for a process that starts without it."""
         self._write("last", state, {"version": version})
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Wait until no other process replies to a message of this run, and let none do so within."""
+        with system_errors(f"cannot write {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            held = FileLock(self.folder / ".asked.lock").acquire()
+        with held:
+            yield
+
+    def last_version(self) -> int:
+        """Return the version of the last state; 0 if there is none yet."""
+        return self._version(read_header(self._file("last"))[1]) if self._file("last").is_file() else 0
+
     def read_last(self) -> tuple[dict[str, Tensor], int] | None:
         """Return the last state and its version; None if there is none yet."""
         if not self._file("last").is_file():
             return None
         state, values = self._read("last")
+        return state, self._version(values)
+
+    def _version(self, values: Mapping[str, Any]) -> int:
         version = values.get("version")
         if type(version) is not int or version < 0:
             raise FedGraphError(
                 f"{self._file('last')} has version {version!r}, expected a whole number from 0: restore the file"
             )
-        return state, version
+        return version
 
     def write_asked(self, record: dict[str, Any]) -> None:
         """Write the record of requests, before the reply to the latest one."""

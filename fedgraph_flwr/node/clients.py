@@ -88,6 +88,17 @@ class Member:
 
     # --- before the reply -------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait for another message of the run, and continue from the state that it left in the node's folder."""
+        if self.node.live or not self.folder:
+            yield
+            return
+        with self.folder.locked():
+            if self.folder.last_version() > self.version:
+                self.version = _from_folder(self.folder, self.client, self.version)
+            yield
+
     def start_of(self, request: Request) -> Start:
         """Return what a request may start; a server of another version is refused."""
         if request.phase == DESCRIBE:
@@ -118,6 +129,10 @@ class Member:
             raise Refusal(
                 f"the server requests phase '{phase}' of round {request.round} in a run of"
                 f" {client.cfg.rounds} rounds"
+            )
+        if phase == TRAIN and not request.round:
+            raise Refusal(
+                "the server requests training in round 0, the set-up: training begins in round 1"
             )
         ledger = self.requests.read()
         self.node.check_folder(self.folder)
@@ -168,6 +183,7 @@ class Member:
         client, groups = self.client, request.groups
         if client.policy.check_start:
             self._judge_start(request, begin.fresh)
+        request.check_model(client)
         if client.policy.max_step and request.phase == TRAIN and MODEL in groups:
             state = self.node.context.state
             if (last := state.array_records.get(TRAINED_ON)) is not None:
@@ -375,11 +391,16 @@ def _restored(node: Node, client: GraphClient, version: int) -> int:
             del state[STATE]  # the client holds it now
         return version
     folder = node.folder(client.cfg.strategy.name, client.graph.client)
-    if folder and (last := folder.read_last()):
-        with folder.reading("last"):
-            restore_state(client, unflatten(last[0]))
-        return last[1]
-    return version
+    return _from_folder(folder, client, version) if folder else version
+
+
+def _from_folder(folder: StateFolder, client: GraphClient, version: int) -> int:
+    """Restore the last state in a node's folder, if there is one, and return its version."""
+    if not (last := folder.read_last()):
+        return version
+    with folder.reading("last"):
+        restore_state(client, unflatten(last[0]))
+    return last[1]
 
 
 def _class_of(node: Node) -> type[GraphClient]:

@@ -6,7 +6,6 @@ They decide before the reply whether it may leave. `audit_entry` makes the lines
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord
 
@@ -34,7 +33,10 @@ def forget(run_id: int) -> None:
 
 
 class Requests:
-    """The ledger of the requests of one run: in the context, the node's folder, or this process.
+    """The ledger of the requests of one run: in this process, or the later one of the context's and the node's folder's.
+
+    A process that was killed before its reply leaves an older context, a restored folder an older
+    file.
 
     Args:
         node: the node.
@@ -49,17 +51,17 @@ class Requests:
         node = self.node
         if node.live:
             if node.key not in _requests:
-                _requests[node.key] = self._stored(None)
+                _requests[node.key] = self._stored()
             return _requests[node.key]
-        return self._stored(node.context.state.config_records.get(ASKED))
+        in_context = Ledger(node.context.state.config_records.get(ASKED))
+        return max(in_context, self._stored(), key=lambda ledger: ledger.writes)
 
-    def _stored(self, record: Any) -> Ledger:
-        if self.folder and not record:
-            return self.folder.read_asked()
-        return Ledger(record)
+    def _stored(self) -> Ledger:
+        return self.folder.read_asked() if self.folder else Ledger()
 
     def write(self, ledger: Ledger) -> None:
         """Keep what was requested."""
+        ledger.writes += 1
         if not self.node.live:
             self.node.context.state[ASKED] = ConfigRecord(ledger.record())
         if self.folder:

@@ -1,21 +1,25 @@
 """A server's message as a node reads it: its scalars, typed once, and its groups of arrays."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.replies import Received, received
 from fedgraph_flwr.errors import Refusal, sanitize, unknown
 from fedgraph_flwr.methods.downlink import Downlink, Input
+from fedgraph_flwr.secure.policy import file_name
 from fedgraph_flwr.wire.messages import (
     ASKS_VERSIONS,
     CONFIG,
     DESCRIBE,
     EVALUATE,
+    MODEL,
     TRAIN,
     Arrays,
     check_arrays,
@@ -96,6 +100,13 @@ class Request:
                     f"the server's message has {sanitize(key, 60)}={sanitize(value, 60)},"
                     " expected finite numbers"
                 )
+        for key in ("exchange", "best", "scored"):
+            if key in kinds and scalars[key] < 0:
+                raise Refusal(
+                    f"the server's message has {key}={scalars[key]}, expected no negative number"
+                )
+        if "run" in scalars:
+            file_name(scalars["run"], "the server's name of a run,")
         phase = scalars["phase"]
         if "resume" in scalars and (phase != DESCRIBE or scalars["resume"] < 0):
             raise Refusal(
@@ -133,6 +144,7 @@ class Request:
                 for name in sorted(names - set(known)):
                     raise unknown(kind, sanitize(name, 60), known, where)
             self._check_stage(declared)
+        check_types(self.groups.get(MODEL, {}), client.shared, "the server")
         for group, taken in groups.items():
             if taken.fields is not None and group in self.groups:
                 who = f"the server sent group '{group}' of phase '{phase}'"
@@ -156,10 +168,31 @@ class Request:
                 " (docs/extend.md)"
             )
 
+    def check_model(self, client: GraphClient) -> None:
+        """Refuse to train without a model for a reply with one; a class that declares no inputs may."""
+        sends = client.shared and not self.scalars.get("keep_model")
+        declared = client.downlink_of.complete
+        if self.phase == TRAIN and MODEL not in self.groups and sends and declared:
+            raise Refusal(f"the server requests phase '{TRAIN}' without group '{MODEL}'")
+
     @cached_property
     def groups(self) -> dict[str, Arrays]:
         """The groups of arrays, of which a client takes some out."""
         return received(groups_of(self.content), self.phase)
+
+
+def check_types(arrays: Arrays, expected: Mapping[str, Tensor], sender: str) -> None:
+    """Refuse arrays of other types than the tensors of the same names.
+
+    Raises:
+        Refusal: names the array, its type and the expected one.
+    """
+    for name in arrays.keys() & expected.keys():
+        wanted = str(expected[name].dtype).removeprefix("torch.")
+        if arrays[name].dtype != wanted:
+            raise Refusal(
+                f"{sender} sent '{sanitize(name, 60)}' of type {arrays[name].dtype}, expected {wanted}"
+            )
 
 
 def check_input(client: GraphClient, arrays: Arrays, taken: Input, who: str) -> None:

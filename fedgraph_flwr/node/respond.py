@@ -34,23 +34,24 @@ def respond(message: Message, context: Context) -> Message:
                 message, reply, partial(audit_entry.began, message, context.run_id, reply)
             )
         member = member_of(node)
-        start = member.start_of(request)
-        member.permit(request)
-        request.check(member.client)
-        member.resume(request)
-        member.take_earlier_model(request, start)
-        member.check_parameters(request, start)
-        member.seed(request)
-        groups, numbers = member.reply(request)
-        member.remember(request)
-        content = member.packed(groups, numbers)
-        if request.scalars.get(ASKS_VERSIONS):
-            content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
-        reply = Message(content, reply_to=message)
-        entry = partial(
-            audit_entry.answered, message, context.run_id, reply, request, member.client
-        )
-        return node.logged(message, reply, entry)
+        with member.alone():
+            start = member.start_of(request)
+            member.permit(request)
+            request.check(member.client)
+            member.resume(request)
+            member.take_earlier_model(request, start)
+            member.check_parameters(request, start)
+            member.seed(request)
+            groups, numbers = member.reply(request)
+            member.remember(request)
+            content = member.packed(groups, numbers)
+            if request.scalars.get(ASKS_VERSIONS):
+                content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
+            reply = Message(content, reply_to=message)
+            entry = partial(
+                audit_entry.answered, message, context.run_id, reply, request, member.client
+            )
+            return node.logged(message, reply, entry)
     except FedGraphError as error:
         reason, code = str(error), DECLINED if isinstance(error, Refusal) else FAILED
     except MemoryError:

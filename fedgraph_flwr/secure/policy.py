@@ -451,11 +451,12 @@ class Ledger:
         begun: whether more than descriptions was requested after the set-up.
         trained: whether training has begun, in any round, with parameters that the node did not refuse.
         config: digest of the run's configuration; empty before the first message.
+        writes: how often the record was written, which orders its copies.
     """
 
     def __init__(self, record: Mapping[str, Any] | None = None):
-        stored = {"round": 0, "config": "", **dict.fromkeys(FLAGS, False), **(record or {})}
-        self.round, self.config = int(stored["round"]), str(stored["config"])
+        stored = {"round": 0, "config": "", "writes": 0, **dict.fromkeys(FLAGS, False), **(record or {})}
+        self.round, self.config, self.writes = int(stored["round"]), str(stored["config"]), int(stored["writes"])
         self.resumed, self.suspect, self.loaded, self.trained, self.begun = (bool(stored[flag]) for flag in FLAGS)
         columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
@@ -463,7 +464,13 @@ class Ledger:
     def record(self) -> dict[str, Any]:
         """Return the record as numbers and lists, for the constructor."""
         counts, exchanges = ([entry[i] for entry in self.asked.values()] for i in (0, 1))
-        asked = {"round": self.round, "phases": list(self.asked), "counts": counts, "exchanges": exchanges}
+        asked = {
+            "round": self.round,
+            "phases": list(self.asked),
+            "counts": counts,
+            "exchanges": exchanges,
+            "writes": self.writes,
+        }
         return {**asked, "config": self.config, **{flag: getattr(self, flag) for flag in FLAGS}}
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:

@@ -204,6 +204,34 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
 
 @pytest.mark.fleet
 @pytest.mark.faults
+def test_a_run_resumes_that_wrote_a_checkpoint_while_a_node_was_down(fleet, tmp_path):
+    """First while the node is still down, so that it restores its state once it is back; then with all nodes."""
+    out = tmp_path / "found"
+    trained = fleet.log("node_1").count("Receiving: train")
+    process = fleet.begin(out, "rounds=200", "checkpoint_every=2", "strategy.timeout=30", "strategy=local")
+    wait_for(lambda: fleet.log("node_1").count("Receiving: train") > trained + 4, "node 1 to store a state")
+    fleet.kill("node_1")
+    text = r"the checkpoint of round \d+ has an earlier state of client 1 \(round \d+\)"
+    wait_for(lambda: re.search(text, (out / "flower.log").read_text()), "a checkpoint without node 1")
+
+    def cut(process: subprocess.Popen[bytes]) -> None:
+        psutil.Process(fleet.process_id("flwr-serverapp")).kill()
+        assert process.wait(PATIENCE) == 1
+
+    cut(process)
+    process = fleet.begin(out, f"resume={out}")
+    wait_for(lambda: "client 1 has not joined" in (out / "flower.log").read_text(), "the run to go on without node 1")
+    done = len(_rounds(out))
+    wait_for(lambda: len(_rounds(out)) > done, "a round without node 1")
+    fleet.restart_node(1)
+    wait_for(lambda: len(_rounds(out)) > done and not _rounds(out)[-1]["failed"], "a round with node 1")
+    cut(process)
+    last = len(_rounds(out)) + 4
+    assert not fleet.run(out, f"resume={out}", f"rounds={last}").rounds[-1]["failed"]
+
+
+@pytest.mark.fleet
+@pytest.mark.faults
 def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     """The script of `examples/banks`, shortened: SuperLink and SuperNodes of its own, gone when the party predicts."""
     script = ROOT / "examples" / "banks" / "banks.py"

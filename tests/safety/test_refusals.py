@@ -360,7 +360,8 @@ def test_a_message_that_trains_claims_no_resumption(node, resume):
     assert f"resumes after round {resume} in a message of phase 'train'" in asked.request(
         "train", 0, {"model": planted}, resume=resume
     )
-    assert "other parameters than its seed=0 gives" in asked.request("train", 0, {"model": planted})
+    assert "training in round 0, the set-up" in asked.request("train", 0, {"model": planted})
+    assert "other parameters than its seed=0 gives" in asked.request("train", 1, {"model": planted})
     assert "expected phase 'describe' and no negative round" in node(*WIDE).request("describe", resume=-1)
 
 
