@@ -107,7 +107,7 @@ def compose(
     Raises:
         FedGraphError: an unknown key or name, a wrong type, or an invalid value.
     """
-    given = _named(choices(_parse(overrides) | _values(keys or {}), {}))
+    given = _named(choices(parse_overrides(overrides) | _values(keys or {}), {}))
     if base and str(base).startswith("{"):
         chosen = not foreign and _chooses(given)  # sent by a server, whose files are not on this machine
         return _build(_upon(_from_json(str(base)), "config", given), chosen=chosen)
@@ -121,7 +121,7 @@ def compose(
         chosen = _chooses(given)
         return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
     requested = dict(given)
-    given = laid_over(_parse(defaults), given)
+    given = laid_over(parse_overrides(defaults), given)
     layers = [*_layers(given), ("override", _resolved(_nest(given)))]
     cfg = _build(layers, places, not foreign)
     return cfg if foreign else _fitting(cfg, requested)
@@ -214,7 +214,7 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
         given = shlex.split(overrides)
     except ValueError as error:
         raise FedGraphError(f"cannot split overrides into key=value ({error})") from error
-    dataset = str(_parse([*plain, *given]).get("dataset", RunConfig().dataset.name)) if foreign else ""
+    dataset = str(parse_overrides([*plain, *given]).get("dataset", RunConfig().dataset.name)) if foreign else ""
     if foreign and not is_own(dataset) and group_path("dataset", dataset) is None:  # nor whether this machine has one
         what = f"the server's dataset={sanitize(dataset, 80)} has no file in conf/dataset"
         raise FedGraphError(f"{what}: a node opens no imported graph for a server")
@@ -251,7 +251,7 @@ def to_json(cfg: RunConfig) -> str:
     return json.dumps(dataclasses.asdict(cfg))
 
 
-def _parse(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Parse ``key=value`` overrides to a flat dict; values are YAML scalars or lists."""
     given: dict[str, Any] = {}
     for word in overrides:

@@ -2,12 +2,13 @@
 
 On one machine, with the files or folders of all parties (party.yaml, as `init-party` writes it), one command does all.
 On a fleet, all parties hold one plan, and each plants its part. Then link and run as usual, and each party reports.
+The keys of the plan (docs/drill.md) are words KEY=VALUE; by default amount, period and dates are those of the books.
 No original changes, no label is read, and planted accounts are a drill: they say nothing about the customers.
 
 Examples:
-  fedgraph-flwr drill bank_a bank_b bank_c --seed 7 --budget 50 --out drill
-  fedgraph-flwr drill bank_a bank_b bank_c --seed 7 --hold-out cycle --out drill_without_cycles
-  fedgraph-flwr drill plan a b c --start 2026-01-01 --days 90 --dates --amount 150 --seed 7 --out plan.yaml
+  fedgraph-flwr drill bank_a bank_b bank_c seed=7 --budget 50 --out drill
+  fedgraph-flwr drill bank_a bank_b bank_c seed=7 hold_out=[cycle] --out drill_without_cycles
+  fedgraph-flwr drill plan a b c start=2026-01-01 days=90 dates=true amount=150 seed=7 --out plan.yaml
   fedgraph-flwr drill plant bank_a --plan plan.yaml --digest 0123456789abcdef --out drill_a
   fedgraph-flwr drill report state --planted drill_a --budget 50
 """
@@ -15,6 +16,7 @@ Examples:
 import argparse
 import contextlib
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +27,6 @@ _OPTIONS = """
 --out PATH  new folder of the drill or of a party's copy; `plan`: file of the plan; `report`: .csv or .parquet file of the table
 --books DIR  folder with the books of all parties, instead of their names
 --budget N  alerts of each party in the test (default: 50)
---seed N  seed of the plan (default: 0)
---kinds NAMES  kinds of patterns, by commas: fan_in, fan_out, cycle, scatter_gather, bipartite, stack (default: all)
---hold-out NAMES  kinds without patterns in training and validation, by commas (default: none)
---counts A,B,C  patterns of each kind in training, validation and test (default: 6,3,3)
---size LOW,HIGH  smallest and largest size of a pattern (default: 4,8)
---within P  days that a pattern takes (default: 2)
---cross P  share of accounts that may be at any party (default: 0.5)
---amount P  median of the first payments of patterns (default: that of the books)
---start DAY  first day of the drill, such as 2026-01-01 (default: the first that all books have)
---days N  number of days (default: as many as all books have)
---dates  `plan`: plant dates without hours, which all books then read (default: found in the books)
 --share COLUMNS  columns of own accounts for the other parties, as of `link --share` (default: none)
 --plan FILE  `plant`: the plan that all parties hold
 --digest HEX  `plant`: digest of the plan that the parties agreed on, 16 digits or more (default: not compared)
@@ -43,14 +34,16 @@ _OPTIONS = """
 --client I  `report`: this party's number in run folders; not for a node's state folder
 """
 
-_PLANNED = ("seed", "kinds", "hold_out", "counts", "size", "within", "cross", "amount", "start", "days", "dates")
 _ACTIONS: dict[str, tuple[str, ...]] = {
-    "": ("out", "budget", "share", "books", *_PLANNED),
-    "plan": ("out", *_PLANNED),
+    "": ("out", "budget", "share", "books"),
+    "plan": ("out",),
     "plant": ("out", "plan", "digest"),
     "report": ("out", "planted", "client", "budget"),
 }
 """Options of each action; "" does all."""
+
+_KEY = re.compile(r"[a-z_]+=")
+"""Start of a word that sets a key of the plan."""
 
 RUNS = {
     "own": ["strategy.shared=[]"],
@@ -62,17 +55,26 @@ RUNS = {
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drill``."""
-    about = "parties' folders or party.yaml files; or plan PARTY..., plant FOLDER, or report RUN..."
+    about = (
+        "parties' folders or party.yaml files; or plan PARTY..., plant FOLDER, or report RUN...; with keys of the plan"
+    )
     parser.add_argument("words", nargs="*", metavar="WORD", help=about)
-    numbers: dict[str, Any] = {name: {"default": None} for name in ("seed", "budget", "days", "client")}
+    parser.set_defaults(overrides=[])  # keys after an option
+    numbers: dict[str, Any] = {name: {"default": None} for name in ("budget", "client")}
     paths: dict[str, Any] = {name: {"type": Path, "default": None} for name in ("out", "planted", "plan", "books")}
     add_options(parser, _OPTIONS, **numbers, **paths)
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``drill``."""
+    from fedgraph_flwr.config.composition import parse_overrides
+
     action = args.words[0] if args.words and args.words[0] in _ACTIONS else ""
-    words = args.words[1:] if action else args.words
+    keys = [word for word in args.words if _KEY.match(word)] + args.overrides
+    words = [word for word in args.words[bool(action) :] if not _KEY.match(word)]
+    if keys and action in ("plant", "report"):
+        raise FedGraphError(f"{keys[0]} has no effect on `drill {action}`, whose plan is made: leave it out")
+    args.keys = parse_overrides(keys)
     options = {name for names in _ACTIONS.values() for name in names}
     for name in sorted(options - {*_ACTIONS[action]}):
         if getattr(args, name) not in (None, "", False):
@@ -91,18 +93,6 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keys of a plan that the options set."""
-    found: dict[str, Any] = {}
-    for name in ("kinds", "hold_out", "counts", "size"):
-        if value := getattr(args, name):
-            found[name] = [word.strip() for word in value.split(",")]
-    found |= {
-        name: value for name in _PLANNED if name not in found and (value := getattr(args, name)) not in (None, "")
-    }
-    return found if args.dates else {name: value for name, value in found.items() if name != "dates"}
-
-
 def _made(values: dict[str, Any]) -> Any:
     from fedgraph_flwr.config import typed
     from fedgraph_flwr.party.drill.plan import Plan
@@ -112,11 +102,11 @@ def _made(values: dict[str, Any]) -> Any:
 
 def _plan(words: list[str], args: argparse.Namespace) -> None:
     """Write a plan for named parties."""
-    if not args.start or args.days is None:
-        raise FedGraphError("drill plan needs --start DAY and --days N, which all books have")
+    if not {"start", "days"} <= args.keys.keys():
+        raise FedGraphError("drill plan needs start=DAY and days=N, which all books have")
     if args.out.exists():
         raise FedGraphError(f"--out {args.out} exists: pass a new file, since parties may hold the old plan")
-    plan = _made({"parties": words, **_given(args)})
+    plan = _made({"parties": words, **args.keys})
     plan.save(args.out)
     print(f"wrote {args.out}: send it to all parties, and compare its digest {plan.digest[:16]}")
 
@@ -194,7 +184,7 @@ def _all(words: list[str], args: argparse.Namespace) -> None:
     start, days = common_period([(int(book.time.min()), int(book.time.max())) for book in books])
     found = {"start": start, "days": days, "dates": any(book.dates for book in books)}
     found["amount"] = round(float(np.median([np.median(book.cents) for book in books])) / 100, 2)
-    plan = _made({**found, "parties": [book.party.party for book in books], **_given(args)})
+    plan = _made({**found, "parties": [book.party.party for book in books], **args.keys})
     print(f"plan {plan.digest[:16]}: {len(plan.patterns)} patterns in {plan.days} days from {plan.start}")
     folders = [out / f"party_{client}" for client in range(len(books))]
     for client, (book, folder) in enumerate(zip(books, folders, strict=True)):
@@ -228,4 +218,4 @@ def _link(files: list[Path], out: Path, share: str) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         code = link.main(parser.parse_args(["--simulate", *map(str, files), *shared, "--out", str(out / "linked")]))
     if code:
-        raise FedGraphError("a party shares no payment with any other, also no planted one: raise --cross")
+        raise FedGraphError("a party shares no payment with any other, also no planted one: raise cross=")

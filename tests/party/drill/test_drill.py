@@ -307,7 +307,7 @@ def test_refusals(tmp_path):
 
 def test_digests_of_other_plans_are_refused(tmp_path, capsys):
     files = books(tmp_path / "books")
-    words = ["a", "b", "--start", START, "--days", str(DAYS), "--seed", "3"]
+    words = ["a", "b", f"start={START}", f"days={DAYS}", "seed=3"]
     assert main(["drill", "plan", *words, "--out", str(tmp_path / "plan.yaml")]) == 0
     made = Plan.load(tmp_path / "plan.yaml")
     assert made.digest[:16] in capsys.readouterr().out
@@ -325,14 +325,19 @@ def test_digests_of_other_plans_are_refused(tmp_path, capsys):
     assert not (tmp_path / "a").exists()
     assert main([*given, "--budget", "5"]) == 2
     assert "--budget has no effect on `drill plant`" in capsys.readouterr().err
+    assert main([*given, "seed=4"]) == 2
+    assert "seed=4 has no effect on `drill plant`, whose plan is made" in capsys.readouterr().err
+    for word, message in (("sed=3", "plan key 'sed' is unknown"), ("days=x", "plan.days"), ("kinds=ring", "kind")):
+        assert main(["drill", "plan", *words, "--out", str(tmp_path / "other.yaml"), word]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_drill_from_books_to_recall(tmp_path, capsys, caplog):
     files = books(tmp_path / "books")
     before, out = content(tmp_path / "books"), tmp_path / "drill"
-    words = ["--seed", "3", "--budget", "15", "--counts", "4,1,2", "--size", "4,5", "--hold-out", "cycle", "--kinds"]
-    words += ["cycle,fan_out,bipartite", "--out", str(out)]
+    words = ["seed=3", "--budget", "15", "counts=[4,1,2]", "size=[4,5]", "hold_out=[cycle]"]
+    words += ["kinds=[cycle,fan_out,bipartite]", "--out", str(out)]
     assert main(["drill", *(str(file.parent) for file in files), *words]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert content(tmp_path / "books") == before
