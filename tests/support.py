@@ -1,7 +1,7 @@
 """Helpers that tests import by name."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -97,6 +97,16 @@ def recorded_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[st
     with monkeypatch.context() as patch:
         patch.setattr(InlineGrid, "_call", spy)
         yield seen
+
+
+def last_given(args: Sequence[Any]) -> list[str]:
+    """Return options as texts, of which those that come twice, each with one value, only have the last."""
+    words, options = [str(arg) for arg in args], dict[str, int]()
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            options[word] = place
+    twice = {place for place, word in enumerate(words) if word.startswith("--") and options[word] != place}
+    return [word for place, word in enumerate(words) if not {place, place - 1} & twice]
 
 
 Reply = Callable[[Any, str, dict[str, Any], dict[str, Any]], Any]

@@ -56,15 +56,11 @@ _TRAIN = ("train", "simulate")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    with _own_conf(list(sys.argv[1:] if argv is None else argv)) as args:
-        return _main(args)
-
-
-def _main(args_list: list[str]) -> int:
     previous = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
-        args = _parse(args_list)
-        return int(args.func(args))
+        with _own_conf(list(sys.argv[1:] if argv is None else argv)) as given:
+            args = _parse(given)
+            return int(args.func(args))
     except SystemExit as stop:  # argparse exits with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)
     except FedGraphError as error:
@@ -94,7 +90,7 @@ def _own_conf(args: list[str]) -> Iterator[list[str]]:
         return
     from fedgraph_flwr.config import CONF
 
-    option = argparse.ArgumentParser(prog="fedgraph-flwr", add_help=False, allow_abbrev=False)
+    option = _Parser(prog="fedgraph-flwr", add_help=False, allow_abbrev=False)
     option.add_argument("--conf", metavar="DIR", type=os.path.abspath)
     before = os.environ.get(CONF, "")
     known, rest = option.parse_known_args(args)
@@ -139,9 +135,34 @@ def _as_override(given: Sequence[str], option: str) -> str:
     return f"; keys are set without dashes: {key}={value}" if key and option.startswith("--") else ""
 
 
+class _Once(argparse.Action):
+    """Store the value of an option, or of a positional argument; refuse a second one, which would replace it in silence."""
+
+    given: Any = None
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        if option_string and self.given is not None:
+            raise FedGraphError(
+                f"{option_string} is given twice, as '{self.given}' and '{values}', but takes one value: leave one out"
+            )
+        self.given = values
+        setattr(namespace, self.dest, values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose options, and those of its commands, are `_Once`, unless they have another action."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in (None, "store"):
+            self.register("action", name, _Once)
+
+
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser with the requested command, or else with the names of all."""
-    parser = argparse.ArgumentParser(prog="fedgraph-flwr", description="Federated graph neural networks on Flower.")
+    parser = _Parser(prog="fedgraph-flwr", description="Federated graph neural networks on Flower.")
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--conf", metavar="DIR", help="additional config folder, searched first (see FEDGRAPH_CONF)")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

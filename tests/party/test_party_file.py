@@ -353,3 +353,36 @@ def test_the_first_payment_is_shown_as_a_sentence(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "first row: B0 pays A1 10.50 on 2026-01-01" in said
     assert "columns of payments.csv without a role" not in said
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--edge-id-column reference", "--time-column value_date", "--amount-column amount", "--edge-label-column kind"],
+)
+def test_a_column_with_a_role_still_identifies_a_record(banks, tmp_path, capsys, option):
+    """The id of an edge may be its reference; without it, payments of one day and amount would be merged."""
+    tables = [str(banks / f"a_{kind}.csv") for kind in ("accounts", "payments")]
+    assert main(["init-party", *tables, "--out", str(tmp_path / "plain.yaml")]) == 0
+    assert main(["init-party", *tables, "--out", str(tmp_path / "a.yaml"), *option.split()]) == 0
+    assert {*read_party(tmp_path / "a.yaml").match} == {*read_party(tmp_path / "plain.yaml").match}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "import --nodes n.csv --edges d0.csv --edges d1.csv --name x",
+        "predict . --edges d0.csv --edges=d1.csv",
+        "run strategy=fedavg --predictions a.csv --predictions b.csv",
+        "link a b --share age:exact --share city:exact",
+        "sweep strategy=fedavg --jobs 1 --jobs 2",
+        "fleet init here --days 1 --days 2",
+        "node --graph a --graph b",
+        "--conf a --conf b keys",
+    ],
+)
+def test_an_option_that_takes_one_value_is_given_once(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = words.split()
+    option = next(word for word in given if given.count(word) > 1 or f"{word}=d1.csv" in given)
+    assert main(given) == 2
+    assert f"error: {option} is given twice, as '" in capsys.readouterr().err

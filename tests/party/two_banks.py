@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from fedgraph_flwr.cli.app import main
+from tests.support import last_given
 
 BANKS, EACH, DAY = ("a", "b"), 12, 86_400
 ROLES = ["--time-column", "at", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-columns", "amount"]
@@ -62,7 +63,8 @@ def books(folder, rows, *recipe, share="", split="temporal", withheld=(), since=
         if split == "temporal":
             args += ["--split", "temporal", "--until", f"{since * DAY + 120 * 1800},{since * DAY + 180 * 1800}"]
         assert (
-            main([*args, "--client", str(number), "--num-clients", "2", "--out", f"{folder / bank}.safetensors"]) == 0
+            main(last_given([*args, "--client", number, "--num-clients", 2, "--out", f"{folder / bank}.safetensors"]))
+            == 0
         )
     files = [f"{folder / bank}.safetensors" for bank in BANKS]
     assert main(["link", "--simulate", *files, "--share", share, "--out", str(folder / "linked")]) == 0

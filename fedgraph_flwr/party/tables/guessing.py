@@ -146,8 +146,12 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     ends = [_words(payments[roles[end]]) for end in ("source", "target")]
     _parties(payments, made, ends, ids)
     _questions(people, made)
-    used = {*roles.values(), *made.values.get("party_columns", ())}
+    of_parties = made.values.get("party_columns", ())
+    used = {*roles.values(), *of_parties}
     _facts(payments[[name for name in payments.columns if name not in used]], made)
+    if of_parties or made.values.get("party_prefix"):
+        used = {*of_parties, *(roles[role] for role in ("source", "target", "edge_label") if role in roles)}
+        _match(payments[[name for name in payments.columns if name not in used]], made)
     _leaks(people, payments, nodes, made)
     if roles.get("time") and roles.get("amount"):
         made.add("features", "payments", "there are times and amounts; `payments` adds columns of own records")
@@ -169,8 +173,6 @@ def _facts(payments: Any, made: Guess) -> None:
         _ask_for_format(payments[time], made)
     number = next((n for n in rest if n.lower() in NAMES["edge_id"] and payments[n].is_unique), "")
     made.add("columns.edge_id", number, "differs in each row")
-    if made.values.get("party_columns") or made.values.get("party_prefix"):
-        _match(rest, kinds, made)
 
 
 def _ask_for_format(column: Any, made: Guess) -> None:
@@ -431,14 +433,14 @@ def _party_columns(table: Any, made: Guess, own: Sequence[np.ndarray]) -> bool:
     return bool(pairs)
 
 
-def _match(rest: Sequence[str], kinds: Mapping[str, str], made: Guess) -> None:
-    """Set the columns that identify a record in both books."""
-    dates = [name for name in rest if kinds[name] == "date"]
+def _match(payments: Any, made: Guess) -> None:
+    """Set the columns that identify a record in both books, which may have another role, too: a reference is often the id."""
+    dates = [name for name in payments.columns if _kind(payments[name]) == "date"]
     day = next((name for name in dates if "value" in name.lower()), dates[0] if dates else "")
     key = {day: "date"} if day else {}
     if amount := made.values["columns"].get("amount"):
         key[amount] = "amount"
-    if reference := _first(rest, "reference"):
+    if reference := _first(list(payments.columns), "reference"):
         key[reference] = "text"
     made.add("match", key, "date, amount and reference, which both books of a payment should have alike: check it")
 

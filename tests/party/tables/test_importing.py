@@ -17,6 +17,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.roles import Columns
+from tests.support import last_given
 
 NODES = "id,x_a,x_b,label,part,bank\nann,1,0.5,yes,train,north\nbob,2,-1,no,val,south\ncat,3,4,,test,south\ndan,0,1e3,no,,north\n"
 EDGES = "source,target\nann,bob\nbob,cat\ndan,ann\nann,bob\n"
@@ -403,7 +404,9 @@ def test_a_client_needs_a_place_and_training_nodes(capsys):
     for option, value in (("--client", 99999999999), ("--client", -1), ("--num-clients", 0)):
         assert (
             cli.main(
-                ["import", "--data", "a.pt", "--classes", "a,b", "--out", "b", "--client", "0", option, str(value)]
+                last_given(
+                    ["import", "--data", "a.pt", "--classes", "a,b", "--out", "b", "--client", "0", option, str(value)]
+                )
             )
             == 2
         )

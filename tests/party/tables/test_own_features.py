@@ -25,6 +25,7 @@ from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.use.prediction_input import InputSpec, new_nodes
 from fedgraph_flwr.secure.keyring import Keyring
 from tests.party.linked_banks import BANKS, KEY, banks, once
+from tests.support import last_given
 
 RECIPE = Recipe(windows=(2.0,))
 
@@ -136,7 +137,7 @@ def imported(folder, edges: str, *more: str) -> ClientGraph:
     out = folder / f"{edges}.safetensors"
     args = ["import", "--nodes", folder / "accounts.csv", "--edges", folder / edges, *ROLES, "--features", "payments"]
     args += [*more, "--classes", "ok,bad", "--client", "0", "--num-clients", "1", "--out", out]
-    assert cli.main([str(arg) for arg in args]) == 0
+    assert cli.main(last_given(args)) == 0
     return ClientGraph.load(out)
 
 
@@ -256,7 +257,7 @@ def test_wrong_input(tmp_path, capsys, change, more, message):
     pays.to_csv(tmp_path / "all.csv", index=False)
     args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *ROLES, "--features"]
     args += ["payments", *more, "--name", "x"]
-    assert cli.main([str(arg) for arg in args]) != 0
+    assert cli.main(last_given(args)) != 0
     assert message in capsys.readouterr().err
 
 
