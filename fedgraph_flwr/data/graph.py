@@ -118,6 +118,10 @@ def check_dtypes(tensors: Any, where: str) -> None:
     Raises:
         FedGraphError: ``edge_index`` or ``y`` does not hold integers, or ``x`` is complex.
     """
+    index = getattr(tensors, "edge_index", None)
+    if isinstance(index, Tensor) and index.dtype == torch.bool:
+        fix = "pass the numbers of both ends of each edge [2, E], of an adjacency matrix matrix.nonzero().t()"
+        raise FedGraphError(f"{where}: edge_index must hold integers, got torch.bool: {fix}")
     accepted = dict.fromkeys(("edge_index", "y"), ("integers", "convert it with .long()"))
     accepted["x"] = ("real numbers", "pass the real and imaginary parts as separate features")
     for key, (numbers, advice) in accepted.items():

@@ -224,7 +224,7 @@ def _form(data: Any, where: str) -> dict[str, Any]:
     x, index, y, attr, mask = held.values()
     if y.is_floating_point():
         marks = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.numel() == y.numel())
-        fits = marks and not index.is_floating_point()
+        fits = marks and not index.is_floating_point() and index.dtype != torch.bool
     else:
         check_dtypes(data, where)
         fits = y.numel() == 1
@@ -286,20 +286,19 @@ def labelled_type(data: Any, where: str, key: str = "target", target: str = "") 
     return str(found)
 
 
-MAX_CLASSES = 10_000
-"""Maximum number of classes without names."""
-
-
 def numbered_classes(y: Tensor, where: str) -> list[str]:
     """Return the classes 0..C-1 of labels [N], where C - 1 is the largest label.
 
     Raises:
-        FedGraphError: a label is too large for a class number.
+        FedGraphError: most classes would have no node, as if 255 or 9999 meant that a label is unknown.
     """
-    largest = int(y.max())
-    if largest >= max(MAX_CLASSES, y.numel()):
-        what = f"y has the label {largest} at node {int(y.argmax())}, expected class numbers below {MAX_CLASSES}"
-        raise FedGraphError(f"{where}: {what}: renumber them, or name the classes with --classes")
+    largest, used = int(y.max()), int(y[y >= 0].unique().numel())
+    if largest >= 2 * used + 10:
+        what = f"y has the label {largest} at node {int(y.argmax())}, but only {used} different labels"
+        fix = (
+            "set y to -1 where it is unknown, renumber the labels, or name all classes (--classes, in Python classes=)"
+        )
+        raise FedGraphError(f"{where}: {what}: {fix}")
     return [str(label) for label in range(largest + 1)]
 
 

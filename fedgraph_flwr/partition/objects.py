@@ -78,7 +78,9 @@ def clients(
     if typed and not target:
         target = labelled_type(graphs[0], "graphs[0]")
     say_unread(graphs)
-    names = list(classes) or [str(label) for label in range(max(_classes(data, target) for data in graphs))]
+    labels = [y for data in graphs if isinstance(y := getattr(_labelled(data, target), "y", None), Tensor)]
+    known = torch.cat([y.view(-1) for y in labels if not y.is_floating_point()] or [torch.zeros(0, dtype=torch.int64)])
+    names = list(classes) or (numbered_classes(known, "graphs=[...]") if known.numel() else [])
     made: list[Any] = [_client(data, index, len(graphs), cfg, names, target) for index, data in enumerate(graphs)]
     if not typed:
         made = [*with_target_stats(made)]
@@ -241,8 +243,3 @@ def _labelled(data: Any, target: str) -> Any:
     if not is_typed(data):
         return data
     return data[labelled_type(data, "the graph", target=target)]
-
-
-def _classes(data: Any, target: str) -> int:
-    y = getattr(_labelled(data, target), "y", None)
-    return len(numbered_classes(y, "graphs=[...]")) if isinstance(y, Tensor) and y.numel() else 0

@@ -8,7 +8,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.cleaning import subgraph
 from fedgraph_flwr.data.graph import ClientGraph, pack_words, read_tensors, unpack_words, write_tensors
 from fedgraph_flwr.data.hetero import HeteroGraph
-from fedgraph_flwr.data.pyg import MAX_CLASSES, from_data, from_hetero_data
+from fedgraph_flwr.data.pyg import from_data, from_hetero_data
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
 from fedgraph_flwr.party.use.prediction_input import InputSpec, from_pyg
@@ -47,7 +47,16 @@ NONE = {
     [
         ({"edge_index": HALF}, r"mine: edge_index must hold integers, got torch.float32: convert it with .long\(\)"),
         ({"x": COMPLEX}, r"mine: x must hold real numbers, got torch.complex64: pass the real and imaginary parts"),
-        ({"y": BILLION}, r"mine: y has the label 1000000000 at node 1, .* below 10000: renumber them, or .* --classes"),
+        (
+            {"y": BILLION},
+            r"mine: y has the label 1000000000 at node 1, but only 3 different labels: set y to -1",
+        ),
+        ({"y": torch.tensor([0, 255, 1], dtype=torch.uint8)}, "mine: y has the label 255 at node 1"),
+        ({"y": torch.tensor([9999, 0, 1])}, "mine: y has the label 9999 at node 0"),
+        (
+            {"edge_index": torch.eye(3) > 0},
+            "mine: edge_index must hold integers, got torch.bool: pass the numbers of both ends",
+        ),
         (NONE, "mine has no nodes"),
     ],
 )
@@ -66,6 +75,8 @@ def test_a_saved_graph_is_one_error(changes, message, tmp_path, capsys):
     ("changes", "message"),
     [
         ({"edges": HALF}, "mine, 'a:to:a': edge_index must hold integers"),
+        ({"edges": torch.eye(3) > 0}, "mine, 'a:to:a': edge_index must hold integers, got torch.bool"),
+        ({"y": torch.tensor([0, 255, 1], dtype=torch.uint8)}, "mine: y has the label 255 at node 1"),
         ({"x": COMPLEX}, "mine, 'a': x must hold real numbers"),
         ({"y": BILLION}, "mine: y has the label 1000000000 at node 1"),
         ({"x": torch.zeros(0, 2), "y": torch.zeros(0, dtype=torch.int64)}, "mine has no nodes of type 'a'"),
@@ -108,10 +119,23 @@ def test_graphs_in_memory_are_checked_too():
         HeteroGraph.from_pyg(typed(edges=HALF), "a", 2)
 
 
-def test_labels_up_to_the_number_of_nodes_are_classes():
-    assert (
-        len(from_data(data(y=torch.tensor([0, MAX_CLASSES - 1, 1])), "mine").schema["agreed"]["classes"]) == MAX_CLASSES
-    )
+def test_graphs_in_memory_count_classes_together():
+    """A party may have few classes of many."""
+    from fedgraph_flwr.partition import objects
+
+    graphs = [data(x=torch.ones(6, 2), y=torch.arange(6) // 2 + 3 * i) for i in range(20)]
+    assert {
+        graph.num_classes for graph in objects.clients(graphs, compose(["num_clients=20", "split.train=0.6"]), "mine")
+    } == {60}
+    with pytest.raises(FedGraphError, match=r"graphs=\[\.\.\.\]: y has the label 255 at node 1, but only 3 different"):
+        objects.clients([data(y=torch.tensor([0, 255, 1])), data()], compose(["num_clients=2"]), "mine")
+
+
+def test_some_classes_may_have_no_node():
+    for largest in (9, 15):
+        assert len(from_data(data(y=torch.tensor([0, largest, 1])), "mine").schema["agreed"]["classes"]) == largest + 1
+    named = from_data(data(y=torch.tensor([0, 255, 1])), "mine", classes=[str(i) for i in range(256)])
+    assert named.num_classes == 256
     with pytest.raises(FedGraphError, match=r"labels must be in 0\.\.1.*node 1 has 1000000000"):
         from_data(data(y=BILLION), "mine", classes=["a", "b"])
 
