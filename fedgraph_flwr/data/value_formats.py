@@ -87,9 +87,14 @@ _FEW = 100
 
 def readings(texts: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
     """Return the formats by which all texts are numbers, one per distinct interpretation."""
+    lines = "\n".join(texts).translate(_SAME)
     found: list[tuple[NumberFormat, np.ndarray]] = []
     for form in accepted:
-        if np.isnan(form.read(texts[:_FEW])).any() or (form.thousands and not _groups(texts, form)):
+        if form.thousands and not _groups(lines, form):
+            continue
+        if form.decimal not in lines and any(form.thousands == other.thousands for other, _ in found):
+            continue  # the same numbers
+        if len(texts) > _FEW and np.isnan(form.read(texts[:_FEW])).any():
             continue
         read = form.read(texts)
         if np.isnan(read).any():
@@ -99,9 +104,8 @@ def readings(texts: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -
     return [form for form, _ in found]
 
 
-def _groups(texts: Sequence[str], form: NumberFormat) -> bool:
+def _groups(lines: str, form: NumberFormat) -> bool:
     """Return whether the thousands separator occurs; a dot does not count if a longer number has none."""
-    lines = "\n".join(texts).translate(_SAME)
     if form.thousands not in lines or (form.thousands == " " and not re.search(r"\S +\S", lines)):
         return False
     return form.thousands != "." or not re.search(r"^\s*[+-]?\d{4,}", lines, re.MULTILINE)

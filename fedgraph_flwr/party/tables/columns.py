@@ -25,6 +25,7 @@ from fedgraph_flwr.data.schema import Column, Schema, Types, feature_names
 from fedgraph_flwr.data.value_formats import (
     ANY,
     FORMATS,
+    PLAIN,
     NumberFormat,
     date_format,
     date_like,
@@ -363,15 +364,37 @@ class Written:
         """Formats of numbers that the user's options permit; None without an option."""
         return self.treatment.number_formats(self.type, self.name)
 
+    @cached_property
+    def plain(self) -> str:
+        """The texts, one a line, if all are finite numbers such as 1234.5 in no other format, and not only 0 and 1; else "".
+
+        A quick test of the usual column, without the distinct texts.
+        """
+        import pandas as pd
+
+        if self.column.dtype.kind in "biufM" or self.accepted is not None:
+            return ""
+        known = self.column.dropna()
+        numbers = pd.to_numeric(known, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        if not np.isfinite(numbers).all() or np.isin(numbers, (0, 1)).all():
+            return ""
+        lines = "\n".join(known.tolist())
+        grouped = "." in lines and not re.search(r"\.(?!\d{3}$)", lines, re.MULTILINE)
+        return "" if grouped or re.search(r"[^\d.+\-eE\n]", lines) else lines
+
+    @cached_property
+    def forms(self) -> list[NumberFormat]:
+        """Formats by which all texts are numbers."""
+        return [PLAIN] if self.plain else readings(self.texts, FORMATS if self.accepted is None else self.accepted)
+
     @property
     def decimal(self) -> str:
         """Decimal separator if the values show it without doubt, which resolves ambiguous columns; "" otherwise."""
         if self.column.dtype.kind in "biufM" or self.option(self.treatment.kinds) not in ("", "number"):
             return ""
-        first = self.texts[:20]
-        if not first or number_like(first).sum() < len(first):  # a cheap test that skips text columns
-            return ""
-        forms = readings(self.texts, self.accepted or FORMATS)
+        if self.plain:
+            return "." if "." in self.plain else ""
+        forms = self.forms
         sure = len(forms) == 1 and (forms[0].thousands in (",", ".") or forms[0].decimal in "".join(self.texts))
         return forms[0].decimal if sure else ""
 
@@ -419,6 +442,8 @@ class Written:
             if column.dtype.kind == "b" or known == {0, 1}:
                 return "flag", ""
             return ("date", form) if (form := self.whole_date(given)) else ("number", "")
+        if self.plain:
+            return ("date", form) if (form := self.whole_date(given)) else ("number", "")
         low = {word.lower() for word in self.texts}
         if not low:
             return "ignored", "empty"
@@ -453,7 +478,11 @@ class Written:
         """
         if given == "number" or self.accepted is not None:
             return ""
-        numbers = distinct_numbers(self.column if self.column.dtype.kind in "iuf" else self.texts)
+        if self.column.dtype.kind not in "iuf":
+            texts = self.plain.split("\n", 20) if self.plain else self.texts
+            if not all(word.strip().isdigit() for word in texts[:20]):  # a quick test
+                return ""
+        numbers = distinct_numbers(self.column if self.plain or self.column.dtype.kind in "iuf" else self.texts)
         if not numbers.size or not np.isfinite(numbers).all():
             return ""
         short, last = whole_dates(numbers, times=False)[0], numbers[-1]
@@ -487,7 +516,7 @@ class Written:
         Raises:
             FedGraphError: two formats fit, and neither the options nor the other columns decide.
         """
-        forms = readings(self.texts, FORMATS if self.accepted is None else self.accepted)
+        forms = self.forms
         if len(forms) > 1 and len(fitting := [form for form in forms if form.decimal in decimals]) == 1:
             forms = fitting
         if len(forms) > 1:

@@ -76,14 +76,14 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
 def _read_csv(path: Path, layout: TableLayout, say: Say, **options: Any) -> Any:
     encoding = layout.encoding or _encoding(path)
     try:
-        separator = layout.separator or _separator(path, encoding)
+        separator = layout.separator or _declared(path, encoding) or _separator(path, encoding)
         table = _parsed(path, separator, encoding, **options)
     except UnicodeError as error:
         raise FedGraphError(f"{path} is not {encoding} ({error}): pass --encoding, such as cp1252 or utf-16") from error
     if not layout.encoding and encoding in _FALLBACK:
         say(f"{path}: read as {encoding} (Latin-1) because it is not UTF-8; pass --encoding if letters look wrong")
     if not layout.separator and separator != ",":
-        name = next(name for name, sign in SEPARATORS.items() if sign == separator)
+        name = next((name for name, sign in SEPARATORS.items() if sign == separator), f"'{separator}'")
         say(f"{path}: columns are separated by {name}")
     return table
 
@@ -106,7 +106,8 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
                 yield table
             return
         encoding = layout.encoding or _encoding(path)
-        for table in _by_pandas(path, layout.separator or _separator(path, encoding), encoding, chunksize=rows):
+        separator = layout.separator or _declared(path, encoding) or _separator(path, encoding)
+        for table in _by_pandas(path, separator, encoding, chunksize=rows):
             yield table[list(names)]
 
 
@@ -184,7 +185,9 @@ def _check_lengths(path: Path, separator: str, encoding: str) -> None:
     with _open(path, encoding) as text:
         rows = csv.reader(text, delimiter=separator, skipinitialspace=separator != "\t")
         number = len(next((row for row in rows if not _blank(row)), []))
-        found = next(((rows.line_num, len(row)) for row in rows if len(row) != number and not _blank(row)), None)
+        before = bool(_declared(path, encoding))
+        lines = ((rows.line_num + before, len(row)) for row in rows if len(row) != number and not _blank(row))
+        found = next(lines, None)
     if found:
         wrong = f"{found[1]} fields, {'fewer' if found[1] < number else 'more'} than the {number} of the header"
         fix = "give rows one field per column (empty if unknown), quote values with separators, end lines without one"
@@ -209,7 +212,12 @@ def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
         names = content.readline().decode().rstrip("\r\n").split(separator)
         # Read in another way than by pandas: spaces at the start of fields, quotes, NUL, and single returns.
         odd = any(content.find(text, 0) >= 0 for text in (f"{separator} ".encode(), b"\n ", b'"', b"\0"))
-        odd = odd or content[:1] == b" " or (content.find(b"\r", 0) >= 0 and bool(re.search(rb"\r(?!\n)", content)))
+        odd = (
+            odd
+            or content[:1] == b" "
+            or content[:4] == b"sep="
+            or (content.find(b"\r", 0) >= 0 and bool(re.search(rb"\r(?!\n)", content)))
+        )
     if odd or len(names) < 2 or len({*names}) < len(names) or not all(names):
         return None
     form = arrow_csv.ConvertOptions(
@@ -253,25 +261,43 @@ def _reader(path: Path, separator: str, encoding: str, **options: Any) -> Any:
         keep_default_na=False,
         na_values=[""],
         skipinitialspace=separator != "\t",
+        skiprows=int(bool(_declared(path, encoding))),
         **options,
     )
 
 
 def _open(path: Path, encoding: str = "") -> Any:
-    """Open a file, compressed or not: bytes, or with an encoding its text."""
+    """Open a file, compressed or not: bytes, or with an encoding its text, after a first line that declares the separator."""
     kinds: dict[str, Any] = {"mode": "rt", "encoding": encoding, "newline": ""} if encoding else {"mode": "rb"}
-    return (gzip.open if path.suffix == ".gz" else open)(path, **kinds)
+    file = (gzip.open if path.suffix == ".gz" else open)(path, **kinds)
+    if encoding and not re.fullmatch(_SEPARATOR, file.readline(20)):
+        file.seek(0)
+    return file
+
+
+_SEPARATOR = r'"?sep=(.)"?[\r\n]*'
+"""A first line as spreadsheets write it, ``sep=;``."""
+
+
+def _declared(path: Path, encoding: str) -> str:
+    """Return the separator that a file's first line declares; "" without such a line."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding=encoding, newline="") as file:
+        declared = re.fullmatch(_SEPARATOR, file.readline(20))
+    return declared.group(1) if declared else ""
 
 
 def _encoding(path: Path) -> str:
     """Detect the encoding by the byte-order mark, else the first of UTF-8, Windows-1252 and Latin-1 that decodes."""
     with _open(path) as file:
-        start = file.read(3)
+        start = file.read(4)
     for mark, encoding in _MARKS.items():
         if start.startswith(mark):
             return encoding
     if b"\0" in start:
-        raise FedGraphError(f"{path} begins with a NUL, as UTF-16 without a byte-order mark: pass --encoding utf-16-le")
+        order = "be" if start[:1] == b"\0" else "le"
+        raise FedGraphError(
+            f"{path} begins with a NUL, as UTF-16 without a byte-order mark: pass --encoding utf-16-{order}"
+        )
     return next((encoding for encoding in ("utf-8", *_FALLBACK) if _decodes(path, encoding)), "latin-1")
 
 

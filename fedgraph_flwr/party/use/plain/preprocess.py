@@ -85,7 +85,9 @@ def table_of(path: Any, separator: str = "", encoding: str = "") -> pd.DataFrame
     raw = Path(path).read_bytes()
     raw = gzip.decompress(raw) if str(path).endswith(".gz") else raw
     text = decoded(raw, encoding)
-    sign = separator or separator_of(text)
+    declared = re.match(r'"?sep=(.)"?[\r\n]+', text)  # of a spreadsheet
+    text = text[declared.end() :] if declared else text
+    sign = separator or (declared.group(1) if declared else separator_of(text))
     csv.field_size_limit(2**31 - 1)
     rows = csv.reader(io.StringIO(text, newline=""), delimiter=sign, skipinitialspace=sign != "\t")
     sizes = [(rows.line_num, len(row)) for row in rows if len(row) > 1 or "".join(row).strip()]
