@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import ROLES, add_table_arguments, formats_of
+from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of
 
 _PARTY = """
 --party NAME  this party's name, as the edge table writes it (default: guessed)
@@ -31,23 +31,23 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``init-party``."""
     parser.add_argument("tables", nargs=2, type=Path, metavar="TABLE", help="the table of nodes and that of edges")
     add_options(parser, _PARTY, client={"default": 0})
-    add_table_arguments(parser.add_argument_group("corrections"), parties=True)
+    corrected = [*(f"{role}-column" for role in _COLUMNS), *_FORMS]
+    add_table_arguments(parser.add_argument_group("corrections"), parties=True, only=corrected)
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``init-party``."""
     from fedgraph_flwr.data.files import write_bytes
-    from fedgraph_flwr.data.schema import flow
+    from fedgraph_flwr.data.schema import TableLayout, flow
     from fedgraph_flwr.party.party_file import read_party
     from fedgraph_flwr.party.tables.guessing import OF_NODES, first_edge, guess, without_role
-    from fedgraph_flwr.party.tables.options import layout_of
     from fedgraph_flwr.party.tables.reading import read_table
 
     out = args.out or args.tables[0].with_name("party.yaml")
     if out.exists() and not args.overwrite:
         raise FedGraphError(f"{out} exists: edit it, pass another --out, or --overwrite to replace it")
     files = {os.path.relpath(path, out.parent): path for path in args.tables}
-    layout = layout_of(args)
+    layout = TableLayout(separator=args.separator, encoding=args.encoding)
     tables = {name: read_table(path, layout) for name, path in files.items()}
     found = guess(tables, _given(args))
     schema = args.schema or out.with_name("schema.yaml")
@@ -84,19 +84,21 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+_COLUMNS = ("id", "label", "source", "target", "time", "amount", "edge-label", "edge-id")
+"""Roles that an option corrects."""
+
+_FORMS = ("separator", "encoding", "date-format", "party-columns", "party-prefix")
+"""Further options: what the tables must have to be read, and what names the parties."""
+
+
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keys that the options set."""
-    names = {role: getattr(args, f"{role.replace('-', '_')}_column") for role in ROLES}
-    found: dict[str, Any] = {"columns": {role.replace("-", "_"): name for role, name in names.items() if name}}
-    keys = {"party": "party", "party_prefix": "party_prefix", "id_form": "id_form", "features": "recipe"}
-    keys |= {"windows": "windows", "day": "day", "separator": "separator", "encoding": "encoding"}
-    keys |= {"currency": "currency"}
-    found |= {key: value for key, dest in keys.items() if (value := getattr(args, dest))}
+    roles = [role.replace("-", "_") for role in _COLUMNS]
+    found: dict[str, Any] = {"columns": {role: name for role in roles if (name := getattr(args, f"{role}_column"))}}
+    keys = ("party", "party_prefix", "separator", "encoding")
+    found |= {key: value for key in keys if (value := getattr(args, key))}
     if args.party_columns:
         found["party_columns"] = [name.strip() for name in args.party_columns.split(",")]
-    if args.match_columns:
-        pairs = [word.strip().rpartition(":") for word in args.match_columns.split(",")]
-        found["match"] = {name or kind: kind if name else "text" for name, _, kind in pairs}
     if formats := formats_of(args)["date_formats"]:
         found["date_formats"] = formats
     return found

@@ -1,6 +1,7 @@
 """Options for columns and formats of tables, of ``import`` and ``init-party``; they override the schema."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,13 +51,16 @@ _PARTIES = """
 """
 
 
-def add_table_arguments(group: Any, parties: bool = False) -> None:
-    """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties."""
-    add_options(group, _TABLES, features={"dest": "recipe"})
-    if parties:
-        add_options(
-            group, _PARTIES, id_form={"choices": ("", "text", "number")}, day={"choices": ("", "whole", "before")}
-        )
+def add_table_arguments(group: Any, parties: bool = False, only: Sequence[str] = ()) -> None:
+    """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties.
+
+    ``only`` names those to add, without dashes; empty: all.
+    """
+    kinds = {"id_form": {"choices": ("", "text", "number")}, "day": {"choices": ("", "whole", "before")}}
+    for text in (_TABLES, _PARTIES)[: 1 + parties]:
+        for part in re.split(r"\n(?=--)", text.strip()):
+            if not only or part.split()[0].removeprefix("--") in only:
+                add_options(group, part, features={"dest": "recipe"}, **kinds)
 
 
 def add_replaced(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +130,7 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, dict[str, str]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
     signs = {".": ".", ",": ","}
     for option, field, accepted in (("decimal", "decimals", signs), ("thousands", "thousands", signs | NAMED)):
-        for word in getattr(args, option):
+        for word in getattr(args, option, ()):
             name, _, sign = word.rpartition("=")
             if sign not in {*accepted, *accepted.values()}:
                 names = " ".join(accepted)
