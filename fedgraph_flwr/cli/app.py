@@ -181,7 +181,8 @@ def options(command: str) -> list[str]:
     """Return the options of a command."""
     choices = next(action.choices for action in _parser([command])._actions if action.choices)
     parser = dict(choices).get(command)
-    return [option for action in parser._actions for option in action.option_strings] if parser else []
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS] if parser else []
+    return [option for action in shown for option in action.option_strings]
 
 
 def _as_interrupt(signum: int, frame: Any) -> None:

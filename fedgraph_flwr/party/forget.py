@@ -100,6 +100,7 @@ def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
     held = held_files(cfg)
     names = [str(getattr(each, "linking", {}).get("party", "")) for each in held]
     gone = _client(party, names, folder)
+    _check_before(cfg, folder, names[gone])
     kept = [each for client, each in enumerate(held) if client != gone]
     others = [name for client, name in enumerate(names) if client != gone]
     owners = [getattr(each, f"{cut}_owner") for each in kept if isinstance(each, ClientGraph) for cut in _CUTS]
@@ -112,7 +113,7 @@ def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
 
 
 def _check(cfg: RunConfig, folder: Path) -> None:
-    """Refuse a run that cannot be replayed here, or that started from a model of the party.
+    """Refuse a run that cannot be replayed here.
 
     Raises:
         FedGraphError: names the reason and what to do.
@@ -124,13 +125,33 @@ def _check(cfg: RunConfig, folder: Path) -> None:
             " restart the nodes with the new files and fresh state folders, and run"
             f" config={folder / CONFIG} num_clients={cfg.num_clients - 1} out=DIR"
         )
-    if before := cfg.init or cfg.evaluate:
+    if cfg.strategy.pooled and not cfg.graph:
+        raise FedGraphError(f"{folder} has strategy={cfg.strategy.name} on one pooled graph, which has no parties")
+
+
+def _check_before(cfg: RunConfig, folder: Path, name: str) -> None:
+    """Refuse a run that started from a model of the party.
+
+    Raises:
+        FedGraphError: names the earlier run.
+    """
+    before = cfg.init or cfg.evaluate
+    if before and not _never_had(Path(before), name):
         key = "init" if cfg.init else "evaluate"
         raise FedGraphError(
             f"{folder} has {key}={before}, a model that the party may have trained: forget it there first, then repeat this run"
         )
-    if cfg.strategy.pooled and not cfg.graph:
-        raise FedGraphError(f"{folder} has strategy={cfg.strategy.name} on one pooled graph, which has no parties")
+
+
+def _never_had(folder: Path, name: str) -> bool:
+    """Return whether a run and all that it started from list their parties, and a party is none of them."""
+    try:
+        cfg, summary = finished(folder)
+    except FedGraphError:
+        return False
+    parties, before = summary.get("parties"), cfg.init or cfg.evaluate
+    never = bool(name and parties) and name not in (parties or ())
+    return never and (not before or _never_had(Path(before), name))
 
 
 def _client(party: str, names: Sequence[str], folder: Path) -> int:

@@ -67,7 +67,7 @@ def read_outcomes(path: Path) -> Outcomes:
     """Read the decisions of a desk.
 
     Raises:
-        FedGraphError: a column is missing, an id is missing or repeated, or an outcome is not accepted.
+        FedGraphError: a column or an id is missing, an outcome is not accepted, or an item is both true and false.
     """
     import pandas as pd
 
@@ -83,20 +83,40 @@ def read_outcomes(path: Path) -> Outcomes:
     ids = _plain(table[key])
     check_rows(ids == "", table[key], where, "expected an id in each row")
     check_rows(~np.isin(words, list(STATES)), table["outcome"], where, "expected true, false or open")
-    check_rows(
-        pd.Series(ids).duplicated().to_numpy(), table[key], where, "which an earlier row has: leave one decision"
-    )
+    states = np.array([STATES[word] for word in words.tolist()], dtype=np.int64)
+    kept = _once(ids, states, table[key], where)
+    table, ids, states = table[kept], ids[kept], states[kept]
     score = pd.to_numeric(table["score"], errors="coerce").to_numpy(dtype=np.float64) if "score" in table else None
     models = np.unique(as_words(table["model"])) if "model" in table else np.zeros(0, str)
     return Outcomes(
         where,
         key,
         ids,
-        np.array([STATES[word] for word in words.tolist()], dtype=np.int64),
+        states,
         np.full(len(ids), np.nan) if score is None else score,
         tuple(str(word) for word in models if word),
         (_plain(table["source"]), _plain(table["target"])) if {"source", "target"} <= {*table.columns} else None,
     )
+
+
+def _once(ids: NDArray[Any], states: NDArray[np.int64], column: Any, where: str) -> NDArray[np.bool_]:
+    """Return which rows count, bool [K]: of each item the first decided one, else the first.
+
+    Raises:
+        FedGraphError: an item is both true and false.
+    """
+    import pandas as pd
+
+    rows = pd.DataFrame({"id": ids, "state": states})
+    decided = rows[rows["state"] != OPEN]
+    other = decided.groupby("id")["state"].transform("first") != decided["state"]
+    wrong = np.zeros(len(rows), dtype=bool)
+    wrong[decided.index[other]] = True
+    check_rows(wrong, column, where, "which an earlier row decides otherwise: leave one decision")
+    order = pd.concat([decided, rows[rows["state"] == OPEN]])
+    kept = np.zeros(len(rows), dtype=bool)
+    kept[order.index[~order["id"].duplicated()]] = True
+    return kept
 
 
 def _plain(column: Any) -> NDArray[Any]:

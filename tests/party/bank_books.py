@@ -1,5 +1,6 @@
 """Two banks' exports by day, their client files, and books that are filled in several ways."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ BANKS, EACH, HISTORY, MONTH, PER_DAY = ("a", "b"), 16, 14, 6, 30
 START = np.datetime64("2026-01-01")
 
 
-def payments(days: int = HISTORY + MONTH, hours: bool = True, seed: int = 0) -> pd.DataFrame:
-    """Return both banks' payments in order of their times; every tenth account passes money on within a day."""
+def payments(
+    days: int = HISTORY + MONTH, hours: bool = True, seed: int = 0, names: Sequence[str] = BANKS
+) -> pd.DataFrame:
+    """Return all banks' payments in order of their times; every tenth account passes money on within a day."""
     rng = np.random.default_rng(seed)
     count = days * PER_DAY
-    bank, account = rng.integers(2, size=(2, count)), rng.integers(EACH, size=(2, count))
+    bank, account = rng.integers(len(names), size=(2, count)), rng.integers(EACH, size=(2, count))
     day = np.repeat(np.arange(days), PER_DAY)
     second = (
         np.sort(rng.integers(86_400, size=(days, PER_DAY)), axis=1).ravel() if hours else np.zeros(count, dtype=int)
@@ -27,10 +30,10 @@ def payments(days: int = HISTORY + MONTH, hours: bool = True, seed: int = 0) -> 
         {
             "ref": [f"p{i}" for i in range(count)],
             **{
-                end: [f"{BANKS[b]}{n}" for b, n in zip(bank[k], account[k], strict=True)]
+                end: [f"{names[b]}{n}" for b, n in zip(bank[k], account[k], strict=True)]
                 for k, end in enumerate(("source", "target"))
             },
-            **{end: [BANKS[b].upper() for b in bank[k]] for k, end in enumerate(("from_bank", "to_bank"))},
+            **{end: [names[b].upper() for b in bank[k]] for k, end in enumerate(("from_bank", "to_bank"))},
             "at": form,
             "amount": rng.lognormal(3, 1, count).round(2),
         }
@@ -44,10 +47,12 @@ def of_bank(rows: pd.DataFrame, bank: str) -> pd.DataFrame:
     return rows[(rows[["from_bank", "to_bank"]] == bank.upper()).any(axis=1)]
 
 
-def banks(folder: Path, history: pd.DataFrame, *, accounts: bool = False, **keys: object) -> Path:
-    """Import both banks' history and link it; return the folder of linked files."""
-    folder.mkdir(parents=True)
-    for number, bank in enumerate(BANKS):
+def tables(
+    folder: Path, history: pd.DataFrame, names: Sequence[str] = BANKS, accounts: bool = False, **keys: object
+) -> None:
+    """Write each bank's tables and its party's file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, bank in enumerate(names):
         rng = np.random.default_rng(number)
         people = pd.DataFrame({"id": [f"{bank}{n}" for n in range(EACH)], "age": rng.integers(18, 90, EACH)})
         if accounts:
@@ -75,6 +80,12 @@ def banks(folder: Path, history: pd.DataFrame, *, accounts: bool = False, **keys
         if not accounts:
             party["split"] = "temporal"
         (folder / f"{bank}.yaml").write_text(yaml.safe_dump(party))
+
+
+def banks(folder: Path, history: pd.DataFrame, **keys: object) -> Path:
+    """Import both banks' history and link it; return the folder of linked files."""
+    tables(folder, history, **keys)
+    for bank in BANKS:
         assert main(["import", str(folder / f"{bank}.yaml")]) == 0
     files = [str(folder / f"{bank}.yaml") for bank in BANKS]
     assert main(["link", "--simulate", *files, "--out", str(folder / "linked")]) == 0

@@ -37,6 +37,12 @@ SAMPLES, BINS = 2000, 10
 RATIOS = ("precision", "recall", "alerts_per_day")
 """The `figures` with an interval."""
 
+CERTAIN = 1e-6
+"""Probabilities are at least this far from 0 and 1."""
+
+JUDGES = 10
+"""Fewest items of each class that judge a calibration."""
+
 ISOTONIC_FROM = 100
 """Positive validation items from which the calibration is isotonic; a temperature has one parameter and needs fewer."""
 
@@ -58,7 +64,7 @@ class Calibration:
     def apply(self, margin: Floats) -> Floats:
         """Return probabilities [V] of margins [V]."""
         if self.temperature:
-            return np.asarray(expit(margin / self.temperature))
+            return np.asarray(expit(margin / self.temperature).clip(CERTAIN, 1 - CERTAIN))
         return np.interp(margin, self.margins, self.chances)
 
 
@@ -81,7 +87,8 @@ def calibrate(margin: Floats, y: Ints, kind: str = "auto") -> Calibration:
     if kind == "isotonic" or (kind == "auto" and min(y.sum(), len(y) - y.sum()) >= ISOTONIC_FROM):
         from sklearn.isotonic import IsotonicRegression
 
-        fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(margin, y)
+        least = 1 / (len(y) + 2)  # a share of 0 or all of n items is no certainty
+        fitted = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(margin, y)
         return Calibration(0.0, tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist()))
 
     def loss(log_t: float) -> float:
@@ -89,6 +96,42 @@ def calibrate(margin: Floats, y: Ints, kind: str = "auto") -> Calibration:
         return float(np.mean(np.logaddexp(0, scaled) - y * scaled))
 
     return Calibration(float(np.exp(minimize_scalar(loss, bounds=(-5, 5), method="bounded").x)))
+
+
+def brier(chance: Floats, y: Ints) -> float:
+    """Return the Brier score of probabilities [V]."""
+    return float(np.mean((chance - y) ** 2))
+
+
+def kept_calibration(
+    val: tuple[Floats, Ints], judges: tuple[Floats, Ints], kind: str
+) -> tuple[Calibration, Calibration | None]:
+    """Return the calibration in force, and the one that was tried; None if it could not be.
+
+    One is in force only if it has a smaller Brier score than the model's own probabilities, on items that chose nothing: those
+    of the test, else the last third of the validation items, of which the first two thirds then fit it. By ``kind``, the user may
+    insist on one.
+
+    Args:
+        val: margins and classes of validation items, by time.
+        judges: of labelled test items.
+        kind: as of `calibrate`.
+    """
+    if kind != "auto":
+        found = calibrate(*val, kind)
+        return found, found
+    fitting = val
+    if min(judges[1].sum(), (1 - judges[1]).sum()) < JUDGES:
+        cut = 2 * len(val[1]) // 3
+        fitting, judges = (val[0][:cut], val[1][:cut]), (val[0][cut:], val[1][cut:])
+    if min(judges[1].sum(), (1 - judges[1]).sum()) < JUDGES or not 0 < fitting[1].sum() < len(fitting[1]):
+        return Calibration(), None
+    plain, tried = brier(Calibration().apply(judges[0]), judges[1]), calibrate(*val)
+    for name in ("auto", "temperature"):
+        if brier(calibrate(*fitting, name).apply(judges[0]), judges[1]) < plain:
+            found = calibrate(*val, name)
+            return found, found
+    return Calibration(), tried
 
 
 @dataclass(frozen=True)
@@ -187,7 +230,7 @@ def reliability(chance: Floats, y: Ints) -> dict[str, Any]:
     """Return the Brier score, and mean probability, share of positives and number of items of `BINS` equal bins that hold any."""
     at = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
     rows = [[float(chance[at == b].mean()), float(y[at == b].mean()), int((at == b).sum())] for b in np.unique(at)]
-    return {"brier": float(np.mean((chance - y) ** 2)), "curve": rows}
+    return {"brier": brier(chance, y), "curve": rows}
 
 
 @dataclass(frozen=True)
@@ -200,10 +243,10 @@ class Choice:
         positive: name of the second class.
         rule: how the threshold was chosen.
         threshold: lowest margin of an alert.
-        calibration: of its probabilities; the model's own for a budget where validation items are of one class.
+        calibration: of its probabilities; the model's own (temperature 1) where none was shown to be better.
         validation: `figures` of the items that it was chosen on.
         test: `figures` of test items; empty without any.
-        calibrated: `reliability` on test items before and after.
+        calibrated: `reliability` on test items before and after the calibration that was tried.
     """
 
     model: str
@@ -218,8 +261,18 @@ class Choice:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether validation items of both classes calibrate the probabilities."""
-        return 0 < self.validation["positives"] < self.validation["items"]
+        """Whether a calibration is in force."""
+        return self.calibration != Calibration()
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """Shares of positives among validation and test items, if they differ by more than chance; else None."""
+        if not self.test or not self.validation["positives"]:
+            return None
+        (first, of), (second, among) = ((each["positives"], each["items"]) for each in (self.validation, self.test))
+        share = (first + second) / (of + among)
+        spread = np.sqrt(max(share * (1 - share), 0) * (1 / of + 1 / among))
+        return (first / of, second / among) if abs(first / of - second / among) > 2.58 * spread else None
 
     @property
     def probability(self) -> float:
@@ -351,13 +404,18 @@ def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
         raise FedGraphError("a threshold needs labelled validation items, got none: import some with labels")
     # a party without a positive chooses by numbers of alerts alone, and keeps the model's probabilities
     one_class = bool(rule.budget) and len(np.unique(y[val])) < 2
-    calibration = Calibration() if one_class else calibrate(margin[val], y[val], kind)
+    if not one_class and not 0 < y[val].sum() < val.size:
+        calibrate(margin[val], y[val])  # names the missing class
+    time = getattr(task, "time", None)
+    by_time = val[np.argsort(time.numpy()[val], kind="stable")] if time is not None and time.numel() else val
+    parts = [(margin[rows_of], y[rows_of]) for rows_of in (by_time, test)]
+    calibration, tried = (Calibration(), None) if one_class else kept_calibration(parts[0], parts[1], kind)
     day = days_of(task, val)
     days = 0 if day is None else int(day.max() - day.min()) + 1
     threshold = rule.threshold(margin[val], y[val], days)
     calibrated = {}
-    if test.size and not one_class:
-        plain, fitted = expit(margin[test]), calibration.apply(margin[test])
+    if test.size and tried is not None:
+        plain, fitted = Calibration().apply(margin[test]), tried.apply(margin[test])
         calibrated = {"before": reliability(plain, y[test]), "after": reliability(fitted, y[test])}
     return Choice(
         model=digest_of(predictor),

@@ -33,7 +33,7 @@ _RULE = """
 --precision P  a share P of the alerts is right, at least
 --cost MISS,ALERT  the least cost of missed positives and of alerts
 --calibration auto|temperature|isotonic  how scores become probabilities (default: isotonic from 100 positive validation items on,
-    else temperature)
+    else temperature, and only if the Brier score of items that chose nothing is better with it)
 """
 
 _OUTPUT = """
@@ -185,11 +185,21 @@ def _print(choice: Any) -> None:
     lowest = f"{choice.probability:.3g} (score {choice.threshold:.4g})"
     kind = "calibrated " if choice.is_calibrated else ""
     print(f"alert: '{choice.positive}' with a {kind}probability of at least {lowest}")
-    if not choice.is_calibrated:
-        print("not calibrated: the labelled validation items are of one class, so only the number of alerts is chosen")
+    if not choice.is_calibrated and not choice.calibrated:
+        one = choice.validation["positives"] in (0, choice.validation["items"])
+        why = (
+            "are of one class, so only the number of alerts is chosen" if one else "are too few to show that one helps"
+        )
+        print(f"not calibrated: the labelled validation items {why}")
     for split, figures in (("validation", choice.validation), ("test", choice.test)):
         if shown := ranges(figures, "{:.3g}".format):
             print(f"{split}: {', '.join(shown)} ({figures['items']} items, {figures['positives']} '{choice.positive}')")
     if choice.calibrated:
         before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
-        print(f"calibration: Brier score on test items {before:.4g} before, {after:.4g} after")
+        kept = "" if choice.is_calibrated else ": not kept, probabilities are the model's own"
+        print(f"calibration: Brier score on test items {before:.4g} before, {after:.4g} after{kept}")
+    if choice.rates:
+        first, second = (f"{share:.2%}" for share in choice.rates)
+        print(
+            f"'{choice.positive}' is {first} of validation items and {second} of test items: probabilities follow the first"
+        )

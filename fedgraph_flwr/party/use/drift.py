@@ -3,13 +3,20 @@
     PSI = Σ_b (q_b − p_b) ln(q_b / p_b),     p_b = (stored rows in bin b + 1/2) / (stored rows + B/2),  q_b of the new rows
 
 The bins of a number are the deciles of the stored values, and one bin below and one above all of them; those of a category are
-its values and one for all others. Few rows of an equal distribution have a large PSI by chance. ``chance`` is its 99 % quantile:
+its values and one for all others. Few rows of an equal distribution have a large PSI by chance:
 
     p ~ Dirichlet(a),  a_b = stored rows in bin b, 1 for an empty bin;   new rows ~ Multinomial(m, p)
 
 given the stored rows, over `DRAWS` draws from a fixed seed. The usual quantile χ²_{B−1} (1/n + 1/m) (Yurdakul, "Statistical
-Properties of the Population Stability Index", 2018) is too small for few rows: of 50 new rows, 2 to 3 % pass its 99 %. Nothing
-leaves the party.
+Properties of the Population Stability Index", 2018) is too small for few rows: of 50 new rows, 2 to 3 % pass its 99 %.
+
+One alarm in 100 quiet files, not one per column: of R compared rows, ``chance`` is the quantile 1 − 0.01 / R of a gamma law with
+the moments of these draws. Rows of one day resemble each other, more than drawn ones. So days of the stored rows, k of as many
+days as the new ones, are compared with all of them, and ``chance`` of a column c is at least
+
+    psi_c0 · exp(mean T + t_{K−1, 0.99} · sd T · √(1 + 1 / K)),     T_k = max_c ln(psi_ck / psi_c0),   psi_c0 = median of psi_ck
+
+the upper end of a prediction interval for the largest of a quiet day. Nothing leaves the party.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,17 +26,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import gamma, t
 
-from fedgraph_flwr.data.features import Form
+from fedgraph_flwr.data.features import DAY, Form
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import NOTHING, as_words
-from fedgraph_flwr.party.use.predict import as_client
+from fedgraph_flwr.party.use.predict import Predictions, as_client
 from fedgraph_flwr.party.use.wording import forms_of, raw_value
 from fedgraph_flwr.tasks.edges import ENTERING, own_rows
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Row = dict[str, Any]
 Span = tuple[int, int] | None
 
@@ -39,11 +48,22 @@ WATCH, SHIFTED = 0.1, 0.25
 DRAWS = 10_000
 """Draws behind a column's chance level."""
 
+ALARMS = 0.01
+"""Share of quiet files with an alarm."""
+
+MIN_BLOCKS = 8
+"""Fewest stored spans of days from which the chance of a quiet one is estimated."""
+
 DECILES = np.linspace(0, 1, 11)[1:-1]
 
 
-def psi(stored: Floats, new: Floats) -> tuple[float, float]:
+def psi(stored: Floats, new: Floats, rows: int = 1) -> tuple[float, float]:
     """Return the population stability index of numbers of rows by bin [B], and what 99 % of equal distributions stay below.
+
+    Args:
+        stored: rows in each bin.
+        new: new ones.
+        rows: number of comparisons, all of which 99 % of equal distributions stay below.
 
     Raises:
         FedGraphError: one side has no rows.
@@ -55,33 +75,123 @@ def psi(stored: Floats, new: Floats) -> tuple[float, float]:
     drawn = rng.multinomial(int(new.sum()), rng.dirichlet(np.where(stored > 0, stored, 1.0), DRAWS))  # [DRAWS, B]
     others = (drawn + 0.5) / (new.sum() + new.size / 2)
     by_chance = ((others - p) * np.log(others / p)).sum(axis=1)
-    return float(((q - p) * np.log(q / p)).sum()), float(np.quantile(by_chance, 0.99, method="higher"))
+    chance = float(np.quantile(by_chance, 1 - ALARMS, method="higher"))
+    if rows > 1 and (spread := float(by_chance.var())) > 0:
+        mean = float(by_chance.mean())
+        chance = max(chance, float(gamma.ppf(1 - ALARMS / rows, mean**2 / spread, scale=spread / mean)))
+    return float(((q - p) * np.log(q / p)).sum()), chance
+
+
+def _bins(stored: Floats) -> Floats:
+    """Return the edges of the bins of stored values; those outside their range have bins of their own."""
+    deciles = np.quantile(stored, DECILES, method="inverted_cdf")
+    return np.unique([np.nextafter(stored.min(), -np.inf), *deciles, stored.max()])
 
 
 def binned(stored: Floats, new: Floats) -> tuple[Floats, Floats]:
-    """Return numbers of stored and new values by bin [B]; those outside the stored range have bins of their own."""
-    deciles = np.quantile(stored, DECILES, method="inverted_cdf")
-    edges = np.unique([np.nextafter(stored.min(), -np.inf), *deciles, stored.max()])
+    """Return numbers of stored and new values by bin [B]."""
+    edges = _bins(stored)
     counts = (np.bincount(np.searchsorted(edges, side), minlength=edges.size + 1) for side in (stored, new))
     first, second = (found.astype(np.float64) for found in counts)
     return first, second
 
 
-def _row(table: str, column: str, what: str, values: tuple[float, float], counts: tuple[Floats, Floats]) -> Row:
-    found, chance = psi(*counts)
-    verdict = "shifted" if found > max(SHIFTED, chance) else "watch" if found >= max(WATCH, chance) else "stable"
+def _row(
+    table: str,
+    column: str,
+    what: str,
+    values: tuple[float, float],
+    counts: tuple[Floats, Floats],
+    days: Floats | None = None,
+) -> Row:
+    """Return a row to be judged; ``days`` are numbers of stored rows by span of days and bin [K, B]."""
     named = {"table": table, "column": column, "what": what, "stored": values[0], "new": values[1]}
-    return named | {"psi": found, "chance": chance, "verdict": verdict}
+    return named | {"counts": counts, "days": days}
 
 
-def _share(table: str, column: str, what: str, stored: tuple[float, int], new: tuple[float, int]) -> Row:
+def _share(
+    table: str,
+    column: str,
+    what: str,
+    stored: tuple[float, int],
+    new: tuple[float, int],
+    days: Floats | None = None,
+) -> Row:
     """Return the row of a share of rows, each given as its number and that of all."""
     counts = tuple(np.array([part, whole - part], dtype=np.float64) for part, whole in (stored, new))
-    return _row(table, column, what, (stored[0] / max(stored[1], 1), new[0] / max(new[1], 1)), (counts[0], counts[1]))
+    shares = stored[0] / max(stored[1], 1), new[0] / max(new[1], 1)
+    return _row(table, column, what, shares, (counts[0], counts[1]), days)
+
+
+def judge(rows: list[Row]) -> list[Row]:
+    """Return rows with their PSI, what chance stays below, and the verdict."""
+    limits = _of_days(rows)
+    for row, limit in zip(rows, limits, strict=True):
+        counts = row.pop("counts")
+        row.pop("days")
+        found, chance = psi(counts[0], counts[1], len(rows))
+        chance = max(chance, limit)
+        verdict = "shifted" if found > max(SHIFTED, chance) else "watch" if found >= max(WATCH, chance) else "stable"
+        row |= {"psi": found, "chance": chance, "verdict": verdict}
+    return rows
+
+
+def _of_days(rows: list[Row]) -> list[float]:
+    """Return what quiet days stay below, by row; 0 for a row whose stored days are not known."""
+    found = [0.0] * len(rows)
+    for table in dict.fromkeys(row["table"] for row in rows):
+        dated = [place for place, row in enumerate(rows) if row["table"] == table and row["days"] is not None]
+        if not dated:
+            continue
+        values = np.stack([_each(rows[place]["counts"][0], rows[place]["days"]) for place in dated])  # [R, K]
+        usual = np.maximum(np.median(values, axis=1), 1e-3)
+        largest = np.log(np.maximum(values / usual[:, None], 1e-12)).max(axis=0)
+        size = largest.size
+        end = largest.mean() + t.ppf(1 - ALARMS, size - 1) * largest.std(ddof=1) * np.sqrt(1 + 1 / size)
+        for place, level in zip(dated, usual, strict=True):
+            found[place] = float(level * np.exp(max(end, largest.max())))
+    return found
+
+
+def _each(stored: Floats, days: Floats) -> Floats:
+    """Return the PSI of each span of stored days [K] against all stored rows."""
+    p = (stored + 0.5) / (stored.sum() + stored.size / 2)
+    q = (days + 0.5) / (days.sum(axis=1, keepdims=True) + stored.size / 2)
+    return np.asarray(((q - p) * np.log(q / p)).sum(axis=1))
+
+
+def spans_of(time: Ints | None, length: int) -> Ints | None:
+    """Return the span of ``length`` days of each stored row, -1 for none [n]; None for fewer than `MIN_BLOCKS`.
+
+    Spans are counted from the last day back. The first quarter is none: its columns look back at few records.
+    """
+    if time is None or not time.size:
+        return None
+    day = time // DAY
+    span = (day.max() - day) // length
+    span = np.where(4 * span < 3 * ((day.max() - day.min() + 1) // length), span, -1)
+    held, place = np.unique(span, return_inverse=True)
+    place = place - int(held[0] < 0)
+    return place if place.max() + 1 >= MIN_BLOCKS else None
+
+
+def _by_day(spans: Ints | None, place: Ints, bins: int) -> Floats | None:
+    """Return numbers of stored rows by span of days and bin [K, B]; None without spans."""
+    if spans is None:
+        return None
+    found = np.zeros((int(spans.max()) + 1, bins))
+    np.add.at(found, (spans[spans >= 0], place[spans >= 0]), 1)
+    return found
 
 
 def of_numbers(
-    table: str, column: str, stored: Floats, new: Floats, unit: Column | None = None, form: Form | None = None
+    table: str,
+    column: str,
+    stored: Floats,
+    new: Floats,
+    unit: Column | None = None,
+    form: Form | None = None,
+    spans: Ints | None = None,
 ) -> Row:
     """Return the row of a number, with its medians in the unit of a column (a date: days since 1970).
 
@@ -92,6 +202,7 @@ def of_numbers(
         new: values of the new rows [m].
         unit: the column whose features these are; None: values as they are.
         form: the transform of a column that is computed from records.
+        spans: span of days of each stored row, -1 for none [n].
     """
     medians = [float(np.median(side)) for side in (stored, new)]
     if unit is not None and "center" in unit.statistics:
@@ -100,7 +211,9 @@ def of_numbers(
             medians = [float(np.sign(m) * np.expm1(abs(m))) for m in medians]
     if form is not None:
         medians = [round(raw_value(form, m), 6) for m in medians]
-    return _row(table, column, "median", (medians[0], medians[1]), binned(stored, new))
+    edges = _bins(stored)
+    days = _by_day(spans, np.searchsorted(edges, stored), edges.size + 1)
+    return _row(table, column, "median", (medians[0], medians[1]), binned(stored, new), days)
 
 
 def of_features(
@@ -111,6 +224,7 @@ def of_features(
     new: Floats,
     gaps: Mapping[str, int],
     forms: Mapping[str, Form],
+    spans: Ints | None = None,
 ) -> Iterator[Row]:
     """Yield the rows of a table's columns: their values, values of categories that are not listed, and missing values.
 
@@ -122,6 +236,7 @@ def of_features(
         new: features of the new rows [m, F].
         gaps: by column, the number of missing values of the new rows, for columns without an indicator.
         forms: transforms of the columns that are computed from records, by name.
+        spans: span of days of each stored row, -1 for none [n].
     """
     first, at = feature_names(columns), 0
     for name, column in columns.items() if names[: len(first)] == first else ():
@@ -131,15 +246,15 @@ def of_features(
             shares = [count / max(count.sum(), 1) for count in counts]
             most = int(np.abs(shares[1] - shares[0]).argmax())
             what = f"share of {(*column.categories, 'others')[most]}"
-            yield _row(table, name, what, (float(shares[0][most]), float(shares[1][most])), counts)
+            days = _by_day(spans, stored[:, at : at + size].argmax(axis=1), size)
+            yield _row(table, name, what, (float(shares[0][most]), float(shares[1][most])), counts, days)
             yield _share(table, name, "unseen", (counts[0][-1], len(stored)), (counts[1][-1], len(new)))
         else:
             size = 1
-            old, now = (
-                side[~side[:, at + 1].astype(bool) if column.missing else slice(None), at] for side in (stored, new)
-            )
+            known = [~side[:, at + 1].astype(bool) if column.missing else slice(None) for side in (stored, new)]
+            old, now = stored[known[0], at], new[known[1], at]
             if old.size and now.size:
-                yield of_numbers(table, name, old, now, column)
+                yield of_numbers(table, name, old, now, column, spans=None if spans is None else spans[known[0]])
         at += size
         missing = (0.0, gaps.get(name, 0))
         if column.missing:
@@ -148,7 +263,8 @@ def of_features(
         if any(missing):
             yield _share(table, name, "missing", (missing[0], len(stored)), (missing[1], len(new)))
     for place in range(at, len(names)):
-        yield of_numbers(table, names[place], stored[:, place], new[:, place], form=forms.get(names[place]))
+        form = forms.get(names[place])
+        yield of_numbers(table, names[place], stored[:, place], new[:, place], form=form, spans=spans)
 
 
 def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
@@ -176,17 +292,23 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
     names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))
     forms = dict(zip((EDGE, NODE), forms_of(predictor, own), strict=True))
     found: list[Row] = []
+    length = _days_of(graph, read, predictor)
     for kind, (stored, new) in _sides(predictor, own, graph, read).items():
         columns, table = predictor.input_spec.columns(kind), read.tables.get(kind, {}) if read else {}
         gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
-        found += of_features("nodes" if kind == NODE else "edges", columns, names[kind], stored, new, gaps, forms[kind])
+        time = own_rows(as_client(own, predictor.client), "edge_time").numpy() if kind == EDGE else None
+        spans = spans_of(time, length) if length and time is not None and time.size == len(stored) else None
+        what = "nodes" if kind == NODE else "edges"
+        found += of_features(what, columns, names[kind], stored, new, gaps, forms[kind], spans)
     rows, between = _new_nodes(read), hasattr(graph, "cut_out")  # else edges to other parties are not read
     before, after = _spans(own, graph)
     for end, direction in ((1, "in"), (0, "out")):
         stored, new = _degrees(own, end, between, before), _degrees(graph, end, between, after)[rows]
         found.append(of_numbers("nodes", f"degree {direction}", stored, new))
-    found += _of_scores(predictor.predict(own).to_frame(), scores.to_frame())
-    return pd.DataFrame(found).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+    found += _of_scores(*_stored_scores(predictor, own, length), scores.to_frame())
+    table = pd.DataFrame(judge(found)).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+    table.attrs["unseen"] = _unseen(predictor, read)
+    return table
 
 
 def _new_nodes(read: Any) -> Any:
@@ -211,12 +333,47 @@ def _sides(predictor: Any, own: Graph, graph: Graph, read: Any) -> dict[str, tup
     return both
 
 
-def _of_scores(old: Any, new: Any) -> list[Row]:
+def _days_of(graph: Any, read: Any, predictor: Any) -> int:
+    """Return the number of days of the new edges; 0 without times."""
+    time = own_rows(as_client(graph, predictor.client), "edge_time").numpy()
+    if read is not None and time.size:
+        time = time[read.edges] if read.edges.size else time[:0]
+    return int(time.max() // DAY - time.min() // DAY + 1) if time.size else 0
+
+
+def _stored_scores(predictor: Any, own: Graph, length: int) -> tuple[Any, Ints | None]:
+    """Return predictions of stored items, as a table, and the span of days of each; without training items, if others exist."""
+    if not predictor.task.capabilities.classes:
+        return predictor.predict(own).to_frame(), None
+    logits, task = predictor.items(own)
+    held = task.masks["val"] | task.masks["test"]
+    held = held if bool(held.any()) else torch.ones_like(held)
+    time = getattr(task, "time", torch.zeros(0))
+    spans = spans_of(time[held].numpy(), length) if length and time.numel() else None
+    kept = logits[held]
+    return Predictions(np.arange(len(kept)), kept, predictor.input_spec.classes).to_frame(), spans
+
+
+def _unseen(predictor: Any, read: Any) -> dict[str, str]:
+    """Return values that training never saw, with their numbers of rows, by column."""
+    found = {}
+    for kind, what in ((NODE, "nodes"), (EDGE, "edges")):
+        table = read.tables.get(kind, {}) if read else {}
+        for name, column in predictor.input_spec.columns(kind).items():
+            if column.kind == "category" and name in table:
+                words, counts = np.unique(np.char.strip(as_words(table[name])), return_counts=True)
+                new = [(int(n), str(w)) for w, n in zip(words, counts, strict=True) if w and w not in column.categories]
+                if new:
+                    found[f"{what} {name}"] = ", ".join(f"'{word}' ({n} rows)" for n, word in sorted(new)[::-1][:3])
+    return found
+
+
+def _of_scores(old: Any, spans: Ints | None, new: Any) -> list[Row]:
     """Return the rows of predicted numbers; of two classes, of the second one's probability."""
-    listed = [name for name in old if name not in ("id", "edge", "source", "target", "class")]
+    listed = [name for name in old if name not in ("day", "id", "edge", "source", "target", "class")]
     listed = listed[1:] if len(listed) == 2 and "class" in old else listed
     old, new = (frame[listed].astype(np.float64).round(6) for frame in (old, new))  # other orders round otherwise
-    return [of_numbers("scores", name, old[name].to_numpy(), new[name].to_numpy()) for name in listed]
+    return [of_numbers("scores", n, old[n].to_numpy(), new[n].to_numpy(), spans=spans) for n in listed]
 
 
 def _numbers(x: torch.Tensor) -> Floats:

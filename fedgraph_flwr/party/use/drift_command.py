@@ -37,9 +37,13 @@ def main(args: argparse.Namespace) -> int:
     ((_, (predictor, graph, ids, read)),) = predict_command.days_of(args, predictor, together=True)
     found = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read))
     shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
-    print(shown.to_string(index=False, float_format="{:.3g}".format))
-    shifted = shown[shown["verdict"] == "shifted"]
+    shifted, stable = shown[shown["verdict"] == "shifted"], int((shown["verdict"] == "stable").sum())
     names = ", ".join(f"{row.table} {row.column} ({row.what})" for row in shifted.itertuples())
     print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
+    for column, values in found.attrs["unseen"].items():
+        print(sanitize(f"never seen in training: {column} {values}", 300))
+    if len(changed := shown[shown["verdict"] != "stable"]):
+        print(changed.to_string(index=False, float_format="{:.3g}".format))
+    print(f"{stable} rows are stable (--out FILE lists all)")
     write_outputs(args, found, lambda: drift_page(found, predictor))
     return SHIFTED if len(shifted) else 0

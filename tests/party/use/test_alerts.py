@@ -272,3 +272,24 @@ def test_an_edited_choice_is_used_or_refused_in_one_message(run, capsys):
 def test_wrong_options_are_refused_in_one_sentence(words, says, run, capsys):
     code, text = said(capsys, "alerts", run.path, *words)
     assert (code, says in text) == (2, True), text
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0])
+def test_a_calibration_that_does_not_help_on_items_that_chose_nothing_is_not_kept(monkeypatch, shift):
+    """Test items of another law make both calibrations worse; no probability is 0 or 1."""
+    rng = np.random.default_rng(0)
+    true = rng.normal(0, 1.5, 4000)
+    val = torch.arange(4000) < 2000
+    margin = np.where(val.numpy(), 3 * true, true) if shift else 3 * true
+    y = (rng.random(4000) < expit(true)).astype(np.int64)
+    task = SimpleNamespace(y=torch.from_numpy(y), masks={"val": val, "test": ~val}, time=torch.arange(4000) * 86_400)
+    spec = SimpleNamespace(classes=["ok", "fraud"])
+    predictor = SimpleNamespace(client=0, tensors={}, input_spec=spec, party_graph=lambda: None)
+    monkeypatch.setattr(alerts, "margins", lambda *_: (margin, task))
+    found = alerts.choose(predictor, Rule(budget=1))
+    assert found.is_calibrated == (not shift)
+    before, after = (found.calibrated[when]["brier"] for when in ("before", "after"))
+    assert (after < before) == found.is_calibrated
+    chance = found.calibration.apply(np.array([-1e6, 1e6]))
+    assert 0 < chance[0] < chance[1] < 1
+    assert alerts.choose(predictor, Rule(budget=1), "temperature").is_calibrated, "the user insists"

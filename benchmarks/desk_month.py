@@ -1,0 +1,206 @@
+"""A desk's month on generated books: what each day says, and whether the days alone equal the month.
+
+    python -m benchmarks.desk_month --days 30 --hours          # about two minutes; prints one line per step
+
+Two banks import, link and train. Each day, both add their file, the first raises alerts, decides all of them by the truth, and
+looks for drift, of which the books have none. At half time they link again (``--since``) and train on (``init=``) with the
+decisions as labels. Later a third bank joins, and is forgotten again. Figures: the largest difference between a day alone and
+the month in one go, quiet days with an alarm, commands that were refused, and the average precision of the month.
+"""
+
+import argparse
+import contextlib
+import io
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from sklearn.metrics import average_precision_score
+
+from fedgraph_flwr.cli.app import main as fedgraph
+from tests.party import bank_books as made
+
+NAMES = ("a", "b", "c")
+KEYS = [
+    "task=edges",
+    "strategy=boosting",
+    "strategy.min_data_in_leaf=5",
+    "evaluation.metric=average_precision",
+    "--quiet",
+    "--no-report",
+]
+
+
+@dataclass
+class Month:
+    """What a month showed.
+
+    Attributes:
+        scores: what each day's alerts were chosen from, by day and payment.
+        whole: the same by one command over the model's days.
+        alarms: days on which `drift` exited with 3.
+        looked: days on which it ran.
+        refused: commands that failed although they should not.
+        precision: average precision of the month.
+    """
+
+    scores: dict[str, float] = field(default_factory=dict)
+    whole: dict[str, float] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    precision: float = np.nan
+
+    @property
+    def largest_difference(self) -> float:
+        """Largest difference between a day alone and the month."""
+        return max(abs(self.whole[name] - value) for name, value in self.scores.items())
+
+
+class Desk:
+    """Two banks' books, then three.
+
+    Args:
+        folder: where everything is.
+        rows: all payments of all banks.
+        history: days before the month.
+    """
+
+    def __init__(self, folder: Path, rows: pd.DataFrame, history: int) -> None:
+        self.folder, self.rows, self.history, self.month = folder, rows, history, Month()
+        made.tables(folder / "tables", rows[rows.day < history], NAMES)
+        self.names, self.runs, self.first = list(NAMES[:2]), 0, history
+        self.decisions = folder / "decisions.csv"
+        for name in NAMES:
+            party = folder / "tables" / f"{name}.yaml"
+            files = [folder / "tables" / f"{name}_{what}.csv" for what in ("accounts", "history")]
+            self.go("book", "new", self.book(name), "--party-file", party, *files)
+
+    def book(self, name: str) -> Path:
+        """Return the folder of a bank's book."""
+        return self.folder / ("books" if name in self.names else "waiting") / name
+
+    def go(self, *words: object, codes: tuple[int, ...] = (0,)) -> int:
+        """Run a command, and note one that fails."""
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
+            code = fedgraph([str(word) for word in words])
+        if code not in codes:
+            self.month.refused.append(f"{' '.join(map(str, words))}: {errors.getvalue()[-300:]}")
+        return code
+
+    def train(self, *more: object, label: bool = False) -> None:
+        """Import and link the books of those present, train, and pin the model."""
+        if self.runs:
+            self.compare()
+        before, self.runs = self.runs, self.runs + 1
+        for name in self.names:
+            decided = ["--outcomes", self.decisions] if label and name == "a" else []
+            self.go("import", "--book", self.book(name), *decided)
+        linked = self.folder / f"linked{self.runs}"
+        since = ["--since", self.folder / f"linked{before}"] if before and "--anew" not in more else []
+        self.go("link", "--books", self.folder / "books", *since, "--out", linked)
+        run = self.folder / f"run{self.runs}"
+        start = [f"init={self.folder / f'run{before}'}"] if before else []
+        self.go("run", f"graph={linked}", f"out={run}", *start, *KEYS)
+        self.go("book", "use", self.book("a"), run)
+        self.go("alerts", run, "--client", 0, "--budget", 3)
+
+    def join(self) -> None:
+        """Let the third bank take part."""
+        self.names = list(NAMES)
+        self.book("c").parent.mkdir(exist_ok=True)
+        (self.folder / "waiting" / "c").rename(self.book("c"))
+        self.train("--anew", label=True)
+
+    def forget(self) -> None:
+        """Remove the third bank from the model."""
+        self.compare()
+        before, self.runs = self.folder / f"run{self.runs}", self.runs + 1
+        run = self.folder / f"run{self.runs}"
+        self.go("forget", before, "--party", 2, "--out", run)
+        self.go("book", "use", self.book("a"), run)
+        self.go("alerts", run, "--client", 0, "--budget", 3)
+
+    def day(self, day: int, drift: bool) -> None:
+        """Add a day's files, raise alerts and decide them."""
+        name, rows = str(made.START + day), self.rows[self.rows.day == day]
+        for bank in NAMES:
+            for path in made.days(self.folder / "days" / bank, rows, bank):
+                self.go("book", "add", self.book(bank), path)
+        scored, alerts = self.folder / "scored.csv", self.folder / f"alerts_{name}.csv"
+        self.go("predict", "--book", self.book("a"), "--from", name, "--out", scored)
+        found = pd.read_csv(scored)
+        self.month.scores |= dict(zip(found["edge"], found["p_yes"], strict=True))
+        self.go("alerts", "--book", self.book("a"), "--from", name, "--reasons", 0, "--out", alerts)
+        listed = pd.read_csv(alerts)
+        truth = self.rows.set_index("ref")["fraud"] == "yes"
+        listed["outcome"] = [str(bool(truth[ref])).lower() for ref in listed["edge"]]
+        listed.to_csv(alerts, index=False)
+        self.go("alerts", "--book", self.book("a"), "--outcomes", alerts)
+        listed.to_csv(self.decisions, mode="a", header=not self.decisions.exists(), index=False)
+        if drift:
+            self.month.looked.append(name)
+            if self.go("drift", "--book", self.book("a"), "--from", name, codes=(0, 3)) == 3:
+                self.month.alarms.append(name)
+
+    def compare(self) -> None:
+        """Score the days since the last model in one go."""
+        last = int(self.rows.set_index("ref").loc[[*self.month.scores], "day"].max())
+        span = "--from", made.START + self.first, "--until", made.START + last
+        self.go("predict", "--book", self.book("a"), *span, "--out", self.folder / "whole.csv")
+        found = pd.read_csv(self.folder / "whole.csv")
+        self.month.whole |= dict(zip(found["edge"], found["p_yes"], strict=True))
+        self.first = last + 1
+
+
+def month(folder: Path, days: int = 30, hours: bool = True, history: int = 40, every: int = 1, seed: int = 0) -> Month:
+    """Return what a month on generated books shows.
+
+    Args:
+        folder: new folder.
+        days: of the month.
+        hours: whether payments have hours, not only dates.
+        history: days before it.
+        every: drift is looked at on each such day.
+        seed: of the books.
+    """
+    desk = Desk(folder, made.payments(history + days, hours, seed, NAMES), history)
+    desk.train()
+    joins, leaves = history + 2 * days // 3, history + 5 * days // 6
+    for day in range(history, history + days):
+        if day == history + days // 2:
+            desk.train(label=True)
+        if day == joins:
+            desk.join()
+        if day == leaves:
+            desk.forget()
+        desk.day(day, (day - history) % every == 0)
+    desk.compare()
+    found = desk.month
+    truth = desk.rows.set_index("ref").loc[[*found.scores], "fraud"] == "yes"
+    found.precision = float(average_precision_score(truth, [*found.scores.values()]))
+    return found
+
+
+def main() -> None:
+    """Print the figures of a month."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--days", type=int, default=30)
+    parser.add_argument("--history", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hours", action="store_true", help="payments with hours, not only dates")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = month(Path(folder) / "month", args.days, args.hours, args.history, seed=args.seed)
+    print(
+        f"{len(found.scores)} payments; largest difference of a day alone and the month: {found.largest_difference:.2g}"
+    )
+    print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}")
+    print(f"commands that were refused: {len(found.refused)}", *found.refused, sep="\n  ")
+    print(f"average precision of the month: {found.precision:.3f}")
+
+
+if __name__ == "__main__":
+    main()
