@@ -11,14 +11,16 @@ Examples:
 
 import argparse
 import contextlib
+import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from fedgraph_flwr.data.files import leftovers
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.party.options import add_options
@@ -30,7 +32,12 @@ _STATE = "[0-9A-Za-z_]*-*/client_[0-9][0-9][0-9][0-9]*"
 """Folders of clients in a folder of states."""
 
 _LOGS = ("run-config.toml", "flower.log", "superlink.log", "app/pyproject.toml")
-_RECORDS = (CONFIG, ROUNDS, SUMMARY, FAILURE, INPUT_SPEC, STATUS, "report.html", *_LOGS)
+_BLEND = "blend.json"
+
+_MOMENT = 60
+"""Seconds since its last change within which a run stays, whose command may still write the report."""
+
+_RECORDS = (CONFIG, _BLEND, ROUNDS, SUMMARY, FAILURE, INPUT_SPEC, STATUS, "report.html", *_LOGS)
 """Files of a run besides its models and checkpoints."""
 
 
@@ -42,7 +49,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 _OPTIONS = """
---older-than AGE  only runs whose files are all older, such as 30d, 12h or 8w
+--older-than AGE  only runs whose files are all older, such as 30d, 12h or 8w; at least a minute
 --keep-best  keep the models of the best round, and of a run also its records and report
 --unfinished  also runs that can still be resumed
 --yes  delete (default: only list)
@@ -75,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
             print(f"kept     {item.folder} ({days:.0f} days): {kept}")
             continue
         try:
-            bytes_ = sum(path.stat().st_size for path in item.files)
+            bytes_ = item.size()
             if args.yes and not item.delete():
                 print(f"kept     {item.folder}: in use")
                 continue
@@ -93,7 +100,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _kept(item: "_Item", age: float, args: argparse.Namespace) -> str:
     """Return why an item stays, or ""."""
-    if age < args.older_than:
+    if age < max(args.older_than, _MOMENT):
         return "newer"
     return "it can be resumed; --unfinished deletes it, too" if item.resumable and not args.unfinished else ""
 
@@ -127,26 +134,54 @@ class _Item:
     def changed(self) -> float:
         """Return the time of the last change, in seconds."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        return max((path.lstat().st_mtime for path in paths), default=self.folder.stat().st_mtime)
+        times = [found.st_mtime for path in paths if (found := _stat(path))]
+        return max(times, default=self.folder.stat().st_mtime)
+
+    def size(self) -> int:
+        """Return the bytes of the files; a live run replaces some meanwhile."""
+        return sum(found.st_size for path in self.files if (found := _stat(path)))
 
     def delete(self) -> bool:
-        """Delete the files, and folders that are empty then; return False if a process uses them."""
+        """Delete the files, and folders that are empty then; return False if a process uses them.
+
+        The configuration, by which the next `clean` knows a run, goes last.
+        """
+        config = self.folder / CONFIG
+        inner = [path for path in self.files if path != config]
         with contextlib.ExitStack() as stack:
             for name in (SERVER, LAUNCHER) if self.lock else ():
                 try:
                     stack.enter_context(FileLock(self.folder / name).acquire(timeout=0))
                 except Timeout:
                     return False
-            for path in self.files:
+            for path in inner:
                 path.unlink(missing_ok=True)
-        if self.lock and not (self.folder / CONFIG).exists():
+            self._remove_empty(path for path in self.folder.rglob("*") if path.is_dir() and not path.is_symlink())
+            if config in self.files:
+                config.unlink(missing_ok=True)
+        if self.lock and not config.exists():
             for name in (SERVER, LAUNCHER):
                 (self.folder / name).unlink(missing_ok=True)
-        for path in sorted({parent for file in self.files for parent in file.parents}, reverse=True):
-            if path.is_relative_to(self.folder):
-                with contextlib.suppress(OSError):  # it has other files
-                    path.rmdir()
+        self._remove_empty([self.folder])
         return True
+
+    def _remove_empty(self, folders: Iterable[Path]) -> None:
+        for path in sorted(folders, reverse=True):
+            with contextlib.suppress(OSError):  # it has other files
+                path.rmdir()
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Return a file's size and time; None if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat()
+    return None
+
+
+def _halves(folder: Path) -> list[Path]:
+    """Return what killed writers left in a folder: the names of a live one's files change within the hour."""
+    before = time.time() - 3600
+    return [path for path in leftovers(folder) if (found := _stat(path)) and found.st_mtime < before]
 
 
 def _items(folder: Path, keep_best: bool) -> Iterator[_Item]:
@@ -155,6 +190,9 @@ def _items(folder: Path, keep_best: bool) -> Iterator[_Item]:
     for run in runs:
         if not _linked(run, folder):
             yield _run(run, keep_best)
+    for path in [path for deep in ("", "*/", "*/*/") for path in folder.glob(f"{deep}{SERVER}")]:
+        if not {held.name for held in path.parent.iterdir()} - {SERVER, LAUNCHER}:  # of a killed `clean`
+            yield _Item(path.parent, [*path.parent.iterdir()], resumable=False)
     if not runs:
         for state in sorted({path.parent for path in folder.glob(_STATE) if not _linked(path, folder)}):
             yield _state(state, keep_best)
@@ -175,7 +213,7 @@ def _run(folder: Path, keep_best: bool) -> _Item:
         models = [path for path in models if not path.stem.endswith("best" if best else "final")]
     else:
         models += [folder / name for name in _RECORDS]
-    files += models
+    files += [*models, *_halves(folder)]
     for state in states:
         files += _tensors(state, keep_best, ("best", "last") if best else ("last",))
         files += [] if keep_best else [path for path in state.iterdir() if path.suffix in (".json", ".txt")]
@@ -218,4 +256,5 @@ def _tensors(client: Path, keep_best: bool, preferred: Sequence[str] = ("best", 
     models = [client / f"model_{name}.safetensors" for name in preferred]
     kept = next((path for path in models if path.is_file()), None) if keep_best else None
     names = ("last", "round_*", "model_*")
-    return [path for name in names for path in sorted(client.glob(f"{name}.safetensors")) if path != kept]
+    found = [path for name in names for path in sorted(client.glob(f"{name}.safetensors")) if path != kept]
+    return [*found, *_halves(client)]

@@ -10,6 +10,7 @@ which give the same bits, and the round continues.
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -130,6 +131,21 @@ class _Run:
     stack: int
 
 
+_OWNER = "process"
+"""File in a temporary folder: the number of the process that uses it."""
+
+
+def scratch_folder(kind: str) -> tempfile.TemporaryDirectory[str]:
+    """Return a temporary folder of this process, and remove those that killed processes left."""
+    for owner in Path(tempfile.gettempdir()).glob(f"fedgraph-*-*/{_OWNER}"):
+        with suppress(OSError, ValueError):  # of another user, or gone
+            if not psutil.pid_exists(int(owner.read_text())):
+                shutil.rmtree(owner.parent, ignore_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=f"fedgraph-{kind}-", ignore_cleanup_errors=True)
+    Path(folder.name, _OWNER).write_text(str(os.getpid()))
+    return folder
+
+
 class ClientActor:
     """Process with a share of a run's clients; it serves several runs in sequence."""
 
@@ -147,9 +163,7 @@ class ClientActor:
         from fedgraph_flwr.node.app import app
 
         if files is not None:
-            self.folder = tempfile.TemporaryDirectory(
-                prefix="fedgraph-clients-", ignore_cleanup_errors=True
-            )
+            self.folder = scratch_folder("clients")
             for name, content in files.items():
                 Path(self.folder.name, name).write_bytes(content)
             config = json.loads(run.run_config["config"]) | {"graph": self.folder.name}
@@ -499,9 +513,7 @@ class Pool:
 
     def __init__(self, address: str):
         self.address = address
-        self.folder = tempfile.TemporaryDirectory(
-            prefix="fedgraph-ray-", ignore_cleanup_errors=True
-        )
+        self.folder = scratch_folder("ray")
         self.idle: dict[tuple[float, float], list[Any]] = {}
         self.machines: set[str] = set()  # ids of those that were up when the current run started
         self._error: BaseException | None = None

@@ -30,6 +30,9 @@ from fedgraph_flwr.store.results import (
     read_summary,
 )
 
+STATES = ("finished", "unfinished", "stopped", "failed")
+"""States of runs."""
+
 Listed = dict[str, Any]
 """One run: ``run`` (its folder), method, data, seed, state, rounds, score, ``config`` (its keys, dotted)."""
 
@@ -46,13 +49,15 @@ def listed(folder: Path, filters: Mapping[str, str] | None = None) -> list[Liste
         filters: key → value of the runs to list: a dotted key of the configuration, or ``state``.
 
     Raises:
-        FedGraphError: the folder does not exist, or no run has a filter's key.
+        FedGraphError: the folder does not exist, no run has a filter's key, or there is no such state.
     """
     if not folder.is_dir():
         raise FedGraphError(f"{folder} does not exist: pass the folder that holds your runs, such as runs")
     found = [_read(path.parent) for deep in ("*", "*/*") for path in folder.glob(f"{deep}/{CONFIG}")]
     runs = sorted((run for run in found if run), key=lambda run: str(run["ended"]))
     for given, value in (filters or {}).items():
+        if given == "state" and value not in STATES:
+            raise unknown("state", value, STATES)
         key = f"{given}.name" if given in _NAMED else given
         known = {"state"}.union(*(run["config"] for run in runs))
         if runs and key not in known:
@@ -94,9 +99,7 @@ def write_listing(folder: Path, out: Path) -> Path:
     """Write a page that lists the runs of a folder, with links to their reports, and return its path."""
     runs = listed(folder)
     page = Page(f"Runs in {folder.name or folder}")
-    counts = {
-        state: sum(run["state"] == state for run in runs) for state in ("finished", "unfinished", "stopped", "failed")
-    }
+    counts = {state: sum(run["state"] == state for run in runs) for state in STATES}
     text = ", ".join(f"{number} {state}" for state, number in counts.items() if number)
     lead = render("lead", text=f"{text}. A name links to the run's report, if it has one, else to its folder.")
     page.heading(lead)

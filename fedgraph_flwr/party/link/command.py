@@ -208,6 +208,7 @@ def _share_of(files: list[Path]) -> list[str]:
 def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | None) -> int:
     """Link files on this machine, by the messages of a fleet."""
     from fedgraph_flwr import partition
+    from fedgraph_flwr.data.files import leftovers
     from fedgraph_flwr.data.schema import check_same
     from fedgraph_flwr.party.link.join import party_of
     from fedgraph_flwr.party.link.ledger import SUFFIX, Ledger
@@ -234,6 +235,8 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
     for _, graph in ordered:
         before = ledgers.get(getattr(graph, "linking", {}).get("party", ""))
         parties.append(party_of(rules)(graph, rules, Keyring(graph.client), ledger=before, repeatable=True))
+    for half in leftovers(out) if out else ():  # of a killed link
+        half.unlink(missing_ok=True)
     simulate(parties)
     for (path, _), party in zip(ordered, parties, strict=True):
         print(f"{path}:")
@@ -241,6 +244,12 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
             print(f"  {line}")
     code = _mismatches(parties)
     if rules.dry_run or out is None:
+        return code
+    if code:
+        print(
+            f"error: nothing was written to {out}: correct that import, or leave the party out, and link again",
+            file=sys.stderr,
+        )
         return code
     for party in parties:
         graph = party.result()
@@ -252,7 +261,7 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
             f" {edges[1]} in"
         )
     print(f"wrote {len(parties)} files to {out}; use: fedgraph-flwr run graph={out}")
-    return code
+    return 0
 
 
 def _mismatches(parties: list[Any]) -> int:

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.link.command import link_overrides
@@ -53,13 +52,15 @@ def test_a_link_of_files_finds_the_cause(tmp_path, capsys, mistake):
     made.books["B"] = changed(made.books["B"], mistake)
     files = saved(made, tmp_path / "graphs")
     assert cli.main(["link", "--simulate", *files, "--out", str(tmp_path / "linked")]) == 3
-    error = capsys.readouterr().err
+    out, error = capsys.readouterr()
     assert "error: client 1 shares no record with any party that its records name" in error
     assert "client 0 shares no" not in error  # it shares with client 2
     for name in "ac":
         lines = [line for line in error.splitlines() if f"('{name}')" in line]
         assert any(all(text in line for text in MISTAKES[mistake]) for line in lines)
-    assert ClientGraph.load(tmp_path / "linked/client_0000.safetensors").cut_out.numel()
+    assert f"error: nothing was written to {tmp_path / 'linked'}: correct that import" in error
+    assert "use: fedgraph-flwr run" not in out
+    assert not (tmp_path / "linked").exists()
 
 
 def test_the_number_of_a_cause_is_that_of_a_join(tmp_path):
