@@ -11,12 +11,11 @@ import stored
 from docstrings import markdown, prose
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.combined import KINDS
 from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.config.parts import chosen
+from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.launch.checks import served
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 from fedgraph_flwr.methods.downlink import received as received_by
@@ -25,7 +24,6 @@ from fedgraph_flwr.methods.uplink import declared as uplink_of
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
 from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
 from fedgraph_flwr.strategies.fedavg import FedAvg
-from fedgraph_flwr.strategies.server_parts import server_parts
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, MODEL, TRAIN
 
 ROOT = Path(__file__).parents[2]
@@ -45,9 +43,10 @@ class Method:
         self.name, self.about, self.keys = name, about, keys
         self.strategy, self.client = (self._class(keys[side]) for side in ("server", "client"))
         rules = compose([f"strategy={name}"]).strategy
-        own = [type(part) for part in server_parts(rules)]
+        parts = parts_of(rules).values()
+        own = [locate(part.server) for part in parts if part.server]
         self.server = own[0] if own and self.strategy is FedAvg else self.strategy
-        trained = [KINDS[part] for part in chosen(vars(rules)) if part in KINDS]
+        trained = [locate(part.client) for part in parts if part.client]
         self.client = trained[0] if trained and self.client is GraphClient else self.client
 
     @staticmethod

@@ -80,6 +80,7 @@ class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
         branches: the client's own MLPs.
     """
 
+    calls_base: ClassVar[frozenset[str]] = frozenset({"train"})
     predicts_with: ClassVar[tuple[str, ...]] = (EXTRACTOR, "branches")
 
     def __init__(self, *args: Any, **kwargs: Any):

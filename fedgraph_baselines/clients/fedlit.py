@@ -37,6 +37,7 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         centres: centres that the server sent last.
     """
 
+    calls_base: ClassVar[frozenset[str]] = frozenset({"train"})
     predicts_with: ClassVar[tuple[str, ...]] = (CENTROIDS,)
     model: FedLIT
     centres: Tensor | None = None

@@ -41,6 +41,7 @@ class FedPUBClient(GraphClient, method=fedpub, requires=(hidden_features,)):
         received: θ̄_i during training.
     """
 
+    calls_base: ClassVar[frozenset[str]] = frozenset({"train"})
     makes_graphs = True
     predicts_with: ClassVar[tuple[str, ...]] = ("masks",)
     received: dict[str, Tensor]

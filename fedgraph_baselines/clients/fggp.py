@@ -108,6 +108,7 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
         augmentor: network that scores the edges of the second view.
     """
 
+    calls_base: ClassVar[frozenset[str]] = frozenset({"train"})
     predicts_with: ClassVar[tuple[str, ...]] = (BANK,)
     _pairs: tuple[Tensor, Tensor, Any, "Pairs"] | None = None
 

@@ -112,6 +112,7 @@ class FGSSLClient(GraphClient):
         teacher: frozen copy of the received model, during training.
     """
 
+    calls_base: ClassVar[frozenset[str]] = frozenset({"train"})
     makes_graphs = True
 
     Params: ClassVar[type] = Params

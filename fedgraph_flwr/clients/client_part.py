@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.config.capabilities import Capable, PartCapabilities
+from fedgraph_flwr.config.parts import chosen, values
+from fedgraph_flwr.config.schema import section_of
 from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -27,6 +29,7 @@ class ClientPart(Capable, values=PartCapabilities):
     """One part of a method at the client; its class declares what `PartCapabilities` names.
 
     Attributes:
+        name: name of the section of its keys.
         keys: values of its keys.
         own_requests: groups of requests that differ by client, as in `Client`.
         predicts_with: names in `memory` that predictions read.
@@ -36,7 +39,12 @@ class ClientPart(Capable, values=PartCapabilities):
     predicts_with: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, rules: StrategyConfig):
-        self.name, self.keys = name, getattr(rules, name)
+        self.name = section_of(name)
+        self.keys = values(rules, name)
+
+    def is_alone(self, rules: StrategyConfig) -> bool:
+        """Return whether a method has no other part."""
+        return [section_of(name) for name in chosen(vars(rules))] == [self.name]
 
     @property
     def idle(self) -> bool:

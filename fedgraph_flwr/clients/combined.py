@@ -10,28 +10,13 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.apfl import Apfl
 from fedgraph_flwr.clients.client_part import ClientPart, only
-from fedgraph_flwr.clients.ditto import Ditto
-from fedgraph_flwr.clients.fedala import Ala
-from fedgraph_flwr.clients.fedavg_ft import Finetune
-from fedgraph_flwr.clients.feddc import FedDC
-from fedgraph_flwr.clients.feddyn import FedDyn
-from fedgraph_flwr.clients.fedprox import Prox
-from fedgraph_flwr.clients.fedsam import Sam
-from fedgraph_flwr.clients.moon import Moon
-from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.config import RunConfig, StrategyConfig
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
-
-KINDS: dict[str, type[ClientPart]] = {
-    **{"prox": Prox, "moon": Moon, "sam": Sam},
-    **{"scaffold": Scaffold, "feddyn": FedDyn, "feddc": FedDC},
-    **{"ditto": Ditto, "apfl": Apfl, "finetune": Finetune, "ala": Ala},
-}
-"""Class of each part, by its name."""
 
 
 class Parts:
@@ -40,13 +25,18 @@ class Parts:
     Attributes:
         all: in the order in which they change a gradient.
         personal: the one that has a model of the client's own; None: there is none.
+        sends: groups that leave with the trained model.
+        zero: groups that are zero before any training.
     """
 
     def __init__(self, rules: StrategyConfig):
-        names = [*rules.objective, rules.variates, rules.personalization]
-        made = [KINDS[name](name, rules) for name in names if name in KINDS]
-        self.all = tuple(part for part in made if not part.idle)
-        self.personal = next((part for part in self.all if part.name == rules.personalization), None)
+        declared = parts_of(rules)
+        made = {name: locate(part.client)(name, rules) for name, part in declared.items() if part.client}
+        active: dict[str, ClientPart] = {name: part for name, part in made.items() if not part.idle}
+        self.all = tuple(active.values())
+        self.personal = active.get(rules.personalization)
+        self.sends = {group for part in declared.values() for group in part.uplink}
+        self.zero = {g for part in declared.values() for g, taken in part.downlink.items() if taken.zero}
         self.keeps_hidden = any(part.capabilities.reads_hidden for part in self.all)
         self.own_requests = tuple(name for part in self.all for name in part.own_requests)
         self.predicts_with = tuple(name for part in self.all for name in part.predicts_with)

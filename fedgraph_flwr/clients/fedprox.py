@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.parts import chosen
 from fedgraph_flwr.methods.client import Client
 
 
@@ -41,7 +40,7 @@ class Prox(ClientPart):
 
     def note(self, cfg: RunConfig) -> str:
         """One step is FedAvg's."""
-        alone = chosen(vars(cfg.strategy)) == [self.name] and "strategies.fedavg:" in cfg.strategy.server
+        alone = self.is_alone(cfg.strategy) and "strategies.fedavg:" in cfg.strategy.server
         if not alone or max(cfg.train.steps_of(client) for client in range(cfg.num_clients)) > 1:
             return ""
         return f"strategy={cfg.strategy.name} with one local step a round is FedAvg; take train.local_steps=2 or more"

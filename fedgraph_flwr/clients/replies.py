@@ -20,7 +20,6 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import released
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
-from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure.adaptive import received_norms
 from fedgraph_flwr.secure.clipping import clipped_groups
 from fedgraph_flwr.secure.masked import digest
@@ -175,7 +174,7 @@ def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> 
     groups = sums(client.uplink_of.get(name, {}))
     if not config.get("keep_model"):
         return groups
-    own = [group for group in groups if group not in (MODEL, VARIATES)]
+    own = [group for group in groups if group not in {MODEL, *client.combined.sends}]
     return own if {*own} - {CLIPPED} else []
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.client_part import Step
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, trained
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.parts import chosen
 from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.methods.variates import VARIATES, averages_steps, need_plain_sgd
 from fedgraph_flwr.models import Model
@@ -36,9 +35,9 @@ class Scaffold(Variates):
     def note(self, cfg: RunConfig) -> str:
         """One plain step of all clients is FedAvg's."""
         rules, several = cfg.strategy, max(cfg.train.steps_of(client) for client in range(cfg.num_clients)) > 1
-        if several or not cfg.train.plain_sgd or rules.fraction < 1 or chosen(vars(rules)) != ["scaffold"]:
+        if several or not cfg.train.plain_sgd or rules.fraction < 1 or not self.is_alone(rules):
             return ""
-        if rules.scaffold.server_lr != 1:
+        if self.keys.server_lr != 1:
             return ""
         return f"strategy={rules.name} with one local step of SGD a round is FedAvg; take train.local_steps=2 or more"
 

@@ -103,6 +103,8 @@ class ClientCapabilities:
             or a nested dict of tensors, of the same shape at all clients. None: clients cannot be stacked. A class that
             overrides `loss`, `logits` or `task_loss` must declare it again.
         units: values of ``privacy.unit`` other than ``client`` that it supports. A subclass must declare them again.
+        calls_base: those of `train`, `descend` and `gradient` that it overrides, and whose base it calls. A subclass that
+            overrides one must declare it again.
         makes_graphs: whether it runs the model on graphs that it makes, whose edges have no features.
     """
 
@@ -111,6 +113,7 @@ class ClientCapabilities:
     unsampled: str = "needs a client's whole graph in every step"
     stacks: tuple[str, ...] | None = None
     units: frozenset[str] = frozenset()
+    calls_base: frozenset[str] = frozenset()
     makes_graphs: bool = False
 
 

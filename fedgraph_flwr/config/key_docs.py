@@ -17,7 +17,17 @@ from fedgraph_flwr.config import parts
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import flat, load
 from fedgraph_flwr.config.lookup import params_of
-from fedgraph_flwr.config.schema import ModelConfig, RunConfig, StrategyConfig, accepted, default_of, kind_of
+from fedgraph_flwr.config.schema import (
+    CHOICES,
+    ModelConfig,
+    RunConfig,
+    StrategyConfig,
+    accepted,
+    default_of,
+    is_own,
+    kind_of,
+    section_of,
+)
 from fedgraph_flwr.errors import unknown
 
 
@@ -72,7 +82,7 @@ def keys_of(group: str) -> list[Key]:
 def part_keys() -> list[Key]:
     """Return the keys that select parts of a method, and those of every part."""
     names = tuple(f"strategy.{part}." for part in parts.KEYS)
-    choices = {f"strategy.{key}" for key in parts.CHOICES}
+    choices = {f"strategy.{key}" for key in CHOICES}
     return [key for key in keys_of("strategy") if key.name in choices or key.name.startswith(names)]
 
 
@@ -102,7 +112,10 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
     declared = {"strategy": _method_keys, "model": _model_keys}[group](body) if group in ("strategy", "model") else {}
     known = {key.name: key for key in keys_of(group)} | declared
     for part in parts.chosen(body) if group == "strategy" else ():
-        declared |= {name: key for name, key in known.items() if name.startswith(f"{group}.{part}.")}
+        own = f"{group}.{section_of(part)}."
+        declared |= {name: key for name, key in known.items() if name.startswith(own)}
+        if is_own(part):
+            declared |= {key.name: key for key in _declared(parts.part(part).keys, own).values()}
     plain = {key: value for key, value in body.items() if key != "declares"}
     for name, value in flat(plain).items():
         full = f"{group}.{name!s}"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config.schema import RunConfig, default_of, typed
+from fedgraph_flwr.config.schema import RunConfig, default_of, is_own, section_of, typed
 from fedgraph_flwr.data.plugins import BASELINES
 from fedgraph_flwr.errors import FedGraphError, located
 
@@ -44,7 +44,15 @@ def named_code(cfg: RunConfig) -> dict[str, str]:
     found = {"strategy.client": cfg.strategy.client}
     if ":" in cfg.model.name:
         found["model"] = cfg.model.name
+    found |= {f"strategy part {section_of(target)}": target for target in _own_parts(cfg)}
     return found | {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
+
+
+def _own_parts(cfg: RunConfig) -> list[str]:
+    """Return the parts of a method that are not built in, as ``module:NAME``."""
+    rules = cfg.strategy
+    named = (*rules.objective, rules.variates, rules.personalization, rules.server_optimizer)
+    return [name for name in named if is_own(name)]
 
 
 def function(target: str, key: str) -> Callable[..., Any]:
@@ -115,8 +123,8 @@ def params_of(server: str, client: str) -> list[type]:
 
 
 def own_keys(cfg: RunConfig) -> set[str]:
-    """Return the method's keys, of both sides."""
-    return set(own_defaults(cfg.strategy.server, cfg.strategy.client))
+    """Return the method's keys, of both sides, and the sections of parts that are not built in."""
+    return {*own_defaults(cfg.strategy.server, cfg.strategy.client), *map(section_of, _own_parts(cfg))}
 
 
 def own_defaults(server: str, client: str) -> dict[str, Any]:

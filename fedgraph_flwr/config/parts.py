@@ -1,33 +1,102 @@
 """Parts that a configuration combines into a method.
 
-A part has a name and keys below it (``strategy.adam.tau``), a field of `StrategyConfig` each. A key's short form leaves out the
-part's name (``strategy.tau``).
+A part has a name, keys below it (``strategy.adam.tau``), and up to two halves. The built-in ones are in
+`fedgraph_flwr.methods.parts`; ``module:NAME`` names another `Part`, whose keys are below ``strategy.NAME``. The short form of a
+built-in key leaves out the part's name (``strategy.tau``).
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from fedgraph_flwr.config.config_file import flat
-from fedgraph_flwr.config.schema import StrategyConfig
+from fedgraph_flwr.config.lookup import NoParams, locate
+from fedgraph_flwr.config.schema import CHOICES, StrategyConfig, is_own, section_of, typed
+from fedgraph_flwr.errors import FedGraphError
 
 KEYS: dict[str, Any] = {f.name: f.type for f in fields(StrategyConfig) if is_dataclass(f.type)}
-"""The dataclass of keys of each part."""
-
-CHOICES = ("objective", "variates", "personalization", "server_optimizer")
-"""Keys of `StrategyConfig` that choose parts."""
+"""The dataclass of keys of each built-in part."""
 
 METHOD = {"server", "client", "shared", "private", "personal", "pooled", "private_schema", *CHOICES, *KEYS}
 """Keys of `StrategyConfig` that say what a method is: another method starts without them."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part: its keys, its halves, what travels, and what it needs of the method.
+
+    Attributes:
+        choice: the key of `CHOICES` that it is a value of.
+        keys: dataclass of its keys.
+        client: its half at the client as ``module:Class``, a `fedgraph_flwr.clients.client_part.ClientPart`; empty: none.
+        server: its half at the server, a `fedgraph_flwr.strategies.server_part.ServerPart`; empty: none.
+        uplink: reducers of the groups that leave a client with the trained model.
+        downlink: inputs that come with a model to train.
+        own: members that the method's client must have from `GraphClient`.
+        shared: what it does to the shared parameters, if it needs some, as a verb.
+        mean: whether it needs the mean of the clients' models.
+        step: why the next model must be that mean; empty: it need not.
+    """
+
+    choice: str
+    keys: type = NoParams
+    client: str = ""
+    server: str = ""
+    uplink: Mapping[str, Any] = field(default_factory=dict)
+    downlink: Mapping[str, Any] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+    shared: str = ""
+    mean: bool = False
+    step: str = ""
+
+
 def chosen(strategy: Mapping[str, Any]) -> list[str]:
-    """The parts with keys that a strategy's section chooses."""
-    found: list[str] = []
+    """The parts that a strategy's section chooses, in the order of `CHOICES`."""
+    listed: list[Any] = []
     for key in CHOICES:
         value = strategy.get(key) or ()
-        found += [value] if isinstance(value, str) else value if isinstance(value, list) else []
-    return [name for name in found if isinstance(name, str) and name in KEYS]
+        listed += [value] if isinstance(value, str) else value if isinstance(value, list) else []
+    return [name for name in listed if isinstance(name, str) and (name in KEYS or is_own(name))]
+
+
+def part(name: str) -> Part:
+    """Return a part by its name in a configuration.
+
+    Raises:
+        FedGraphError: the name is not that of a `Part`, or that of a key.
+    """
+    made = locate(name if is_own(name) else f"fedgraph_flwr.methods.parts:{name.upper()}")
+    if not isinstance(made, Part):
+        raise FedGraphError(f"'{name}' is a {type(made).__name__}, expected a Part of fedgraph_flwr.plugin")
+    if is_own(name) and section_of(name) in {f.name for f in fields(StrategyConfig)}:
+        raise FedGraphError(f"'{name}': strategy.{section_of(name)} is a built-in key: give the part another name")
+    return made
+
+
+def parts_of(rules: StrategyConfig) -> dict[str, Part]:
+    """Return the chosen parts by name.
+
+    Raises:
+        FedGraphError: a name is not that of a part, or belongs to another key.
+    """
+    made = {name: part(name) for name in chosen(vars(rules))}
+    for name, one in made.items():
+        given = getattr(rules, one.choice, None)
+        if name != given and name not in (given or ()):
+            raise FedGraphError(f"'{name}' is a part for strategy.{one.choice}: set strategy.{one.choice}={name}")
+    return made
+
+
+def values(rules: StrategyConfig, name: str) -> Any:
+    """Return the values of a part's keys.
+
+    Raises:
+        FedGraphError: a key is unknown, or has a wrong value.
+    """
+    if not is_own(name):
+        return getattr(rules, name)
+    section = section_of(name)
+    return typed(part(name).keys, rules.params.get(section, {}), f"strategy.{section}")
 
 
 def lengthen(body: dict[str, Any], below: Mapping[str, Any]) -> None:
@@ -38,18 +107,19 @@ def lengthen(body: dict[str, Any], below: Mapping[str, Any]) -> None:
         below: the section of all layers below it.
     """
     params, held = body.get("params") or {}, flat(body)
-    for part in chosen({**below, **body}):
-        for f in fields(KEYS[part]):
-            if f.name in params and f.name not in (below.get("params") or {}) and f"{part}.{f.name}" not in held:
-                body[part] = {**(body.get(part) or {}), f.name: params.pop(f.name)}
+    for name in chosen({**below, **body}):
+        for f in fields(KEYS[name]) if name in KEYS else ():
+            if f.name in params and f.name not in (below.get("params") or {}) and f"{name}.{f.name}" not in held:
+                body[name] = {**(body.get(name) or {}), f.name: params.pop(f.name)}
 
 
 def defaults(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """Default of each key of the chosen parts, by ``part.key``."""
-    return {f"{part}.{name}": value for part in chosen(strategy) for name, value in vars(KEYS[part]()).items()}
+    """Default of each key of the chosen built-in parts, by ``part.key``."""
+    names = [name for name in chosen(strategy) if name in KEYS]
+    return {f"{name}.{key}": value for name in names for key, value in vars(KEYS[name]()).items()}
 
 
 def key_names(strategy: Mapping[str, Any]) -> set[str]:
-    """Keys of the chosen parts, as ``part.key`` and in the short form ``key``."""
+    """Keys of the chosen built-in parts, as ``part.key`` and in the short form ``key``."""
     full = set(defaults(strategy))
     return full | {key.partition(".")[2] for key in full}

@@ -111,6 +111,15 @@ def is_own(value: object) -> bool:
     return isinstance(value, str) and bool(_OWN.fullmatch(value))
 
 
+def section_of(name: str) -> str:
+    """Return the section of a part's keys: its name, of ``module:NAME`` the last."""
+    return name.rpartition(":")[2]
+
+
+CHOICES = ("objective", "variates", "personalization", "server_optimizer")
+"""Keys of `StrategyConfig` that choose parts."""
+
+
 def _is_count(text: str, low: int, *words: str) -> bool:
     """Return whether a text is a number of clients, from ``low`` on, or one of the words."""
     return text in words or (text.isdecimal() and len(text) < 8 and low <= int(text) <= MAX_CLIENTS)
@@ -140,7 +149,8 @@ def check(section: Any, group: str) -> None:
         if "choices" in f.metadata and not free:
             one_of(str(value), _choices_of(f), key)
         for item in value if "listed" in f.metadata else ():
-            one_of(item, f.metadata["listed"], key)
+            if not is_own(item):
+                one_of(item, f.metadata["listed"], key)
             if value.count(item) > 1:
                 raise FedGraphError(f"{key} lists '{item}' more than once, got {value}; list each value once")
         for item in value if isinstance(value, list | tuple) else [value]:
@@ -706,18 +716,18 @@ class StrategyConfig(Section, group="strategy"):
     moon: MoonKeys = field(default_factory=MoonKeys)
     sam: SamKeys = field(default_factory=SamKeys)
     # variates that clients keep and the server sums, which correct local gradients
-    variates: str = choice("none", ("none", "scaffold", "feddyn", "feddc"))
+    variates: str = choice("none", ("none", "scaffold", "feddyn", "feddc"), own=True)
     scaffold: ScaffoldKeys = field(default_factory=ScaffoldKeys)
     feddyn: FedDynKeys = field(default_factory=FedDynKeys)
     feddc: FedDCKeys = field(default_factory=FedDCKeys)
     # what stays personal: the head, normalisation layers, or a second model (Ditto, APFL, fine-tuning, FedALA)
-    personalization: str = choice("none", ("none", "head", "norm", "ditto", "apfl", "finetune", "ala"))
+    personalization: str = choice("none", ("none", "head", "norm", "ditto", "apfl", "finetune", "ala"), own=True)
     ditto: DittoKeys = field(default_factory=DittoKeys)
     apfl: ApflKeys = field(default_factory=ApflKeys)
     finetune: FinetuneKeys = field(default_factory=FinetuneKeys)
     ala: AlaKeys = field(default_factory=AlaKeys)
     # what the server makes of the mean of the clients' models
-    server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"))
+    server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"), own=True)
     momentum: MomentumKeys = field(default_factory=MomentumKeys)
     adam: AdamKeys = field(default_factory=AdamKeys)
     yogi: YogiKeys = field(default_factory=YogiKeys)

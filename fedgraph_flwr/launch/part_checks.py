@@ -1,35 +1,28 @@
 """Checks of the parts that a configuration combines, against each other and against both classes of the method."""
 
-import inspect
 from collections.abc import Collection
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.combined import KINDS
 from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.parts import KEYS, chosen
+from fedgraph_flwr.config.parts import KEYS, chosen, parts_of, values
 from fedgraph_flwr.config.schema import PERSONAL_PREFIXES
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.side import TAKING, inherits
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
-OBJECTIVES = {"prox": (), "moon": ("logits", "loss"), "sam": ("parameters",)}
-"""Members that a client must have from `GraphClient` for each part of the objective."""
-
-ANCHORED = {"prox": "holds clients at", "moon": "contrasts each client's model with"}
-"""Parts of the objective that need the server's model, and what they do with it."""
-
 SENDING = ("before_train", "before_evaluate")
 """Members by which a server sends groups with a model."""
 
-TAKING = ("receive", "fit", "evaluate")
-"""Members by which a client can take them."""
+TRAINING = ("train", "descend", "gradient")
+"""Members of local training in which parts act; a class that overrides one may declare that it calls its base's."""
 
-PERSONAL = ("parameters", "predict", "personal_parameters", "predict_shared", "save", "load")
-"""Those that a second model needs."""
+ORDER = ("objective", "personalization", "variates", "server_optimizer")
+"""Keys in the order in which their parts are checked."""
 
 
 def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink: Uplink) -> None:
@@ -47,19 +40,18 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
     rules = cfg.strategy
     _check_sides(rules, server, client)
     _check_unused(rules)
-    for name in rules.objective:
-        if name in ANCHORED:
-            _need_shared(rules, f"strategy.objective={name} {ANCHORED[name]}")
-        _need_hooks(rules, f"strategy.objective={name}", client, OBJECTIVES[name])
-    if (part := rules.personalization) in KEYS:
-        _need_shared(rules, f"strategy.personalization={part} trains a second model beside")
-        # it trains at scoring too, after `train` has ended
-        prepared = ("train",) if KINDS[part].capabilities.tunes else ()
-        _need_hooks(rules, f"strategy.personalization={part}", client, PERSONAL + prepared)
-    if rules.variates != "none":
-        _check_variates(rules, server, client, uplink)
-    if rules.server_optimizer != "average":
-        _need_mean(rules, f"strategy.server_optimizer={rules.server_optimizer}", server, uplink)
+    parts = parts_of(rules)
+    for name, part in sorted(parts.items(), key=lambda item: ORDER.index(item[1].choice)):
+        what = f"strategy.{part.choice}={name}"
+        values(rules, name)
+        if part.shared:
+            _need_shared(rules, f"{what} {part.shared}")
+        if part.mean:
+            _need_mean(rules, what, server, uplink)
+        if part.client:
+            _need_hooks(rules, what, client, part.own)
+        if part.step:
+            _need_step(rules, f"{what} {part.step}", server, uplink)
 
 
 def check_personal(cfg: RunConfig, model: Model) -> None:
@@ -138,19 +130,12 @@ def _check_unused(rules: StrategyConfig) -> None:
                 )
 
 
-def _check_variates(
-    rules: StrategyConfig, server: type, client: type[GraphClient], uplink: Uplink
-) -> None:
-    """Refuse variates where the next model is not the weighted mean of the clients' models."""
-    what = f"strategy.variates={rules.variates}"
-    _need_mean(rules, what, server, uplink)
-    _need_hooks(rules, what, client, ())
+def _need_step(rules: StrategyConfig, what: str, server: type, uplink: Uplink) -> None:
+    """Refuse a part where the next model is not the weighted mean of the clients' models."""
     if server.step is not GraphStrategy.step or type(uplink[TRAIN][MODEL]) is not Mean:  # type: ignore[attr-defined]
         why = f"strategy={rules.name} has a server, {server.__name__}, that makes another model of the replies"
         fix = f"expected one with the `step` of {GraphStrategy.__name__}, such as strategy=fedavg"
-        raise FedGraphError(
-            f"{what} sums over clients by the weights of their mean, and {why}: {fix}"
-        )
+        raise FedGraphError(f"{what}, and {why}: {fix}")
 
 
 def _need_shared(rules: StrategyConfig, what: str) -> None:
@@ -166,20 +151,14 @@ def _need_hooks(
     rules: StrategyConfig, what: str, client: type[GraphClient], hooks: Collection[str]
 ) -> None:
     """Refuse a part where the method's client does not train or predict as the part expects."""
-    ignored = [hook for hook in ("train", "descend", "gradient") if not _calls_base(client, hook)]
+    called = client.capabilities.calls_base
+    ignored = [hook for hook in TRAINING if hook not in called and not inherits(client, [hook])]
     ignored += [hook for hook in hooks if getattr(client, hook) is not getattr(GraphClient, hook)]
     if ignored:
         why = f"its client, {client.__name__}, has its own `{ignored[0]}`; expected that of {GraphClient.__name__}"
         raise FedGraphError(
             f"{what} does not go with strategy={rules.name}: {why}, such as strategy=fedavg"
         )
-
-
-def _calls_base(client: type[GraphClient], hook: str) -> bool:
-    """Whether a client's method of this name is the base's, or calls it."""
-    above = client.__mro__[: client.__mro__.index(GraphClient)]
-    functions = [inspect.unwrap(vars(kind)[hook]) for kind in above if hook in vars(kind)]
-    return all("super" in function.__code__.co_names for function in functions)
 
 
 def _need_mean(rules: StrategyConfig, part: str, server: type, uplink: Uplink) -> None:

@@ -6,7 +6,7 @@ A method declares this next to its uplink, in a function that its client names a
         return {TRAIN: {"target": Input("the pooled moments", {"moments": ArrayField((5, "C"), "float64")})}}
 
 A node reads messages by it, and the method's page shows it. A message need not carry every group. The framework declares its
-own: shared parameters, class weights, norms of clipping, inputs of secure sums and of variates.
+own: shared parameters, class weights, norms of clipping, inputs of secure sums and of parts.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.methods.uplink import Uplink, sums
-from fedgraph_flwr.methods.variates import ACKNOWLEDGED, CONTROLLED, VARIATES
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.secagg import SECAGG, STEPS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN
@@ -38,10 +38,12 @@ class Input:
         what: what it is, for the method's page and for errors.
         fields: its arrays, where None is one whose type and shape the client checks, because they follow from earlier
             messages; `ARRAYS`: the names and shapes of the shared parameters; None: names follow from earlier messages, too.
+        zero: whether it is zero before any training.
     """
 
     what: str
     fields: Mapping[str, ArrayField | None] | str | None = None
+    zero: bool = False
 
 
 Inputs = Mapping[str, Input]
@@ -96,7 +98,8 @@ def received(kind: Any, cfg: RunConfig, uplink: Uplink) -> Downlink:
     scored = {**own.get(EVALUATE, {}), MODEL: _MODEL}
     phases: dict[str, dict[str, Input]] = {phase: dict(groups) for phase, groups in own.items()}
     phases |= {DESCRIBE: scored, EVALUATE: dict(scored), TRAIN: {**own.get(TRAIN, {}), MODEL: _MODEL}}
-    phases[TRAIN] |= _of_variates(cfg)
+    for part in parts_of(cfg.strategy).values():
+        phases[TRAIN] |= part.downlink
     phases |= dict.fromkeys(STEPS, _STEP) if cfg.privacy.secagg else {}
     for phase in {*phases, *uplink}:
         added = _of_framework(cfg, phase, bool(sums(uplink.get(phase, {}))))
@@ -123,15 +126,4 @@ def _of_framework(cfg: RunConfig, phase: str, summed: bool) -> dict[str, Input]:
         groups[CLIPPING] = Input("the clipping norms of this exchange")
     if cfg.privacy.secagg and (summed or phase == TRAIN):
         groups[SECAGG] = Input("the members of a secure sum, with sealed shares of their secrets")
-    return groups
-
-
-def _of_variates(cfg: RunConfig) -> dict[str, Input]:
-    """Return what parts receive whose clients keep a variate."""
-    if cfg.strategy.variates == "none":
-        return {}
-    last = {"round": ArrayField((1,), "int64", 0)}
-    groups = {ACKNOWLEDGED: Input("the last round in which the client's reply arrived", last)}
-    if cfg.strategy.variates in CONTROLLED:
-        groups[VARIATES] = Input("the server's variate")
     return groups

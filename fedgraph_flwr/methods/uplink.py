@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.labels import LABELS
-from fedgraph_flwr.methods.variates import CONTROLLED, VARIATES
 from fedgraph_flwr.wire.messages import CLIPPED, DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
 
@@ -175,8 +175,8 @@ def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     if cfg.train.class_weights == "federated":
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
         found[LABELS] = Once({LABELS: Mean(share, weight="train")})
-    if cfg.strategy.variates in CONTROLLED:
-        found[TRAIN] = {**found.get(TRAIN, {}), VARIATES: Mean(ARRAYS, weight="shares")}
+    for part in parts_of(cfg.strategy).values():
+        found[TRAIN] = {**found.get(TRAIN, {}), **part.uplink}
     if cfg.privacy.adaptive and cfg.privacy.side != "server":
         found = {phase: _with_bits(groups) for phase, groups in found.items()}
     found.setdefault(TRAIN, {})

@@ -10,10 +10,6 @@ ACKNOWLEDGED = "heard"
 """Group that travels down with the model: the last round in which this client's reply arrived, [1]; 0: none."""
 
 
-CONTROLLED = ("scaffold", "feddc")
-"""Values of ``strategy.variates`` whose clients upload the change of a variate."""
-
-
 def averages_steps(option: str, train: TrainConfig) -> bool:
     """Return whether c_i follows from the client's total change, option II."""
     return train.plain_sgd if option == "auto" else option == "II"

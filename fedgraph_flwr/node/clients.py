@@ -27,7 +27,6 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.uplink import declared
-from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.node import records, settings, start
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
@@ -201,7 +200,8 @@ class Member:
                 received = {name: t.detach().cpu().numpy() for name, t in client.shared.items()}
             if fresh:
                 start.check_start(client, received, self.node.root)
-                start.check_variates(request.groups.get(VARIATES, {}))
+                for group in sorted(client.combined.zero):
+                    start.check_zero(group, request.groups.get(group, {}))
                 ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
             elif received and phase in (DESCRIBE, EVALUATE):
                 ledger.loaded = True

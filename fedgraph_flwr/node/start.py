@@ -82,8 +82,8 @@ def _starts_otherwise(expected: np.ndarray, received: np.ndarray) -> bool:
     return not np.allclose(received, expected, rtol=1e-3, atol=1e-5)
 
 
-def check_variates(received: Mapping[str, Any]) -> None:
-    """Refuse variates before any training.
+def check_zero(group: str, received: Mapping[str, Any]) -> None:
+    """Refuse a group of a part that is not zero before any training, such as variates.
 
     One step along chosen ones makes the first parameters those that a server chooses.
 
@@ -93,6 +93,6 @@ def check_variates(received: Mapping[str, Any]) -> None:
     planted = [sanitize(name, 60) for name, array in received.items() if np.any(array)]
     if planted:
         raise Refusal(
-            f"the server starts this run with a variate of '{planted[0]}' that is not zero, which"
+            f"the server starts this run with '{planted[0]}' of '{group}' that is not zero, which"
             " this node refuses (check_start)"
         )

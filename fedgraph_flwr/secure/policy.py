@@ -63,8 +63,8 @@ from fedgraph_flwr.config import (
 )
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.lookup import named_code
-from fedgraph_flwr.config.parts import CHOICES, chosen
-from fedgraph_flwr.config.schema import Section
+from fedgraph_flwr.config.parts import chosen, part, values
+from fedgraph_flwr.config.schema import CHOICES, Section, is_own
 from fedgraph_flwr.data import plugins
 from fedgraph_flwr.errors import FedGraphError, Refusal, check_names, line_of, sanitize
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
@@ -197,7 +197,9 @@ class Policy(Section, group="policy"):
     def _check_strategy(self, cfg: RunConfig) -> None:
         """Refuse a method that is not listed, or whose client's parts differ from those of its YAML."""
         name, client = cfg.strategy.name, cfg.strategy.client
-        plain = client in self.strategies and cfg.strategy.variates == "none"  # variates send more than the model
+        # some parts send more than the model
+        more = any(is_own(one) or part(one).downlink for one in chosen(vars(cfg.strategy)))
+        plain = client in self.strategies and not more
         if not self.strategies or plain or has_section(client):
             return
         ours = group_file("strategy", name) if name in group_names("strategy") else {}
@@ -429,7 +431,7 @@ def _value(client: Any, key: str) -> Any:
     if found is None:
         found = (getattr(node, "params", None) or {}).get(name)
     if found is None and groups == ["strategy"]:
-        sections = [client.params, *(getattr(node, part) for part in chosen(vars(node)))]
+        sections = [client.params, *(values(node, one) for one in chosen(vars(node)))]
         found = next((getattr(section, name) for section in sections if hasattr(section, name)), None)
     if found is None:
         raise Refusal(

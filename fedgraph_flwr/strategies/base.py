@@ -23,7 +23,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.config.lookup import locate, method_params
+from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.side import Side, refuse_overrides
@@ -33,7 +34,7 @@ from fedgraph_flwr.strategies.exchange import Exchange, with_own
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.round import Groups, GroupsFor, Stage
 from fedgraph_flwr.strategies.server import Server
-from fedgraph_flwr.strategies.server_parts import server_parts
+from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import EVALUATE, TRAIN, Arrays
 
 __all__ = ["ClientInfo", "GraphStrategy", "Groups", "GroupsFor", "Reduced", "Stage"]
@@ -87,7 +88,11 @@ class GraphStrategy(Side, Server):
         super().__init__(cfg)
         self.params = method_params(type(self), cfg)
         self.uplink_of = declared(type(self), cfg)
-        self.combined = server_parts(cfg.strategy)
+        declared_parts = parts_of(cfg.strategy)
+        halves = {name: part.server for name, part in declared_parts.items() if part.server}
+        self.combined: list[ServerPart] = [
+            locate(half)(name, cfg.strategy) for name, half in halves.items()
+        ]
 
     def __setattr__(self, name: str, value: Any) -> None:
         given = name in ("counting", "exchange") and name not in vars(self)

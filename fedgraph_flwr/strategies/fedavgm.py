@@ -17,7 +17,7 @@ class Momentum(ServerPart):
 
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step along the velocity."""
-        p = server.cfg.strategy.momentum
+        p = self.keys
         previous = server.memory.get("velocity", {})
         velocity = {
             n: p.beta * previous.get(n, 0) + (mean[n] - arrays[n])

@@ -25,7 +25,7 @@ class FedDC(Scaffold):
 
     def moved(self, server: Server, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """Return w from the mean model and the drifts; absent clients keep theirs."""
-        if not server.cfg.strategy.feddc.alpha:
+        if not self.keys.alpha:
             return mean
         previous = server.memory.get(DRIFT, {})
         trained = arrays.keys() - server.buffers

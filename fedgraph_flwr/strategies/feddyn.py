@@ -25,7 +25,7 @@ class FedDyn(Variates):
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Apply the server's two lines of Algorithm 1."""
         mean = super().step(server, arrays, mean, reduced)
-        alpha = server.cfg.strategy.feddyn.alpha
+        alpha = self.keys.alpha
         if not alpha:
             return mean
         previous = server.memory.get(H, {})

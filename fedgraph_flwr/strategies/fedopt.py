@@ -31,7 +31,7 @@ class Adaptive(ServerPart):
 
     def step(self, server: Server, arrays: Arrays, mean: Arrays, reduced: Reduced) -> Arrays:
         """Take one step of the server's optimiser."""
-        p = getattr(server.cfg.strategy, server.cfg.strategy.server_optimizer)
+        p = self.keys
         after = dict(mean)
         first = server.memory.setdefault("first", {})
         second = server.memory.setdefault("second", {})

@@ -41,7 +41,7 @@ class Scaffold(Variates):
 
     def moved(self, server: Server, arrays: Arrays, mean: Arrays, share: float) -> Arrays:
         """Return the next parameters from x and ȳ."""
-        rate = server.cfg.strategy.scaffold.server_lr
+        rate = self.keys.server_lr
         if rate == 1:
             return mean
         trained = arrays.keys() - server.buffers

@@ -373,7 +373,7 @@ def test_no_variate_plants_parameters_in_the_first_round(node, kind):
     planted = binning(seeds, 64, 5)[0]
     variate = {name: (seeds[name] - planted[name]) / 1e-3 for name in seeds}
     first = {ACKNOWLEDGED: {"round": np.zeros(1, np.int64)}, "model": seeds}
-    assert "starts this run with a variate of '" in asked.request("train", 1, {**first, VARIATES: variate})
+    assert "' of 'variates' that is not zero" in asked.request("train", 1, {**first, VARIATES: variate})
     zeros = {name: np.zeros_like(array) for name, array in seeds.items()}
     reply = node(f"strategy.variates={kind}", *WIDE).request("train", 1, {**first, VARIATES: zeros})
     assert not isinstance(reply, str), reply
