@@ -62,7 +62,6 @@ from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
-from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import check_shapes
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
@@ -79,7 +78,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     """
 
     makes_graphs = True
-    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge", *STEPS), _OFTEN)
+    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("generate", "judge"), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("x", "at")
     generator: tuple[NeighGen, Model, Adam] | None = None
 

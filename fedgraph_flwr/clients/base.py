@@ -106,7 +106,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         policy: the node owner's policy: which requests the node accepts.
         fixed_size: size that counts in means, by an agreement of members; 0: that of the graph.
         keyring: signs the keys that the client publishes and verifies the keys of others.
-        repeats: most messages per round, for phases that may come more than once.
+        repeats: most messages per round, for phases that may come more often than their uplink says (`Exchanges`).
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
         predicts_with: names in the result of `for_prediction` that `predict` reads.
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.

@@ -8,7 +8,6 @@ nothing is shared (``strategy.shared=[]``).
 Never leaves it: predictions of single items.
 """
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +34,6 @@ from fedgraph_flwr.methods.boosting import (
     COUNTS,
     FOREST,
     HISTOGRAM,
-    MAX_DEPTH,
     NODES,
     START,
     UNIT,
@@ -58,7 +56,6 @@ from fedgraph_flwr.numerics.forest import (
     leaves,
     raw_scores,
 )
-from fedgraph_flwr.secure.secagg import DEAL, PUBLISH, UNMASK
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
 from fedgraph_flwr.wire.messages import Arrays
@@ -80,10 +77,6 @@ class BoostingClient(GraphClient):
     downlink = staticmethod(boosting.downlink)
     serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges", "nodes-regression", "nodes-multilabel"})
     stacks: ClassVar[tuple[str, ...] | None] = None
-    repeats: ClassVar[Mapping[str, int]] = {
-        **{boosting.GROW: MAX_DEPTH - 1, BINS: 2},
-        **dict.fromkeys((PUBLISH, DEAL, UNMASK), MAX_DEPTH),
-    }
     model: Forest
     params: BoostingParams
     new: Arrays = empty_forest()

@@ -39,7 +39,6 @@ from fedgraph_flwr.methods.moments import (
 )
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.fedomd import OrthoGCN, Pass, orthogonality
-from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, Arrays
 from fedgraph_flwr.wire.reply_schema import check_shapes
 
@@ -62,10 +61,7 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
     """FedAvg's client with the orthogonality and moment terms in its objective."""
 
     samples: ClassVar[str] = "whole"
-    repeats: ClassVar[Mapping[str, int]] = {
-        "moments_about": 64,  # about another point for each lost client
-        **dict.fromkeys(STEPS, 2),  # secure sums of moments, and of models
-    }
+    repeats: ClassVar[Mapping[str, int]] = {"moments_about": 64}  # about another point for each lost client
     secrets: ClassVar[tuple[str, ...]] = ("statistics",)
     model: OrthoGCN
     stacks: ClassVar[tuple[str, ...] | None] = ("target",)

@@ -158,7 +158,7 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
     if name == LABELS:
         share = shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)
         return _bounded(client, name, {LABELS: {"share": share}}, {}, clipping), {}
-    messages_of(type(client), name)
+    messages_of(type(client), name, client.uplink_of)
     if MODEL in groups:
         _check_model(client, groups[MODEL])
     sent, numbers = getattr(client, name)(groups, config)

@@ -123,7 +123,7 @@ class Member:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )
-        most = client.policy.most(phase, messages_of(type(client), phase))
+        most = client.policy.most(phase, messages_of(type(client), phase, client.uplink_of))
         if not 0 <= request.round <= client.cfg.rounds:
             raise Refusal(
                 f"the server requests phase '{phase}' of round {request.round} in a run of"

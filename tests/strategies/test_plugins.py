@@ -90,7 +90,6 @@ class Exchange(GraphStrategy):
 
 class ExchangeClient(GraphClient):
     uplink = staticmethod(with_exchange)
-    repeats = dict.fromkeys(("secagg_keys", "secagg_shares", "unmask"), 2)
 
     @phase
     def probe(self, groups, config):

@@ -46,7 +46,6 @@ from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import SGD, Adam
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.policy import counted
-from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
@@ -73,7 +72,7 @@ class FedDEPAuthorsClient(GraphClient):
 
     Params: ClassVar[type] = Params
     uplink = staticmethod(shared.uplink)
-    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge", *STEPS), _OFTEN)
+    repeats: ClassVar[Mapping[str, int]] = dict.fromkeys(("propose", "judge"), _OFTEN)
     predicts_with: ClassVar[tuple[str, ...]] = ("z",)
     model: LinearFusedSAGE
     prototypes: Tensor | None = None
