@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import audit_chain, flower_patches
 from fedgraph_flwr.fleet.agreements import RELEASES
 from fedgraph_flwr.fleet.certificates import WARNED
@@ -131,7 +131,7 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
     """Return the options of `flower-supernode`.
 
     Raises:
-        FedGraphError: a file or folder is missing.
+        FedGraphError: a file or folder is missing, damaged, or cannot be written.
     """
     authority = _authority(args)
     check_key(args.key)
@@ -141,7 +141,7 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
             raise FedGraphError(f"{name} {path}: no such file")
     if args.peers and not args.peers.is_dir():
         raise FedGraphError(f"--peers {args.peers}: no such folder; expected public keys, such as node_0.pub")
-    _check_graph(args.graph)
+    _check_content(args)
     settings: dict[str, str | int] = {"key": str(args.key.absolute())}
     settings |= {name: str(path.absolute()) for name in _PATHS if (path := getattr(args, name))}
     settings |= {name: value for name in ("device", "threads") if (value := getattr(args, name)) is not None}
@@ -189,19 +189,28 @@ def _authority(args: argparse.Namespace) -> Path:
     return path
 
 
-def _check_graph(path: Path) -> None:
-    """Check the client file at the start instead of in the first round.
+def _check_content(args: argparse.Namespace) -> None:
+    """Check the client file, the policy and the state folder at the start instead of in the first round.
 
     Raises:
-        FedGraphError: the file is not a valid client file.
+        FedGraphError: one is invalid, or cannot be written.
     """
     from fedgraph_flwr import partition
     from fedgraph_flwr.party.party_file import client_file
+    from fedgraph_flwr.secure.policy import read_policy
 
+    option = "--graph"
     try:
-        partition.load(client_file(path, linked=True))
+        partition.load(client_file(args.graph, linked=True))
+        option = "--policy"
+        if args.policy:
+            read_policy(str(args.policy))
     except FedGraphError as error:
-        raise FedGraphError(f"--graph: {error}") from error
+        raise FedGraphError(f"{option}: {error}") from error
+    if args.state:
+        with system_errors(f"cannot write --state {args.state}"):
+            args.state.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=args.state).close()
 
 
 def check_address(text: str, name: str) -> tuple[str, int]:

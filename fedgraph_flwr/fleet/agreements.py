@@ -331,14 +331,19 @@ def withdraw(state: Path, digest: str, now: float) -> None:
 @contextmanager
 def changing(state: Path) -> Iterator[dict[str, Any]]:
     """Yield a state folder's records, and write them afterwards, under one lock; an error writes nothing."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / f"{USED}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        records = _remembered(state)
-        before = json.dumps(records)
-        yield records
-        if (after := json.dumps(records)) != before:
-            _replace(state / USED, after)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        with (state / f"{USED}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            records = _remembered(state)
+            before = json.dumps(records)
+            yield records
+            if (after := json.dumps(records)) != before:
+                _replace(state / USED, after)
+    except OSError as error:
+        raise Refused(
+            f"this node cannot write {USED} into its state folder ({error.strerror}): its owner mends it"
+        ) from error
 
 
 def public_key(text: str) -> EllipticCurvePublicKey:
@@ -456,7 +461,7 @@ def _remembered(state: Path) -> dict[str, Any]:
         for record in records.values():
             if not (
                 type(record["last"]) is int
-                and isinstance(record["runs"], dict)
+                and all(isinstance(known, list) for known in record["runs"].values())
                 and isinstance(record["withdrawn"], str)
             ):
                 raise ValueError(USED)

@@ -10,7 +10,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.errors import MALFORMED, FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, system_errors
 
 LOG, HEAD = "audit.jsonl", "audit.head"
 START = "0" * 64
@@ -29,7 +29,7 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
         FedGraphError: the log or its head was damaged, or cannot be written.
     """
     path = state / LOG
-    with FileLock(f"{path}.lock"):
+    with system_errors(f"cannot write {path}"), FileLock(f"{path}.lock"):
         head = read_head(state)
         if not path.is_file() and not head["n"]:
             write_bytes(path, b"")
@@ -39,13 +39,10 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
         text = text_of({"n": head["n"] + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
         line = json.dumps({**json.loads(text), "hash": (digest := next_hash(head["hash"], text))}, ensure_ascii=False)
         content = f"{line}\n".encode()
-        try:
-            with path.open("r+b") as file:
-                file.truncate(head["end"])
-                file.seek(head["end"])
-                file.write(content)
-        except OSError as error:
-            raise FedGraphError(f"cannot write {path}: {error.strerror}") from error
+        with path.open("r+b") as file:
+            file.truncate(head["end"])
+            file.seek(head["end"])
+            file.write(content)
         head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content)}
         write_bytes(state / HEAD, json.dumps(head).encode())
 

@@ -1,11 +1,13 @@
 """Health of a server or node over HTTP, for a service manager or a monitoring system: ``/live``, ``/ready``."""
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from fedgraph_flwr.errors import FedGraphError, first_line
+from fedgraph_flwr.errors import FedGraphError, first_line, located
+from fedgraph_flwr.fleet.processes import say
 
 Answer = Callable[[], tuple[bool, str]]
 """Returns whether all is well, and the text of the response."""
@@ -37,16 +39,24 @@ def monitor(address: tuple[str, int] | None, pages: Mapping[str, Answer]) -> Ite
         return
     handler = type("Pages", (_Pages,), {"pages": dict(pages)})
     try:
-        server = ThreadingHTTPServer((address[0].strip("[]"), address[1]), handler)
+        server = _Server((address[0].strip("[]"), address[1]), handler)
     except OSError as error:
         raise FedGraphError(f"--monitor {address[0]}:{address[1]}: {first_line(error)}: pass another port") from error
-    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say what went wrong in a line, unless the client has gone."""
+        if (error := sys.exc_info()[1]) and not isinstance(error, OSError):
+            say(f"warning: the monitor could not answer a request ({located(error)})")
 
 
 class _Pages(BaseHTTPRequestHandler):

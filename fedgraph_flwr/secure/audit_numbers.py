@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.errors import MALFORMED
 from fedgraph_flwr.fleet.metrics import Metric
-from fedgraph_flwr.secure.spent import entry_name, spent
+from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
 PHASES = 50
 """Most phases that are counted by their names."""
@@ -71,9 +72,10 @@ class AuditNumbers:
             self.bytes["sent"] += sum(entry["sent"].values())
             self.last = at
             if noise := entry["noise"]:
+                check_booking(noise)
                 booked = self.booked.setdefault(str(noise["purpose"]), {})
                 name = entry_name(entry["run"], noise)
                 before = booked.get(name, {"releases": 0})["releases"]
                 booked[name] = noise | {"releases": before + noise["releases"]}
-        except (ValueError, KeyError, TypeError, AttributeError):  # `fedgraph-flwr audit` names it
+        except MALFORMED:  # `fedgraph-flwr audit` names it
             return

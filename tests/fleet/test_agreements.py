@@ -175,9 +175,14 @@ def test_numbers_only_increase_and_survive_restarts(folder):
     with pytest.raises(Refused, match=r"run 1 of .* is used up: this node is at run 2"):
         accepted(agreement, run_of(agreement, 1), state)
     assert used(state, agreement.digest)["runs"] == {"1": ["7", "8"], "2": ["9"]}
-    (state / "agreements.json").write_text("{")
-    with pytest.raises(Refused, match="cannot read its record of agreed runs"):
-        accepted(agreement, run_of(agreement, 2), state)
+    record = json.loads((state / "agreements.json").read_text())
+    for damaged in ("{", json.dumps({key: value | {"runs": {"2": 5}} for key, value in record.items()})):
+        (state / "agreements.json").write_text(damaged)
+        with pytest.raises(Refused, match="cannot read its record of agreed runs"):
+            accepted(agreement, run_of(agreement, 2), state)
+    (folder / "file").touch()  # as a disk that is only read
+    with pytest.raises(Refused, match=r"cannot write agreements.json into its state folder \("):
+        accepted(agreement, run_of(agreement, 2), folder / "file" / "state")
 
 
 def test_an_owner_withdraws(folder, capsys):

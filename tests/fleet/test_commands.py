@@ -134,6 +134,14 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt", "--peers", "x"],
             "no such folder",
         ),
+        (
+            ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "graph", "--policy", "KEYS/fleet.json"],
+            "--policy: policy key 'server' is unknown",
+        ),
+        (
+            ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "graph", "--state", "KEYS/ca.crt/state"],
+            "cannot write --state KEYS/ca.crt/state: Not a directory",
+        ),
         (["fleet", "status", "--name", "nope"], "config.toml has no connections; `fedgraph-flwr server` writes one"),
         (
             ["node", "--server", "h:1", "--key", "KEYS/node_1", "--graph", "KEYS/ca.crt"],
@@ -144,8 +152,9 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
 def test_wrong_input_is_a_sentence(keys, tmp_path, monkeypatch, capsys, args, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    client_graph(0).save(tmp_path / "graph")
     assert main([word.replace("KEYS", str(keys)) for word in args]) == 2
-    assert message.replace("\\", "") in capsys.readouterr().err
+    assert message.replace("\\", "").replace("KEYS", str(keys)) in capsys.readouterr().err
 
 
 def test_a_key_that_others_can_read_is_refused(keys, tmp_path):

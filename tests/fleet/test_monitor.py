@@ -2,8 +2,11 @@
 
 import os
 import shlex
+import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -162,3 +165,26 @@ def end_family(process):
     for one in (process, *process.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             one.kill()
+
+
+def test_a_client_that_goes_away_prints_nothing(capsys):
+    """A monitoring system that resets its connection is no error; with JSON lines, a traceback would be no line."""
+    address = ("127.0.0.1", free_port())
+    begun, gone = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        gone.wait(PATIENCE)
+        return ""
+
+    with monitor(address, {"/ready": condition(slow)}):
+        client = socket.create_connection(address)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets when it closes
+        client.sendall(b"GET /ready HTTP/1.1\r\n\r\n")
+        begun.wait(PATIENCE)
+        client.close()
+        gone.set()
+        assert get(address, "/other")[0] == 404
+        wait_for(lambda: not [one for one in threading.enumerate() if "process_request" in one.name], "the answer")
+    out, err = capsys.readouterr()
+    assert out + err == ""

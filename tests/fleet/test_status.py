@@ -421,6 +421,30 @@ def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
     assert metrics.exposition(numbers.metrics()) == page
 
 
+@pytest.mark.parametrize(
+    "noise", [{"noise_multiplier": 0}, {"releases": "2"}, {"sensitivity": None}, {"noise_multiplier": 1e999}, [1], "x"]
+)
+def test_a_damaged_line_of_the_audit_log_costs_its_own_numbers_only(tmp_path, noise):
+    """`audit` names it; the page of metrics stays there."""
+    price = {"noise_multiplier": 4.0, "sensitivity": 1.0, "releases": 2}
+    entry = {
+        "run": "5",
+        "strategy": "fedavg",
+        "phase": "train",
+        "round": 1,
+        "exchange": 0,
+        "received": 100,
+        "refused": "",
+    }
+    good = price | {"unit": "client", "purpose": "fraud"}
+    bad = good | noise if isinstance(noise, dict) else noise
+    for value in (bad, good):
+        audit_chain.append(tmp_path, entry | {"sent": {}, "noise": value})
+    found = samples(metrics.exposition(AuditNumbers(tmp_path / audit_chain.LOG).metrics()))
+    assert found["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
+    assert found["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
+
+
 def test_alert_rules_name_metrics_that_there_are(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("fedgraph_flwr.cli.server.node_infos", lambda name: INFOS)
     monkeypatch.setattr("fedgraph_flwr.cli.server.pending_runs", lambda name: 1)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import unpack_words
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation.curves import Curves, margin
 from fedgraph_flwr.party.drill.plan import Plan
 from fedgraph_flwr.party.drill.planting import PLAN, SLOTS
@@ -151,15 +151,18 @@ def read_slots(folder: Path) -> dict[str, int]:
     """Return the pattern of each account that takes a slot.
 
     Raises:
-        FedGraphError: the folder is no drill's.
+        FedGraphError: the folder is no drill's, or its file is damaged.
     """
     import pandas as pd
 
     path = folder / SLOTS
     if not path.is_file():
         raise FedGraphError(f"{folder} has no {SLOTS}: pass a folder that `fedgraph-flwr drill plant` wrote")
-    table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return {account: int(number) for account, number in zip(table["account"], table["pattern"], strict=True)}
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        return {account: int(number) for account, number in zip(table["account"], table["pattern"], strict=True)}
+    except MALFORMED as error:
+        raise FedGraphError(f"{path} is damaged ({first_line(error)}): restore it, or plant the drill again") from error
 
 
 def accounts_by_number(graph: Any, slots: Mapping[str, int]) -> dict[int, int]:

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.drill.plan import KINDS, Plan, common_period
 from fedgraph_flwr.party.drill.planting import check_folder, plant, read_book
-from fedgraph_flwr.party.drill.report import ALL, Scored, recall, report
+from fedgraph_flwr.party.drill.report import ALL, Scored, read_slots, recall, report
 from fedgraph_flwr.party.link.files import record_keys
 
 DAY, START, DAYS = 86_400, "2026-01-01", 40
@@ -361,3 +361,10 @@ def test_a_drill_from_books_to_recall(tmp_path, capsys, caplog):
     alone = pd.read_csv(tmp_path / "a.csv").query("kind == 'all'").set_index("method")
     payers = sum(p.parties[t.source] == 0 for p in test for t in p.transfers)
     assert alone["payments"].tolist() == [payers] * 3
+
+
+@pytest.mark.parametrize("text", ["account,pattern\na,one\n", "account\na\n", "", "account,pattern\na,1,2,3\nb\n"])
+def test_a_damaged_list_of_slots_is_named(tmp_path, text):
+    (tmp_path / "drill_slots.csv").write_text(text)
+    with pytest.raises(FedGraphError, match=r"drill_slots.csv is damaged \(.*plant the drill again"):
+        read_slots(tmp_path)
