@@ -1,6 +1,7 @@
 """A desk's month on generated books: what each day says, and whether the days alone equal the month.
 
-    python -m benchmarks.desk_month --days 30 --hours          # about two minutes; prints one line per step
+    python -m benchmarks.desk_month --days 30 --hours          # about three minutes
+    python -m benchmarks.desk_month --quiet-days 100 --hours   # only drift, on days without any
 
 Two banks import, link and train. Each day, both add their file, the first raises alerts, decides all of them by the truth, and
 looks for drift, of which the books have none. At half time they link again (``--since``) and train on (``init=``) with the
@@ -184,6 +185,21 @@ def month(folder: Path, days: int = 30, hours: bool = True, history: int = 40, e
     return found
 
 
+def quiet(folder: Path, days: int, hours: bool, history: int, seed: int) -> Month:
+    """Return on which of many days without drift `drift` alarms."""
+    desk = Desk(folder, made.payments(history + days, hours, seed, NAMES), history)
+    desk.train()
+    rows = desk.rows[desk.rows.day >= history]
+    for path in made.days(folder / "days", rows, "a"):
+        desk.go("book", "add", desk.book("a"), path)
+    for day in range(history, history + days):
+        name = str(made.START + day)
+        desk.month.looked.append(name)
+        if desk.go("drift", "--book", desk.book("a"), "--from", name, "--until", name, codes=(0, 3)) == 3:
+            desk.month.alarms.append(name)
+    return desk.month
+
+
 def main() -> None:
     """Print the figures of a month."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -191,7 +207,13 @@ def main() -> None:
     parser.add_argument("--history", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", action="store_true", help="payments with hours, not only dates")
+    parser.add_argument("--quiet-days", type=int, default=0, help="only drift, on so many days without any")
     args = parser.parse_args()
+    if args.quiet_days:
+        with tempfile.TemporaryDirectory() as folder:
+            found = quiet(Path(folder) / "month", args.quiet_days, args.hours, args.history, args.seed)
+        print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}; {found.refused}")
+        return
     with tempfile.TemporaryDirectory() as folder:
         found = month(Path(folder) / "month", args.days, args.hours, args.history, seed=args.seed)
     print(

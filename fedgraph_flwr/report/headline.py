@@ -137,7 +137,7 @@ def _without(run: FinishedRun) -> str:
     if not left_out:
         return f" It covers {who}." if (who := run.coverage) and run.cfg.evaluation.clients != "all" else ""
     clients = len(run.per_client["test-count"])
-    reasons = "; ".join(f"client {c}: {why}" for c, why in list(left_out.items())[:MAX_NAMED])
+    reasons = "; ".join(f"{run.client_name(c)}: {why}" for c, why in list(left_out.items())[:MAX_NAMED])
     more = f"; and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
     return f" It covers {clients - len(left_out)} of {clients} clients ({reasons}{more})."
 

@@ -60,7 +60,7 @@ def _graphs(run: FinishedRun, classes: Sequence[str]) -> Markup:
             graph = partition.load_client(run.cfg, client)
         except FedGraphError:
             continue
-        about = f"client {client}: {count(graph.num_nodes)} nodes"
+        about = f"{run.client_name(client)}: {count(graph.num_nodes)} nodes"
         pictures.append({"about": about, "small": graph.num_nodes > 150, **_paths(graph)})
     more = len(run.clients) - len(pictures)
     left = f" {more} larger or additional clients are not drawn." if more else ""

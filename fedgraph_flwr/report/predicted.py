@@ -252,7 +252,9 @@ def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -
     names = class_names(run, run.clients[0]["classes"])
 
     def view(by: np.ndarray, called: dict[int, str]) -> dict[str, Any]:
-        labels_text = [f"class {names[c] if c >= 0 else 'unknown'}, client {o}" for c, o in zip(y, owner, strict=True)]
+        labels_text = [
+            f"class {names[c] if c >= 0 else 'unknown'}, {run.client_name(o)}" for c, o in zip(y, owner, strict=True)
+        ]
         series: list[dict[str, Any]] = []
         for key, name in called.items():
             points = [[*places[i].tolist(), labels_text[i]] for i in np.flatnonzero(by == key)]
@@ -260,7 +262,7 @@ def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -
         return {"series": series}
 
     classes = {int(c): f"class {names[c]}" if c >= 0 else "unknown" for c in np.unique(y)}
-    clients = {int(o): f"client {o}" for o in np.unique(owner)}
+    clients = {int(o): run.client_name(int(o)) for o in np.unique(owner)}
     views, axis = {"by class": view(y, classes), "by client": view(owner, clients)}, {"name": "", "hide": True}
     how = "nearby nodes are similar, large distances have no meaning"
     how = f"t-SNE of {len(h)} nodes' features before the last layer: {how}."

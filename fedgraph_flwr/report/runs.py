@@ -14,7 +14,7 @@ from fedgraph_flwr.clients.saved_models import BY_VALIDATION
 from fedgraph_flwr.config import DatasetConfig, RunConfig, compose
 from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.method_names import method_name
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY, coverage
 from fedgraph_flwr.evaluation.intervals import Interval, ended, over
@@ -59,6 +59,12 @@ class FinishedRun:
         clients = self.summary.get("clients")
         sizes = list(clients.values()) if isinstance(clients, dict) else []
         return sizes if all(isinstance(one, dict) for one in sizes) else []
+
+    def client_name(self, client: int | str) -> str:
+        """Return the name of a client: that of its party, if the run lists its parties."""
+        parties = self.summary.get("parties") or []
+        known = str(client).isdecimal() and int(client) < len(parties)
+        return sanitize(parties[int(client)], 40) if known else f"client {client}"
 
     @property
     def label(self) -> str:

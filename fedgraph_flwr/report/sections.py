@@ -49,9 +49,9 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     y = {"name": f"test {display_name(metric)}", "unit": unit}
     charts = []
     for title, sentence, x, of in _against(graphs) if graphs else []:
-        charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=_series(scores, of)))
+        charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=_series(scores, of, first)))
     if not graphs and first.reported:
-        series = _series(scores, [one.get("num_train") for one in first.reported])
+        series = _series(scores, [one.get("num_train") for one in first.reported], first)
         title, sentence, x = "… against its size", "Training nodes reported by the client.", {"name": "training nodes"}
         charts.append(page.chart(title, sentence, "plane", height=280, x=x | {"unit": "count"}, y=y, series=series))
     bars = _ranked(page, scores, first, metric, unit)
@@ -61,11 +61,11 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     return [grid(bars, *charts), _client_table(scores, graphs, first, metric), unknown, left]
 
 
-def _series(scores: dict[str, list[float]], x: Sequence[Any]) -> list[dict[str, Any]]:
+def _series(scores: dict[str, list[float]], x: Sequence[Any], run: FinishedRun) -> list[dict[str, Any]]:
     """Return scores of clients against a number of each, as far as it is known."""
     points = {}
     for name, values in scores.items():
-        points[name] = [[x[c], v, f"client {c}", 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None]
+        points[name] = [[x[c], v, run.client_name(c), 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None]
     return coloured({name: {"points": of} for name, of in points.items()})
 
 
@@ -100,11 +100,11 @@ def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric
     order = sorted(range(len(values)), key=lambda c: -sign * values[c] if not math.isnan(values[c]) else math.inf)
     points = {}
     for other, of in scores.items():
-        points[other] = [[rank, of[c], f"client {c}", 10] for rank, c in enumerate(order) if c < len(of)]
+        points[other] = [[rank, of[c], run.client_name(c), 10] for rank, c in enumerate(order) if c < len(of)]
     series = coloured({other: {"points": of} for other, of in points.items()})
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     if levels:
-        marks = [[rank, levels[c], f"client {c}"] for rank, c in enumerate(order)]
+        marks = [[rank, levels[c], run.client_name(c)] for rank, c in enumerate(order)]
         series.append({"name": "chance", "colour": 6, "points": marks, "symbol": "rect", "size": [14, 3]})
     how = f"Ordered by {name}, best first" + (f"; grey: chance level, {chance.predictor(metric)}." if levels else ".")
     x = {"name": "clients, by score", "labels": order, "min": -1, "max": len(order)}
@@ -117,7 +117,8 @@ def _client_table(
 ) -> Markup:
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     items, left_out = kind_of(run.cfg).ITEMS, run.left_out
-    columns: dict[str, list[Any]] = {"client": [(str(c), c) for c in range(max(map(len, scores.values())))]}
+    names = (run.client_name(c).removeprefix("client ") for c in range(max(map(len, scores.values()))))
+    columns: dict[str, list[Any]] = {"client": [(name, c) for c, name in enumerate(names)]}
     for name, values in scores.items():
         columns[display_name(metric) if len(scores) == 1 else name] = [
             (left_out.get(c, "–") if math.isnan(v) else score_text(v, metric), v) for c, v in enumerate(values)
@@ -409,13 +410,13 @@ def _failures(runs: Sequence[FinishedRun]) -> Markup:
     for run in runs:
         for record in run.every_round:
             for who, reason in record["failed"].items():
-                found.setdefault((sanitize(who), sanitize(reason, 1000)), []).append(record["round"])
+                found.setdefault((run.client_name(sanitize(who)), sanitize(reason, 1000)), []).append(record["round"])
         for who, reason in (run.summary.get("failures") or {}).items():
-            found.setdefault((sanitize(who), sanitize(reason, 1000)), [])
+            found.setdefault((run.client_name(sanitize(who)), sanitize(reason, 1000)), [])
     if not found:
         return note("No reply failed.")
     rows = [
-        [f"client {who}", (str(len(rounds) or 1), float(len(rounds) or 1)), _span(rounds), reason]
+        [who, (str(len(rounds) or 1), float(len(rounds) or 1)), _span(rounds), reason]
         for (who, reason), rounds in sorted(found.items(), key=lambda item: -len(item[1]))
     ]
     return table(["client", "failures", "rounds", "reason"], rows, "Failed replies.")

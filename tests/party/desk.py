@@ -17,7 +17,7 @@ def write_pages(folder: Path) -> None:
     """Write one page of each kind."""
     rng = np.random.default_rng(0)
     cfg = SimpleNamespace(strategy=SimpleNamespace(name="fedavg"), data_name="payments")
-    predictor = SimpleNamespace(client=0, cfg=cfg)
+    predictor = SimpleNamespace(client=0, who="client 0", cfg=cfg)
     margin = rng.normal(-1, 1.5, 400)
     y = (rng.random(400) < 1 / (1 + np.exp(-margin))).astype(np.int64)
     day, fitted = np.repeat(np.arange(20), 20), Calibration(temperature=1.3)

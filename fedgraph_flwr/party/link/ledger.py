@@ -86,8 +86,8 @@ class Matched:
         text = "link: of records that the last link matched with client %d, %d %s: %s"
         log(ERROR, text, peer, len(rows), what, record)
         raise RunFailed(
-            f"{len(rows)} records that the last link matched with client {peer} {what} in the new file (the node's log names the"
-            " first): import all records as they were, or link without --since"
+            f"{len(rows)} records that the last link matched with client {peer} {what} in the new file (the log line before names"
+            " the first): import all records as they were, or link without --since"
         )
 
 

@@ -283,7 +283,7 @@ def _page(title: str, lead: str, cells: Iterable[tuple[str, str, str]], finding:
 
 
 def _whose(predictor: Any) -> str:
-    return f"client {predictor.client}: {method_name(predictor.cfg.strategy.name)} on {predictor.cfg.data_name}"
+    return f"{predictor.who}: {method_name(predictor.cfg.strategy.name)} on {predictor.cfg.data_name}"
 
 
 def _digits(value: float) -> str:

@@ -38,7 +38,7 @@ from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.payment_names import Names, payment_names
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema, feature_names, fitted_schema
 from fedgraph_flwr.engine.process import same_process_state
-from fedgraph_flwr.errors import MALFORMED, FedGraphError, by_caller, first_line, from_python
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, by_caller, first_line, from_python, sanitize
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.checks import client_class, rebuilds
 from fedgraph_flwr.logs import log
@@ -259,6 +259,12 @@ class TaskPredictor(ABC):
     def of_party(self) -> bool:
         """Whether it is the model of a client whose graph is stored: not the shared one, and not exported."""
         return isinstance(self, Predictor) and self.client is not None
+
+    @property
+    def who(self) -> str:
+        """The party by its name, if its file has one, else its client's number."""
+        name = getattr(self.own, "linking", {}).get("party", "") if self.own is not None else ""
+        return sanitize(name, 40) if name else f"client {self.client}"
 
     def party_graph(self) -> Any:
         """Return the client's graph.

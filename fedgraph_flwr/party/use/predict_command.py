@@ -244,7 +244,7 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
     """Print what was predicted by which model, and where it is."""
     from fedgraph_flwr.party.use.frames import without_formulas
 
-    whose = f"client {predictor.client}'s model" if predictor.client is not None else "the shared model"
+    whose = f"the model of {predictor.who}" if predictor.client is not None else "the shared model"
     print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {of}")
     if "class" in frame:
         counts = frame["class"].value_counts()

@@ -141,7 +141,7 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
     args += ["--edges", str(imported / "a_payments.csv"), "--out"]
     assert cli.main([*args, str(imported / "p.csv")]) == 0
     printed = capsys.readouterr().out
-    assert "ditto, client 0's model of round" in printed
+    assert "ditto, the model of client 0 of round" in printed
     table = pd.read_csv(imported / "p.csv")
     predictor = load_predictor(imported / "run", 0)
     assert ((table["class"] == "fraud") == (table["p_fraud"] >= predictor.threshold - 1e-9)).all()
