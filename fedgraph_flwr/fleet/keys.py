@@ -170,8 +170,16 @@ def write_fleet(folder: Path, places: Places) -> bool:
 
 
 def write_configuration(folder: Path, name: str, places: Places) -> Path:
-    """Write the nginx configuration ``server`` or ``operator`` for this folder and return its path."""
+    """Write the nginx configuration ``server`` or ``operator`` for this folder and return its path.
+
+    Raises:
+        FedGraphError: nginx cannot read the folder's name.
+    """
     values, path = {"keys": folder.absolute(), **asdict(places)}, (folder / f"{name}.conf").absolute()
+    if strange := set(str(folder.absolute())) & set('$"\\\n'):
+        raise FedGraphError(
+            f"nginx cannot read files in {folder.absolute()}, whose name has {min(strange)!r}: rename it"
+        )
     template = packaged(_TEMPLATES / f"{name}.conf")
     if name == "server":
         (folder / REVOKED_OPERATORS).touch()  # nginx includes it

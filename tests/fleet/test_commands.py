@@ -98,6 +98,18 @@ def test_an_operators_nginx_answers_no_page_in_a_browser(tmp_path):
         process.wait()
 
 
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed")
+def test_nginx_reads_the_servers_file_in_a_folder_with_a_space(tmp_path, capsys):
+    folder = tmp_path / "our 'new' {keys}; #1"
+    assert main(["fleet", "init", str(folder), "--listen", f"0.0.0.0:{free_port()}"]) == 0
+    done = subprocess.run(
+        ["nginx", "-t", "-e", "stderr", "-c", str(folder / "server.conf")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert main(["fleet", "init", str(tmp_path / "$keys")]) == 2
+    assert "whose name has '$': rename it" in capsys.readouterr().err
+
+
 def test_init_leaves_what_is_there_and_adds(keys, capsys):
     stays = [path for path in keys.iterdir() if path.suffix in ("", ".key", ".pub") and path.name != "server.key"]
     before = {path.name: path.read_bytes() for path in stays}
