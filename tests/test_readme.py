@@ -14,7 +14,8 @@ import pytest
 import yaml
 from scipy import stats
 
-from benchmarks import baselines, payments_worth, scale
+from benchmarks import payments_worth
+from benchmarks.cost import baselines, scale
 from fedgraph_flwr.cli.app import COMMANDS
 from fedgraph_flwr.config import compose, group_names
 from fedgraph_flwr.store.recorder import Recorder
@@ -234,7 +235,7 @@ def test_the_page_of_results_tells_the_first_table_as_it_is_stored():
 
 @pytest.mark.parametrize("name", scale.TEXTS)
 def test_what_a_round_costs_is_as_it_was_measured(name):
-    """`python -m benchmarks.scale --write` writes it anew."""
+    """`python -m benchmarks.cost scale --write` writes it anew."""
     text = (ROOT / name).read_text()
     assert text.count("<!-- cost:") == 1
     assert scale.written(name, text) == text
@@ -245,7 +246,7 @@ def test_what_a_round_costs_is_as_it_was_measured(name):
 
 
 def test_what_graph_baselines_cost_is_as_it_was_measured():
-    """`python -m benchmarks.baselines --write` writes it anew."""
+    """`python -m benchmarks.cost baselines --write` writes it anew."""
     text = baselines.TEXT.read_text()
     assert text.count("<!-- baselines:") == 1
     assert baselines.written(text) == text

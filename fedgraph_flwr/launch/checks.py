@@ -279,7 +279,7 @@ def at_once(cfg: RunConfig) -> int:
 
     Computing clients as one saves about 0.5 ms per client, but their parameters and moments may
     exceed the core's cache. It is 40 % faster at 5,000 parameters, 12 % at 65,000, and slower at
-    92,000 (`benchmarks/stacked.py`).
+    92,000 (`benchmarks/cost/stacked.py`).
     """
     if not cfg.at_once or not_stacked(cfg):
         return 0

@@ -1,4 +1,4 @@
-"""Cost of a round of FedHERO, FedHGN and FedOMD compared with a plain PyTorch loop: ``python -m benchmarks.loops [METHOD ...]``.
+"""Cost of a round of FedHERO, FedHGN and FedOMD compared with a plain PyTorch loop (`python -m benchmarks.cost loops METHOD`).
 
 Each method runs under its paper's protocol: FedHERO on Chameleon (METIS, 5 clients), FedHGN on the published AIFB client graphs
 (Random Edges, 3), FedOMD on Cora (Louvain, 3). *Ours* is a whole round in this process: scores, training, messages, averaging,

@@ -1,6 +1,6 @@
 """Seconds of a training round on one CPU core and on a GPU, and the GPU's memory.
 
-    python -m benchmarks.devices [--size 1] [key=value ...]
+    python -m benchmarks.cost devices [--size 1] [key=value ...]
 
 Prints the median of rounds 2 to 4, and the ratio. Without a GPU it prints the CPU's column alone. ``--size`` scales the numbers
 of nodes and payments.

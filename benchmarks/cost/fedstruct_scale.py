@@ -1,4 +1,4 @@
-"""FedStruct-B on a large graph: ``python benchmarks/fedstruct_scale.py [--full] [key=value ...]``.
+"""FedStruct-B on a large graph: ``python -m benchmarks.cost fedstruct_scale [--full] [key=value ...]``.
 
 A CSBM graph of 90,000 nodes and 900,000 directed edges is split at random over 30 clients, so that nearly every edge is cut;
 L_s = 10, p = 30 entries per row. With ``--full`` a graph of PubMed's size with Table 4's model, L_s = 20 and 10 clients:
@@ -11,8 +11,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose

@@ -1,6 +1,6 @@
 """Seconds per round on a local fleet, and cost of its processes: `fedgraph-flwr node` compared with unpatched Flower.
 
-    python -m benchmarks.fleet [rounds=8]
+    python -m benchmarks.cost fleet [rounds=8]
 
 The fleet has a server with a database, TLS and node keys, and three nodes. The same run is measured first with `--plain` (a new
 Python process per message, Flower's sleeps), then without. The graphs are tiny, so a round costs what its exchanges cost. The

@@ -1,4 +1,4 @@
-"""Seconds per round of FedSPA and FedAvg, in this process: ``python benchmarks/fedspa_round.py [key=value ...]``.
+"""Seconds per round of FedSPA and FedAvg, in this process: ``python -m benchmarks.cost fedspa_round [key=value ...]``.
 
 The runs use Cora, 10 Louvain clients and the paper's protocol, with one thread. Overrides such as ``dataset=cs`` apply to every
 run. The variants run alternately, so that other load affects them equally. For each the command prints the median and minimum
@@ -11,8 +11,6 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.launch.runner import run

@@ -1,4 +1,4 @@
-"""Training on a thousand small graphs per client compared with a plain PyG loop: ``python -m benchmarks.graphs``.
+"""Training on a thousand small graphs per client compared with a plain PyG loop: ``python -m benchmarks.cost graphs``.
 
 Both train GIN of GCFL's layout (3 layers, 64 wide, dropout 1/2, Adam, batches of 128 graphs, one epoch per round) on the same
 graphs of ``dataset=cycles``. *Ours* is a whole round in this process: scores, training, messages, averaging, records. *Loop* is

@@ -1,6 +1,6 @@
 """Seconds and bytes of matching records between two parties by private set intersection.
 
-    python benchmarks/matching.py [10000 100000 1000000] [--match payments]
+    python -m benchmarks.cost matching [10000 100000 1000000] [--match payments]
 
 Both parties take turns in one process, so that seconds are CPU seconds of both together on one core. They share four fifths of
 their records. Then each has a tenth more, and only those that are not matched are sent (`link --since`). Target: 100,000 records
@@ -8,14 +8,10 @@ of each in two minutes.
 """
 
 import argparse
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.data.graph import ClientGraph, pack_words
 from fedgraph_flwr.party.link.ledger import Ledger

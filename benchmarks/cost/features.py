@@ -1,7 +1,7 @@
 """What columns of a party's own records cost; `benchmarks.payments_worth` measures what they are worth.
 
-    python benchmarks/features.py import [1000000]    CPU seconds and peak memory of `import --features payments`
-    python benchmarks/features.py account [1000000]   the same columns for records of one account, in several shapes
+    python -m benchmarks.cost features import [1000000]    CPU seconds and peak memory of `import --features payments`
+    python -m benchmarks.cost features account [1000000]   the same columns for records of one account, in several shapes
 
 Each measurement runs in its own process. Target: a million records with all columns and three windows in 20 CPU seconds and 1.5
 GB, import included.
@@ -18,8 +18,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 DAY = 86_400
 SHAPES = ("pays everyone", "pays one other", "pays and is paid alike")
@@ -110,19 +108,20 @@ def main() -> None:
     parser.add_argument("size", nargs="?", default="")
     parser.add_argument("more", nargs="?", default="")
     args = parser.parse_args()
+    again = [sys.executable, "-m", "benchmarks.cost.features"]
     if args.what == "import-once":
         import_tables(Path(args.size))
     elif args.what == "account-once":
         one_account(int(args.size), args.more)
     elif args.what == "account":
         for shape in SHAPES:
-            subprocess.run([sys.executable, __file__, "account-once", args.size or "1000000", shape], check=True)
+            subprocess.run([*again, "account-once", args.size or "1000000", shape], check=True)
     else:
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
             write_tables(Path(folder), int(args.size or 1_000_000))
             print(f"wrote {args.size or '1000000'} records in {time.perf_counter() - start:.0f} s")
-            subprocess.run([sys.executable, __file__, "import-once", folder], check=True)
+            subprocess.run([*again, "import-once", folder], check=True)
 
 
 if __name__ == "__main__":

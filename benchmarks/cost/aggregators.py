@@ -1,19 +1,15 @@
 """Cost of each rule of `strategy.aggregator`, compared with the weighted mean, in one process with one thread.
 
-    python benchmarks/aggregators.py
+    python -m benchmarks.cost aggregators
 
 Models have 100,000 float32 parameters in four tensors. Times are the minimum over the repetitions.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import AGGREGATORS, StrategyConfig
 from fedgraph_flwr.strategies.aggregators import combine

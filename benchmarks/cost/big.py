@@ -1,7 +1,7 @@
 """Memory, disk and time of graphs that do not fit one step: clients with generated files, sampled training.
 
-    python -m benchmarks.big [--nodes 300000] [--edges 7500000] [--features 100] [--clients 1] [--cohort 0] [--rounds 2]
-    python -m benchmarks.big --row "one client"     # a row of the table in docs/speed.md; --rows lists them
+    python -m benchmarks.cost big [--nodes 300000] [--edges 7500000] [--features 100] [--clients 1] [--cohort 0] [--rounds 2]
+    python -m benchmarks.cost big --row "one client"     # a row of the table in docs/speed.md; --rows lists them
 
 The graph is a pure function: in-neighbour j of node v is a hash of (seed, client, v, j), in v's class with probability
 ``--same``, and features are the class's centre plus noise, hashed too. So any part can be made without the rest. Needs numba
@@ -31,7 +31,7 @@ from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.data.graph import FORMAT_VERSION
 from fedgraph_flwr.data.mapped import Blocks, is_mapped, write_blocks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "simulations" / "results" / "big.csv"
 LARGE = ["--nodes", "1110000", "--edges", "16000000", "--features", "128", "--half", "--labelled", "0.01"]
 ROWS: dict[str, list[str]] = {
@@ -215,7 +215,7 @@ def measured(row: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
     if args.cohort:
         words += [f"strategy.fraction={args.cohort / args.clients}", "evaluation.clients=cohort"]
     words += args.overrides
-    command = [sys.executable, "-m", "benchmarks.big", "--child", *words]
+    command = [sys.executable, "-m", "benchmarks.cost.big", "--child", *words]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True, check=False
     )

@@ -1,7 +1,7 @@
 """Cost of a local training step of a 2-layer GCN here and in a bare loop over PyG's ``GCNConv``, in one run.
 
-    python benchmarks/gcn_step.py                              # Cora, 10 Louvain clients
-    python benchmarks/gcn_step.py dataset=csbm num_clients=20
+    python -m benchmarks.cost gcn_step                              # Cora, 10 Louvain clients
+    python -m benchmarks.cost gcn_step dataset=csbm num_clients=20
 
 Both take full-batch steps (forward, cross-entropy on the training nodes, backward, Adam) on the same client graphs, alternately
 and with one thread. Results are CPU times: the mean over clients and steps, minimum over repetitions. The bare loop follows
@@ -11,13 +11,10 @@ PyG's examples: dense features, normalisation cached after the first step, torch
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, compose

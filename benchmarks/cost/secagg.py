@@ -1,6 +1,6 @@
 """Cost of secure aggregation: bytes, seconds and exchanges per round, with and without it.
 
-    python benchmarks/secagg.py [rounds=3] [--clients 3 10 100] [--methods fedavg fedomd fedhero fedhgn]
+    python -m benchmarks.cost secagg [rounds=3] [--clients 3 10 100] [--methods fedavg fedomd fedhero fedhgn]
 
 All clients and the server run in one process, so seconds are their sum; on a fleet clients work in parallel. CPU seconds cover
 the whole run including its start, and do not depend on other load. FedHGN runs on AIFB, which is downloaded on first use; the
@@ -8,12 +8,8 @@ other methods run on generated graphs.
 """
 
 import argparse
-import sys
 import tempfile
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError

@@ -1,7 +1,7 @@
 """Cost of a whole round compared with a bare PyG loop of only its local steps, and start and scaling of runs.
 
-    python benchmarks/round.py                     # the ratio and the start, on Cora with 10 Louvain clients
-    python benchmarks/round.py --scale             # also 100 and 1000 clients on CSBM, on every engine that simulates
+    python -m benchmarks.cost round                     # the ratio and the start, on Cora with 10 Louvain clients
+    python -m benchmarks.cost round --scale             # also 100 and 1000 clients on CSBM, on every engine that simulates
 
 The ratio compares medians within one process: rounds of the in-process engine (3 local steps of 10 clients, scoring, messages,
 aggregation, records), alternating with the same local steps in a loop over PyG's ``GCNConv``. The start is the time from
@@ -22,15 +22,13 @@ from typing import Any
 import psutil
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.gcn_step import bare_loop
+from benchmarks.cost.gcn_step import bare_loop
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.launch.runner import run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CORA = ["dataset=cora", "num_clients=10", "split.train=0.2", "split.val=0.4", "split.test=0.4"]
 
 

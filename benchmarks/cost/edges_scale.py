@@ -1,6 +1,6 @@
 """Memory and CPU time of payments that do not fit one step: one bank, `multi_gine` in sampled batches, scores in blocks.
 
-    python -m benchmarks.edges_scale [--payments 4000000] [--accounts 500000] [--write] [key=value ...]
+    python -m benchmarks.cost edges_scale [--payments 4000000] [--accounts 500000] [--write] [key=value ...]
 
 One epoch over the training payments and one scoring of all payments, in a process of its own. Prints the CPU seconds of the
 set-up (data, partition and inputs), of the epoch and of the scoring as each ends, with the peak memory so far, and the latter two
@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "simulations" / "results" / "edges_scale.csv"
 RUN = [
     *(
@@ -108,7 +108,7 @@ def main() -> None:
         return
     overrides = [*RUN, f"dataset.accounts={given.accounts}", f"dataset.background={given.payments}", *given.overrides]
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "benchmarks.edges_scale", "--child", folder, *overrides]
+        words = [sys.executable, "-m", "benchmarks.cost.edges_scale", "--child", folder, *overrides]
         environment = {**os.environ, "FEDGRAPH_DATA": f"{folder}/data", "OMP_NUM_THREADS": "1"}
         subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
         found = json.loads(Path(folder, "figures.json").read_text())

@@ -1,14 +1,14 @@
 """Cost of a round: the table of README and docs/speed.md, and its growth from 10 to 100,000 clients.
 
-    python -m benchmarks.scale                   # the rows of the table (half an hour; partitions are made first)
-    python -m benchmarks.scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients per round
-    python -m benchmarks.scale --only "1000, ray"     # the row of this name
-    python -m benchmarks.scale --write           # run nothing; write the stored rows to the two texts
+    python -m benchmarks.cost scale                   # the rows of the table (half an hour; partitions are made first)
+    python -m benchmarks.cost scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients per round
+    python -m benchmarks.cost scale --only "1000, ray"     # the row of this name
+    python -m benchmarks.cost scale --write           # run nothing; write the stored rows to the two texts
 
 Each row is a run in a separate process. Its seconds are medians over rounds after the first (`WARM`: after more): elapsed time,
 and CPU seconds of the server's process and of the busiest actor. The sum of the two CPU times is the duration of a round if
 each has its own core. ``of_bare`` divides the round's time by that of a bare loop over PyG's ``GCNConv`` for only the local
-steps, measured alternately in one process (`benchmarks.round.ratio`). Memory is the maximum of all processes of the run,
+steps, measured alternately in one process (`benchmarks.cost.round.ratio`). Memory is the maximum of all processes of the run,
 counting shared pages once. ``simulations/results/scale.csv`` and ``growth.csv`` contain the rows, and ``growth.png`` the curve.
 """
 
@@ -29,9 +29,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.round import CORA, held_by
+from benchmarks.cost.round import CORA, held_by
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "simulations" / "results"
 FIELDS = [
     "row",
@@ -113,7 +113,7 @@ SHORT = {
 }
 """Rows of a text that does not have all."""
 
-MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
+MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.cost scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def growth() -> dict[str, list[str]]:
@@ -166,7 +166,7 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
     rounds = rounds * (10 if clients < 1000 else 1) + skipped - 1
     with tempfile.TemporaryDirectory() as out:
         run_words = [*words, f"rounds={rounds}", "checkpoint_every=0", f"out={out}"]
-        command = [sys.executable, "-m", "benchmarks.scale", "--child", *run_words]
+        command = [sys.executable, "-m", "benchmarks.cost.scale", "--child", *run_words]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -205,7 +205,7 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
 
 def _of_bare(words: list[str], rounds: int) -> float:
     """Measure the ratio in a separate process."""
-    code = f"from benchmarks.round import ratio; ours, bare = ratio({words!r}, 3, {rounds}); print(ours / bare)"
+    code = f"from benchmarks.cost.round import ratio; ours, bare = ratio({words!r}, 3, {rounds}); print(ours / bare)"
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     output = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True

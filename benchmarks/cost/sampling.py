@@ -1,7 +1,7 @@
 """Sampled edges per second: `numerics.sampler` alone, with features gathered, and a plain torch sampler of the same draws.
 
-    python -m benchmarks.sampling [--nodes 1000000] [--degree 30] [--fanout 15,10] [--seeds 1024] [--batches 20]
-    python -m benchmarks.sampling --step [--nodes 100000] ..: how a training step of GraphSAGE divides
+    python -m benchmarks.cost sampling [--nodes 1000000] [--degree 30] [--fanout 15,10] [--seeds 1024] [--batches 20]
+    python -m benchmarks.cost sampling --step [--nodes 100000] ..: how a training step of GraphSAGE divides
 
 ``--step`` also prints steps without and with a thread that makes the next batch (`clients.batches.in_order`): time on the clock,
 and CPU time of the main thread, which is the time of a step where another core is free.

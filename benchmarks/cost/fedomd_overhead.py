@@ -1,4 +1,4 @@
-"""Cost of FedOMD compared with FedAvg on the same layers: ``python benchmarks/fedomd_overhead.py [key=value ...]``.
+"""Cost of FedOMD compared with FedAvg on the same layers: ``python -m benchmarks.cost fedomd_overhead [key=value ...]``.
 
 All variants run alternately in this process under the paper's protocol. For each the command prints: CPU milliseconds per round
 of server and clients together (median over rounds, best turn), the ratio to FedAvg, exchanges per round, and floats that a
@@ -11,10 +11,7 @@ import tempfile
 import time
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.launch.runner import run

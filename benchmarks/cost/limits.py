@@ -1,8 +1,8 @@
 """Profile of a round: time in torch's and NumPy's own code, and in messages, replies, scores and clients.
 
-    python -m benchmarks.limits                       # Cora with 10 clients, and 1,000 CSBM clients stacked, inline
-    python -m benchmarks.limits --only "1000, inline, stack=auto"
-    python -m benchmarks.limits dataset=csbm num_clients=100     # overrides of another run
+    python -m benchmarks.cost limits                       # Cora with 10 clients, and 1,000 CSBM clients stacked, inline
+    python -m benchmarks.cost limits --only "1000, inline, stack=auto"
+    python -m benchmarks.cost limits dataset=csbm num_clients=100     # overrides of another run
 
 A run without a profiler gives the CPU seconds per round (median). The same run under cProfile gives the calls from Python to
 torch's and NumPy's own code; the profiler adds almost nothing to their seconds. The remaining Python time is divided among its
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.scale import RESULTS, TABLE
+from benchmarks.cost.scale import RESULTS, TABLE
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.launch.runner import run
 

@@ -1,6 +1,6 @@
 """Savings by `stack`: CPU seconds of a FedAvg round with unstacked and with stacked clients, alternately.
 
-    python benchmarks/stacked.py [--clients 300] [--stack 32] [key=value ...]
+    python -m benchmarks.cost stacked [--clients 300] [--stack 32] [key=value ...]
 
 The default is CSBM with 100 to 200 nodes per client, in this process, with one thread. Results are medians of CPU seconds over
 rounds and blocks, without each run's first round, and its last, which has a separate evaluation.
@@ -8,15 +8,11 @@ rounds and blocks, without each run's first round, and its last, which has a sep
 
 import argparse
 import statistics
-import sys
 import tempfile
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.launch.runner import run

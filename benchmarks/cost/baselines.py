@@ -1,8 +1,8 @@
 """Cost of the graph baselines on Cora with 10 clients: a table of docs/speed.md.
 
-    python -m benchmarks.baselines                  # every row: three runs in separate processes, one thread
-    python -m benchmarks.baselines --only FedSage+  # one row
-    python -m benchmarks.baselines --write          # run nothing; write the stored rows to the text
+    python -m benchmarks.cost baselines                  # every row: three runs in separate processes, one thread
+    python -m benchmarks.cost baselines --only FedSage+  # one row
+    python -m benchmarks.cost baselines --write          # run nothing; write the stored rows to the text
 
 The protocol is the one OpenFGL was measured with: two-layer GCN unless a method has its own model, hidden 64, Adam 0.01, three
 local steps, Louvain, 20/40/40 % of each client. Each method uses the settings in its YAML. Seconds are medians over rounds and
@@ -22,13 +22,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.round import CORA
+from benchmarks.cost.round import CORA
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATH = ROOT / "simulations" / "results" / "baselines.csv"
 TEXT = ROOT / "docs" / "speed.md"
 MARKS = re.compile(
-    r"(<!-- baselines: made by python -m benchmarks.baselines --write -->\n).*?(?=<!-- end -->)", re.DOTALL
+    r"(<!-- baselines: made by python -m benchmarks.cost baselines --write -->\n).*?(?=<!-- end -->)", re.DOTALL
 )
 FIELDS = ["row", "seconds", "setup", "megabytes", "sent", "sent_before", "words"]
 ROUNDS, TURNS = 20, 3
