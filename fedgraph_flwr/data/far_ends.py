@@ -9,8 +9,8 @@ of an edge, such as ``edges.n_in_2d`` for ``n_in_source_2d`` and ``n_in_target_2
     exact      unchanged
     eps=E      one of `LEVELS` (0 or 1 of a flag), drawn by k-ary randomised response: the true one with probability
                e^E / (e^E + k − 1), else any other. One account's value of one column is E-differentially private towards the
-               receiver; ε of an account is the sum over such columns. The draw follows from the owner's secret, column and form,
-               account and true level: a repetition reveals nothing new, and the draws of two forms are independent.
+               receiver; ε of an account is the sum over such columns and over links. Each link draws anew: a draw that stayed
+               would show that a value did not change. The draws of two forms are independent.
 
 Columns of edges look back: their owner sends the value as of each edge, exact or in buckets.
 
@@ -169,7 +169,7 @@ class Column:
 
         Args:
             x: values of accounts [K].
-            key: secret of their owner.
+            key: secret of their owner and of the link.
             accounts: identifies each for its owner [K].
         """
         if self.form == EXACT:
@@ -418,7 +418,7 @@ def encoded(
     Args:
         columns: the shared columns.
         x: features of the accounts [K, F].
-        key: secret of their owner.
+        key: secret of their owner and of the link.
         accounts: identifies each for its owner [K].
     """
     return [column.encode(x[:, column.place], key, accounts) for column in columns]

@@ -50,28 +50,61 @@ def test_two_columns_and_two_kinds_of_one_column_have_independent_draws():
 
 
 def test_the_ledger_adds_forms_months_and_draws_of_earlier_versions(tmp_path):
-    """Two values of ε, and a month with one changed account, add up towards one peer; other draws of the same values, too."""
+    """Two values of ε, and each month, add up towards one peer, also of equal values; draws of earlier versions, too."""
     made = banks(tmp_path, accounts=10, payments=40)
     policy = tmp_path / "policy.yaml"
 
     def book(share, files):
         parties = [LinkParty(graph, LinkRules(match="routed", share=[share]), Keyring(graph.client)) for graph in files]
         simulate(parties)
-        digest, accounts = parties[0].told_digest(1)
-        return book_share(policy, "b", parties[0].told_to(1), digest, accounts, 7.0)
+        accounts = parties[0].told(1)[0].size
+        return book_share(policy, "b", parties[0].told_to(1), parties[0].session.hex(), accounts, 7.0)
 
     files = [made.client(bank) for bank in BANKS]
-    assert [book("age:eps=1", files), book("age:eps=2", files), book("age:eps=1", files)] == [1, 3, 3]
-    made.nodes["A"]["age"] += 1
-    files = [made.client(bank) for bank in BANKS]
-    assert book("age:eps=2", files) == 5
-    with pytest.raises(FedGraphError, match="local ε of an account to 8, above 7"):
+    assert [book("age:eps=1", files), book("age:eps=2", files), book("age:eps=1", files)] == [1, 3, 4]
+    assert book("age:eps=2", files) == 6
+    with pytest.raises(FedGraphError, match="local ε of an account to 9, above 7"):
         book("age:eps=3", files)
     ledger = tmp_path / "policy.shares.json"
     entries = json.loads(ledger.read_text())
     entries["b"]["age:eps=2"]["values"] = ["of an earlier version"]  # which drew the same levels otherwise
     ledger.write_text(json.dumps(entries))
-    assert book("age:eps=2", files) == 1 + 2 + 2
+    assert book("age:eps=2", files) == 2 * 1 + 2 + 2
+
+
+def test_an_unchanged_value_has_another_draw_in_the_next_link(tmp_path):
+    """An account whose draw stays was told apart with certainty from one whose value changed; now the odds are e^(2ε) at most."""
+    made = banks(tmp_path, accounts=40, payments=300)
+    rules, months = LinkRules(match="routed", share=["income:eps=1"]), []
+    for _ in range(2):
+        parties = [LinkParty(made.client(bank), rules, Keyring(place)) for place, bank in enumerate(BANKS)]
+        simulate(parties)
+        told = {}
+        for party in parties:
+            for peer in party.peers:
+                _, codes, names = party.told(peer)
+                told |= {(party.client, name): int(code) for name, code in zip(names, codes[0], strict=True)}
+        months.append(told)
+    same = np.array([code == months[1][account] for account, code in months[0].items()])
+    assert same.size > 60
+    kept, other = np.exp(1) / (np.exp(1) + 3), 1 / (np.exp(1) + 3)
+    expected = kept**2 + 3 * other**2
+    assert abs(same.mean() - expected) < 4 * np.sqrt(expected * (1 - expected) / same.size)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0])
+def test_two_links_tell_a_change_by_the_odds_that_the_ledger_books(epsilon):
+    """Of all pairs of draws, none is more than e^(2ε) times as likely for one pair of values as for another."""
+    column, names = Column("age", 0, f"eps={epsilon}"), [str(i).encode() for i in range(COUNT)]
+    rates = {}
+    for values in ((0, 0), (0, 1), (1, 1), (2, 0)):
+        first, second = (
+            column.encode(np.full(COUNT, LEVELS[v]), b"secret%d" % link, names) for link, v in enumerate(values)
+        )
+        rates[values] = np.bincount(4 * first.astype(int) + second, minlength=16) / COUNT
+    for one in rates.values():
+        for other in rates.values():
+            assert (one <= np.exp(2 * epsilon) * other + 4 * np.sqrt(0.25 / COUNT)).all()
 
 
 @pytest.mark.parametrize(
@@ -141,8 +174,9 @@ PROBES = [pay(2 + k, "b1", "a0", 2.0**k, 1000 * k) for k in range(1, 9)] + [pay(
     ids=["buckets", "exact", "eps", "stub"],
 )
 @pytest.mark.parametrize("withheld", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_no_payment_of_the_receiver_changes_what_it_is_told(tmp_path, rules, withheld):
-    """Payments to and from an account, which both banks book, or bank a alone."""
+def test_no_payment_of_the_receiver_changes_what_it_is_told(tmp_path, monkeypatch, rules, withheld):
+    """Payments to and from an account, which both banks book, or bank a alone. Draws of the two links are alike here."""
+    monkeypatch.setattr(LinkParty, "key_of_draws", LinkParty.secret)
     hidden = [row["ref"] for row in PROBES] if withheld else ()
     before = told(tmp_path / "before", [], rules)
     after = told(tmp_path / "after", PROBES, rules, withheld=hidden)

@@ -7,6 +7,7 @@ and of the accounts in shared records the columns that rules, policy and consent
 policy (``link``) decides whether and how it takes part.
 """
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from logging import INFO, WARNING
@@ -139,8 +140,9 @@ class LinkClient(GraphClient):
         """
         party, linking = self.party, self.policy.linking
         for peer in party.peers:
-            name, (digest, accounts) = peer_name(peer, self.keyring), party.told_digest(peer)
-            spent = book_share(Path(self.policy.path), name, party.told_to(peer), digest, accounts, linking.epsilon)
+            name, accounts = peer_name(peer, self.keyring), party.told(peer)[0].size
+            link = hashlib.sha256(b"fedgraph link in a ledger" + party.session).hexdigest()
+            spent = book_share(Path(self.policy.path), name, party.told_to(peer), link, accounts, linking.epsilon)
             log(INFO, "link: local ε of an account towards client %d is %g", peer, spent)
 
     def finish(self, step: str) -> None:

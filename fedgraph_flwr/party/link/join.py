@@ -109,7 +109,7 @@ class JoinParty(LinkParty):
         """Return what this party tells a peer: rows of its file [K], codes or values by column, and the accounts' ids."""
         rows = self.values(peer)[0][self._by_mask(peer)[0]]
         names = self._names_of(self.graph, rows)
-        return rows, encoded(self.told_of[1], self.told_values(peer, rows), self.secret, names), names
+        return rows, encoded(self.told_of[1], self.told_values(peer, rows), self.key_of_draws, names), names
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)

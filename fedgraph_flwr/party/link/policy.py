@@ -285,17 +285,16 @@ def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def book_share(policy: Path, peer: str, columns: Sequence[Column], digest: str, accounts: int, most: float) -> float:
+def book_share(policy: Path, peer: str, columns: Sequence[Column], link: str, accounts: int, most: float) -> float:
     """Record what a peer is told of accounts, next to the policy, and return its local ε of an account over all runs.
 
-    Columns of accounts that were told before with the same values and draws add nothing. One account with another value counts
-    as all accounts.
+    Each link draws anew, so each adds the ε of its columns; a repeated step of one link adds nothing.
 
     Args:
         policy: the node's policy file.
         peer: name of the peer (`peer_name`).
         columns: the columns.
-        digest: of the accounts and their values.
+        link: identifies the link.
         accounts: number of accounts.
         most: largest ε that is accepted.
 
@@ -311,8 +310,8 @@ def book_share(policy: Path, peer: str, columns: Sequence[Column], digest: str, 
         for column in columns:
             entry = told.setdefault(f"{column.name}:{column.form}", {"epsilon": column.epsilon, "values": []})
             entry["accounts"] = accounts
-            if digest not in entry["values"]:
-                entry["values"].append(digest)
+            if link not in entry["values"]:
+                entry["values"].append(link)
         spent = float(sum(entry["epsilon"] * len(entry["values"]) for entry in told.values()))
         if spent > most:
             raise FedGraphError(

@@ -67,7 +67,7 @@ from fedgraph_flwr.party.link.matching import POINT, REPLY, Mask, as_rows
 from fedgraph_flwr.party.link.mismatch import USUAL, causes, facts, kinds_of
 from fedgraph_flwr.party.link.rules import ANNOUNCE, LinkRules
 from fedgraph_flwr.party.secret import is_secret
-from fedgraph_flwr.party.tables.parties import BETWEEN, accounts_of, fold, normal_ids
+from fedgraph_flwr.party.tables.parties import accounts_of, fold, normal_ids
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.sealed import Sealer
 from fedgraph_flwr.wire.messages import Arrays
@@ -815,23 +815,17 @@ class LinkParty:
         rows = told_rows(graph, peer)
         rows = rows[enough(self.others_records(peer)[rows], self.rules.min_records)]
         names = self._names_of(graph, rows)
-        return rows, encoded(columns, self.told_values(peer, rows), self.secret, names), names
+        return rows, encoded(columns, self.told_values(peer, rows), self.key_of_draws, names), names
+
+    @property
+    def key_of_draws(self) -> bytes:
+        """Key of the draws of randomised response: another in each link, or, if that is `repeatable`, for other values."""
+        of_link = hashlib.sha256(self.graph.x.numpy().tobytes()).digest() if self.repeatable else self.session
+        return self.secret + of_link
 
     def _names_of(self, graph: ClientGraph, rows: Ints) -> list[bytes]:
         """Return the ids of own nodes as this party compares them [K]."""
         return [str(name).encode() for name in normal_ids(unpack_words(graph.ids)[rows], id_form(self.graph))]
-
-    def told_digest(self, peer: int) -> tuple[str, int]:
-        """Return a keyed hash of the accounts of which a peer is told, their values and draws, and the number of accounts.
-
-        Versions before 0.3 drew otherwise, so that their hashes differ from these, and their ε stays spent beside.
-        """
-        (_, columns), (rows, _, names) = self.told_of, self.told(peer)
-        order = sorted(range(len(names)), key=names.__getitem__)  # rows may have another order
-        values = self.told_values(peer, rows)[order][:, [column.place for column in columns]]
-        parts = [*(column.draw.encode() for column in columns), *(names[row] for row in order)]
-        content = b"fedgraph told by form" + self.secret + BETWEEN.encode().join(parts) + values.tobytes()
-        return hashlib.sha256(content).hexdigest(), rows.size
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)

@@ -215,15 +215,22 @@ def test_parties_that_share_other_columns_are_named(tmp_path):
         simulate(parties)
 
 
-def test_repeated_links_draw_the_same_and_differ_by_secret(tmp_path):
+def test_a_simulation_repeats_its_draws_for_equal_files_and_secrets(tmp_path):
     made = banks(tmp_path, accounts=40)
     files = [made.client(bank) for bank in BANKS]
     rules = LinkRules(share=["income:eps=1"])
-    first, second = ([party.result().far_x for party in linked(files, rules)] for _ in range(2))
+
+    def drawn(files):
+        parties = [LinkParty(graph, rules, Keyring(graph.client), repeatable=True) for graph in files]
+        simulate(parties)
+        return [party.result().far_x for party in parties]
+
+    first, second = drawn(files), drawn(files)
     assert all(equal(a, b) for a, b in zip(first, second, strict=True))
+    changed = [replace(graph, x=graph.x + torch.eye(len(graph.x), graph.x.size(1))) for graph in files]
     others = [replace(graph, linking={**graph.linking, "secret": f"{9 + graph.client:064x}"}) for graph in files]
-    third = [party.result().far_x.sort(dim=0).values for party in linked(others, rules)]
-    assert not all(equal(a.sort(dim=0).values, b) for a, b in zip(first, third, strict=True))
+    for third in (drawn(others), drawn(changed)):
+        assert not all(equal(a.sort(dim=0).values, b.sort(dim=0).values) for a, b in zip(first, third, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -250,7 +257,7 @@ def test_a_policy_names_columns_and_forms(tmp_path, accepted, share, message):
         policy.check_share(columns)
 
 
-def test_the_ledger_adds_epsilon_only_for_other_values(tmp_path):
+def test_the_ledger_adds_epsilon_of_each_link(tmp_path):
     policy = tmp_path / "policy.yaml"
     column = far_ends.Column("age", 1, "eps=3")
     assert book_share(policy, "b", [column], "x", 10, 7.0) == 3
