@@ -50,7 +50,12 @@ def test_every_task_and_command_is_a_scenario():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [(["--methods", "fedavg"], "all methods"), ([], "no stored row has the digest")]
+    ("words", "said"),
+    [
+        (["--methods", "fedavg"], "all methods"),
+        (["--scenarios", "plain,secagg"], "in the scenario rows"),
+        ([], "no stored row has the digest"),
+    ],
 )
 def test_what_cannot_renew_is_refused_before_hours_of_runs(monkeypatch, words, said):
     monkeypatch.setattr(rows, "digests", lambda words, at: dict.fromkeys(words, "another"))
