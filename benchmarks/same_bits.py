@@ -91,7 +91,6 @@ RUN_OF_NODE = re.compile(r"-[0-9a-f]{16}/")
 POLICY = """
 strategies: [fedavg, ditto, scaffold]
 min_nodes: 3
-max_step: 100
 check_start: true
 """
 

@@ -113,9 +113,7 @@ def sum_request(client: GraphClient, name: str, groups: dict[str, Arrays]) -> Su
     common = {
         f"{group}/{name}": a for group, arrays in groups.items() if group not in own for name, a in arrays.items()
     }
-    model = groups.get(MODEL) or {name: tensor.detach().cpu().numpy() for name, tensor in client.shared.items()}
-    start = [np.ravel(model[name]).astype(np.float64) for name in sorted(model)]
-    return SumRequest(part, digest(common), np.concatenate(start or [np.empty(0)]))
+    return SumRequest(part, digest(common))
 
 
 def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -151,7 +149,7 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
         trained, num_train, scores = client.fit(parameters, config)
         sent, numbers = _trained(client, trained, config)
         if client.cfg.privacy.dp == "none":
-            size = announced(client)["num_train"] if client.fixed_size or client.member.opened else num_train
+            size = client.fixed_size or num_train
             numbers = {"num_train": size, **numbers}
         numbers = {**scores, **numbers}
         return _bounded(client, name, sent, dict(zip(client.shared, parameters, strict=False)), clipping), numbers

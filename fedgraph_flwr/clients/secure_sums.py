@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, batch_of, in_sum, sizes_of
 from fedgraph_flwr.secure.keyring import SIGNATURES
-from fedgraph_flwr.secure.opened import MODELS
 from fedgraph_flwr.secure.secagg import (
     AGREE,
     AGREED,
@@ -19,6 +16,7 @@ from fedgraph_flwr.secure.secagg import (
     ENVELOPES,
     KEYS,
     MEMBERS,
+    MODELS,
     PUBLISH,
     SECAGG,
     SIZES,
@@ -35,27 +33,20 @@ class SumRequest(NamedTuple):
     Attributes:
         part: the server's part of the sum, its group `SECAGG`.
         received: digest of what all clients of the sum must receive alike: the model, and all groups but their own.
-        start: the parameters that the reply starts from [P]: those received, or the client's own.
     """
 
     part: Arrays
     received: bytes
-    start: np.ndarray
 
 
 def announced(client: GraphClient) -> dict[str, Any]:
     """Return a client's description as the server reads it, whatever the method adds.
 
-    Members of an agreement announce the weights that they agreed on. In other secure sums, a party's node announces the sizes of
-    its first run in every reply (`OpenedSums.fixed_sizes`).
+    Members of an agreement announce the weights that they agreed on, in the place of sizes.
     """
     description = client.describe()
-    sizes = {key: description[key] for key in SIZE_KEYS.values() if key in description}
-    if client.fixed_size:
-        return description | dict.fromkeys(sizes, client.fixed_size)
-    if not client.member.opened:
-        return description
-    return description | client.member.opened.fixed_sizes(str(client.graph.client), sizes)
+    sizes = SIZE_KEYS.values() & description.keys() if client.fixed_size else ()
+    return description | dict.fromkeys(sizes, client.fixed_size)
 
 
 def secure_exchange(client: GraphClient, phase: str, groups: Mapping[str, Arrays]) -> dict[str, Arrays]:
@@ -117,6 +108,6 @@ def masked_reply(
     sizes = member.sizes_of(members)
     weights = {group: in_sum(summed[group], client.cfg, sizes, members.tolist()) for group in terms}
     kinds = {group: MODELS for group in terms if summed[group].fields == ARRAYS}
-    own = part[ENVELOPES], server_round, request.received, kinds, request.start
+    own = part[ENVELOPES], server_round, request.received, kinds
     masked = member.masked(terms, weights, members, *own)
     return {**reply, **masked, SECAGG: {AGREED: member.state[AGREED]}}

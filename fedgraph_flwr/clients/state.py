@@ -31,6 +31,9 @@ from fedgraph_flwr.secure.policy import Ledger, file_name
 from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, unlike
 
+LISTS = "lists"
+"""Part of the state: the clients of this run's secure sums, by kind of values."""
+
 SCHEMA = 1
 """Version of the metadata in a state file."""
 
@@ -211,7 +214,13 @@ def state_of(client: GraphClient) -> Tree:
     tree: Tree = {"model": {n: t for n, t in client.model.state_dict().items() if n not in client.shared}}
     if client.optimizer is not None and client.cfg.train.keeps_optimizer:
         tree["optimizer"] = client.optimizer.state()
-    return {**tree, "method": client.save(), SECAGG: client.member.state, "kept": client.saved_models.state}
+    return {
+        **tree,
+        "method": client.save(),
+        SECAGG: client.member.state,
+        "kept": client.saved_models.state,
+        LISTS: client.member.lists,
+    }
 
 
 def checkpointed_state(client: GraphClient) -> Tree:
@@ -237,4 +246,4 @@ def restore_state(client: GraphClient, tree: Tree) -> None:
         client.optimizer.load_state({name: t.to(client.device) for name, t in flatten(tree["optimizer"]).items()})
     client.load(tree.get("method", {}))
     client.saved_models.state = tree.get("kept", {})
-    client.member.state = as_arrays(tree.get(SECAGG, {}))
+    client.member.state, client.member.lists = as_arrays(tree.get(SECAGG, {})), as_arrays(tree.get(LISTS, {}))

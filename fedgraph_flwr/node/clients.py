@@ -53,9 +53,6 @@ from fedgraph_flwr.wire.trees import flatten, unflatten
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
 
-TRAINED_ON = "fedgraph-trained-on"
-"""Model of the last training request, if the policy bounds how far it moves."""
-
 _live: dict[Key, tuple[GraphClient, int]] = {}
 
 
@@ -178,16 +175,10 @@ class Member:
         self._keep()
 
     def check_parameters(self, request: Request, begin: Start) -> None:
-        """Refuse parameters that training must not start with, or that moved too far."""
-        client, groups = self.client, request.groups
-        if client.policy.check_start:
+        """Refuse parameters that training must not start with."""
+        if self.client.policy.check_start:
             self._judge_start(request, begin.fresh)
-        request.check_model(client)
-        if client.policy.max_step and request.phase == TRAIN and MODEL in groups:
-            state = self.node.context.state
-            if (last := state.array_records.get(TRAINED_ON)) is not None:
-                client.policy.check_move(groups[MODEL], from_record(last))
-            state[TRAINED_ON] = to_record(groups[MODEL])
+        request.check_model(self.client)
 
     def _judge_start(self, request: Request, fresh: bool) -> None:
         """Refuse parameters that training must not start with, and record it in the ledger."""
@@ -374,8 +365,7 @@ def _built(node: Node) -> GraphClient:
     if agreement:
         client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
     if cfg.privacy.secagg:
-        client.member.opened = records.opened_sums(node, client)
-        client.member.name_of = client.keyring.name_of
+        client.member.fixed = not policy.trusting and cfg.privacy.dp == "none"
     policy.check_client(client)
     client.saved_models.what = node.saved_models
     return client

@@ -1,4 +1,4 @@
-"""What a node remembers of a server's requests: the ledgers of requests, of privacy and of sums.
+"""What a node remembers of a server's requests: the ledgers of requests and of privacy.
 
 They decide before the reply whether it may leave. `audit_entry` makes the lines of the audit log.
 """
@@ -15,7 +15,6 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure import audit
-from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.spent import SpentPrivacy
 from fedgraph_flwr.wire.messages import EVALUATE
@@ -94,15 +93,3 @@ def book_releases(node: Node, client: GraphClient, count: int) -> None:
     ledger.path, ledger.limit = path, limit
     ledger.logged = partial(audit.released, Path(node.root), unit, policy.purpose)
     ledger.book(str(node.key[0]), client.cfg, count)
-
-
-def opened_sums(node: Node, client: GraphClient) -> OpenedSums | None:
-    """Return the ledger of secure sums that this node helped to open, in any run of its policy's purpose.
-
-    None where the server's operator runs the client.
-    """
-    policy = client.policy
-    if policy.trusting:
-        return None
-    path = Path(node.root) / f"opened_sums_{policy.purpose}.json" if node.root else None
-    return OpenedSums(path, policy.opened_sums, policy.model_distance)

@@ -43,7 +43,7 @@ def check(settings: Settings) -> None:
 
 
 def check_secure_node(settings: Settings) -> None:
-    """Refuse secure sums at a party's own node without pinned keys or a folder for opened sums.
+    """Refuse secure sums at a party's own node without pinned keys or a state folder.
 
     Raises:
         FedGraphError: names the missing key of ``--node-config``.
@@ -51,7 +51,7 @@ def check_secure_node(settings: Settings) -> None:
     needed = {
         "key": "to sign its sizes",
         "peers": "to know whose values are summed",
-        "state": "for opened sums",
+        "state": "for the clients of its sums",
     }
     for key, why in needed.items():
         if not settings.get(key) and not (key == "peers" and settings.get("agreement")):

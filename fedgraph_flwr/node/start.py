@@ -21,11 +21,10 @@ from fedgraph_flwr.wire.messages import derive_seed
 def comes_late(client: GraphClient, server_round: int) -> bool:
     """Return whether training may begin here in this round, the first of which the node knows.
 
-    The cohorts or its policy say so. A server that could say "round 2" to a new node would choose
+    The cohorts say so. A server that could say "round 2" to a new node would choose
     the parameters of its first step, which reveal its features.
     """
-    missed = left_out(client.cfg, client.graph.client, server_round)
-    return server_round > 1 and (client.policy.late_start or missed)
+    return server_round > 1 and left_out(client.cfg, client.graph.client, server_round)
 
 
 def check_start(client: GraphClient, received: Mapping[str, Any], root: str = "") -> None:
@@ -54,8 +53,8 @@ def check_start(client: GraphClient, received: Mapping[str, Any], root: str = ""
             raise Refusal(
                 f"the server starts this run with other parameters than its seed={client.cfg.seed}"
                 f" gives ('{sanitize(name, 60)}'): this node's policy accepts no others as a start"
-                " (check_start), in a later round only if the cohorts left it out before"
-                " (late_start), and after a resumption only if its own state folder has the"
+                " (check_start), in a later round only if the cohorts left it out before,"
+                " and after a resumption only if its own state folder has the"
                 " checkpoint (--state)"
             )
 

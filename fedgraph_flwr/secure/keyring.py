@@ -30,8 +30,6 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -74,12 +72,6 @@ class Keyring:
         report: Callable[[str, str, list[int]], None] | None = None,
     ):
         self.client, self.run, self.own, self.pins, self.report = client, run, own, pins, report
-
-    def name_of(self, client: int) -> str:
-        """Return a name of a client that outlives runs: a digest of its pinned key, or its index without pins."""
-        if (key := self.key_of(client)) is None:
-            return str(client)
-        return sha256(key.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)).hexdigest()[:32]
 
     def key_of(self, client: int) -> EllipticCurvePublicKey | None:
         """Return the long-lived public key of a client, as far as this one knows it."""

@@ -10,8 +10,6 @@ messages: {acquire: 8}            # maximum per phase and round, if lower than t
 rounds: 1000                      # maximum per run
 min_clients: 3                    # minimum per run, per exchange (`strategy.min_clients`) and per secure sum
 max_share: 0.5                    # largest share of one client in the weights of a secure sum
-opened_sums: strict               # sums of all models count as sums of the same values; per_model: only of models closer than
-model_distance: 0.3               # this relative L2 distance (`fedgraph_flwr.secure.opened`)
 min_noise_multiplier: 1.0         # minimum privacy.noise_multiplier of a run; 0: none, also without privacy.dp
 max_clipping_norm: 1.0            # maximum privacy.clipping_norm and clipping_norms, and of adaptive norms on their way; 0: none
 max_epsilon: 8.0                  # maximum ε at δ = 1e-5 over all runs of a purpose, by the node's own ledger; 0: none
@@ -19,8 +17,6 @@ purpose: fraud                    # name of that ledger in the state folder
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
-max_step: 0.5                     # largest ‖θ − θ'‖ / ‖θ'‖ between the models of two training requests; 0: no bound
-late_start: false                 # a first request may come in a later round, although the cohorts did not leave the client out
 start_models: []                  # digests of models that a run may start with (init), besides those of runs of this node
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
@@ -41,10 +37,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 from torch import nn
@@ -56,7 +52,6 @@ from fedgraph_flwr.config import (
     RunConfig,
     StrategyConfig,
     at_least,
-    choice,
     group_names,
     number,
     typed,
@@ -67,9 +62,8 @@ from fedgraph_flwr.config.parts import chosen, part, values
 from fedgraph_flwr.config.schema import CHOICES, Section, is_own
 from fedgraph_flwr.data import plugins
 from fedgraph_flwr.errors import FedGraphError, Refusal, check_names, line_of, sanitize
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
-from fedgraph_flwr.secure.clipping import shapes
-from fedgraph_flwr.secure.opened import RULES, STRICT
 from fedgraph_flwr.secure.wing import has_section, read_section
 from fedgraph_flwr.wire.messages import DESCRIBE
 
@@ -80,6 +74,17 @@ ANYTHING = "*"
 
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
+
+_ONE_LIST = (
+    "a run's secure sums have one list of members, and members fix weights and seeds in an agreement (node --agreement)"
+)
+GONE = {
+    "opened_sums": _ONE_LIST,
+    "model_distance": _ONE_LIST,
+    "max_step": "members choose together which runs their nodes accept, in an agreement (node --agreement)",
+    "late_start": "a node begins late only where the cohorts left it out, or from its checkpoint (node --state)",
+}
+"""Keys of earlier versions, and what replaces them."""
 
 FLAGS = ("resumed", "suspect", "loaded", "trained", "begun")
 """Attributes of `Ledger` that are yes or no."""
@@ -120,8 +125,6 @@ class Policy(Section, group="policy"):
     rounds: int = number(10_000, low=1, high=LARGEST)
     min_clients: int = number(1, low=1)
     max_share: float = number(0.75, high=1, without_low=True)
-    opened_sums: str = choice(STRICT, RULES)
-    model_distance: float = 0.3
     min_noise_multiplier: float = 0.0
     max_clipping_norm: float = 0.0
     max_epsilon: float = 0.0
@@ -130,8 +133,6 @@ class Policy(Section, group="policy"):
     max_parameters: int = number(100_000_000, low=1, high=LARGEST)
     max_width: int = number(1024, low=1, high=LARGEST)
     check_start: bool = True
-    max_step: float = 0.0
-    late_start: bool = False
     start_models: list[str] = field(default_factory=list)
     reveal: list[str] = field(default_factory=list)
     required_config: dict[str, Any] = field(default_factory=dict)
@@ -249,20 +250,6 @@ class Policy(Section, group="policy"):
         """
         most = self.max_parameters
         _require(count <= most, f"{what} of {count} parameters", f"at most {most} (max_parameters)")
-
-    def check_move(self, model: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
-        """Refuse a model that is too far from the one of the training request before: one that a server made up usually is.
-
-        Raises:
-            FedGraphError: names the distance, relative to the norm of the model before; or other tensors than before, by which
-                a server could escape the bound.
-        """
-        same = shapes(model) == shapes(before)
-        _require(same, "a model of other tensors than in the last training request", "the same ones (max_step)")
-        moved = float(np.sqrt(sum(np.square(model[name] - before[name], dtype=np.float64).sum() for name in before)))
-        size = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in before.values())))
-        what = f"a model that moved by {moved / max(size, 1e-300):.3g} of its norm since the last training request"
-        _require(moved <= self.max_step * size, what, f"at most {self.max_step:g} (max_step)")
 
     def check_step(self, client: int, nodes: int, items: str) -> None:
         """Refuse a step on so few training items that its gradient could reveal them.
@@ -409,6 +396,8 @@ def read_policy(path: str) -> Policy:
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values, such as min_nodes: 10")
+    for key in GONE.keys() & body.keys():
+        log(WARNING, "policy=%s: %s=%s has no effect any more: %s", path, key, body.pop(key), GONE[key])
     check_names(body, [f.name for f in dataclasses.fields(Policy)], "policy key", path)
     policy: Policy = typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
     policy.path = str(Path(path).expanduser().absolute())  # type: ignore[misc]

@@ -40,7 +40,7 @@ EVALUATE = "evaluate"
 SPEAKS = "protocol"
 """Key of the protocol version of server and node."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 ASKS_VERSIONS = "asks_versions"
 """Scalar of a request: the server of a fleet also asks for `VERSIONS`."""

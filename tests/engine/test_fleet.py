@@ -176,7 +176,6 @@ def test_a_secure_sum_of_three_ends_when_a_node_is_killed_between_its_phases(fle
     message = r"round 2, train: 2 of 3 clients sent a valid reply, expected at least 3 for a secure sum"
     assert re.search(message, fleet.log("run-found"))
     assert [record["round"] for record in _rounds(out)] == [1]
-    assert len(list(fleet.folder.glob("state_*/opened_sums_*.json"))) == 3, "ledgers of opened sums"
 
 
 @pytest.mark.fleet

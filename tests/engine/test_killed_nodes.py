@@ -64,7 +64,7 @@ def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
     out = tmp_path / "found"
     began = fleet.log("node_1").count("SuperNode ID:")
     process = fleet.begin(out, "rounds=40", "strategy.timeout=20", "train.local_steps=3")
-    wait_for(lambda: _rounds(out), "a round")  # a node without a record of the start needs `late_start`
+    wait_for(lambda: _rounds(out), "a round")  # a node without a record of the start begins in round 1 only
     wait_for(_mark(fleet, moment), moment)
     deadline = time.monotonic() + 5.0
     while not (found := fleet.part(victim)) and time.monotonic() < deadline:

@@ -5,9 +5,8 @@ import numpy as np
 from fedgraph_flwr.config import PrivacyConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.methods.uplink import declared
-from fedgraph_flwr.secure.opened import MODELS
 from fedgraph_flwr.secure.protections import not_secure
-from fedgraph_flwr.secure.secagg import Member, threshold, unmasked
+from fedgraph_flwr.secure.secagg import MODELS, Member, threshold, unmasked
 from fedgraph_flwr.wire.messages import MODEL
 from tests.methods.small_runs import by_default
 
@@ -34,15 +33,13 @@ class Round:
         self.dealt = {i: m.deal(ids, keys, sizes, self.round) for i, m in enumerate(self.members)}
         return self
 
-    def mask(self, client, ratio=0.25, among=None, received=b"", model=None):
+    def mask(self, client, ratio=0.25, among=None, received=b""):
         among = range(len(self.members)) if among is None else among
         envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
         ratios, member = np.broadcast_to(np.asarray(ratio, float), len(among)), self.members[client]
         terms = {MODEL: (ratios, ratios)}
         kinds = {MODEL: MODELS}
-        masked = member.masked(
-            self.values[client], terms, np.array(among), envelopes, self.round, received, kinds, model
-        )
+        masked = member.masked(self.values[client], terms, np.array(among), envelopes, self.round, received, kinds)
         self.agreed = member.state["agreed"].tobytes()
         return masked
 

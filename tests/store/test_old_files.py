@@ -19,12 +19,11 @@ import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.engine import grid
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.party_file import client_file
 from fedgraph_flwr.report.listing import listed
-from fedgraph_flwr.secure.opened import OpenedSums
 from fedgraph_flwr.secure.policy import read_policy
 from fedgraph_flwr.secure.spent import SpentPrivacy, spent
 from tests.nodes import party_nodes
@@ -131,17 +130,6 @@ def test_spent_privacy_stays_spent(old, monkeypatch):
     after = json.loads((old / "state_0/privacy_training.json").read_text())
     assert after.items() >= before.items()
     assert len(after) == 2
-
-
-def test_opened_sums_stay_opened(old):
-    """The old sum and one whose first weight differs are solved for that client's values."""
-    (path,) = (old / "state_0").glob("opened_sums_*.json")
-    (entry,) = json.loads(path.read_text())["sums"]["models"]
-    weights = dict(entry["weights"])
-    OpenedSums(path).admit([("models", weights)], None, "run")
-    weights[next(iter(weights))] += 1
-    with pytest.raises(RunFailed, match="opened before"):
-        OpenedSums(path).admit([("models", weights)], None, "run")
 
 
 def test_the_log_of_a_node_is_verified_and_continued(old):

@@ -28,11 +28,9 @@ from fedgraph_flwr.secure.secagg import (
     DEAL,
     ENVELOPES,
     KEYS,
-    LONGEST_REPORT,
     MEMBERS,
     MIN_CLIENTS,
     PUBLISH,
-    REPORT,
     SECAGG,
     SHARES,
     SIGNED,
@@ -50,7 +48,7 @@ from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.interface import Summation
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, positive, to_record
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, up_to
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema
 
 
 @dataclass(frozen=True)
@@ -206,8 +204,7 @@ class Masked(Summation):
         elif phase == DEAL:
             group = {ENVELOPES: ArrayField((len(self.keys), envelope_size()), "uint8")}
         elif phase == AGREE:
-            report = ArrayField((up_to(LONGEST_REPORT),), "uint8")
-            group = {CONSENT: ArrayField((SIGNED,), "uint8"), REPORT: report}
+            group = {CONSENT: ArrayField((SIGNED,), "uint8")}
         elif phase == UNMASK:
             group = {SHARES: ArrayField((len(self.members), LIMBS), "uint32", 0, PRIME - 1)}
         else:

@@ -1,8 +1,7 @@
 """Opened secure sums in a run's folder: a resumed run reads the rounds after its checkpoint.
 
 Without them, a resumed run would open sums of the same values again. If other clients drop out
-then, two sums differ by one client's values, which the nodes' ledgers refuse
-(`fedgraph_flwr.secure.opened`).
+then, two sums would differ by one client's values, which nodes refuse (`Member.fixed`).
 """
 
 import re
