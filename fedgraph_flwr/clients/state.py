@@ -214,13 +214,8 @@ def state_of(client: GraphClient) -> Tree:
     tree: Tree = {"model": {n: t for n, t in client.model.state_dict().items() if n not in client.shared}}
     if client.optimizer is not None and client.cfg.train.keeps_optimizer:
         tree["optimizer"] = client.optimizer.state()
-    return {
-        **tree,
-        "method": client.save(),
-        SECAGG: client.member.state,
-        "kept": client.saved_models.state,
-        LISTS: client.member.lists,
-    }
+    tree |= {"method": client.save(), SECAGG: client.member.state, LISTS: client.member.lists}
+    return {**tree, "kept": client.saved_models.state}
 
 
 def checkpointed_state(client: GraphClient) -> Tree:
