@@ -1,7 +1,7 @@
 """Command ``partition``: partition a dataset into client files, or describe the partition.
 
 Examples:
-  fedgraph-flwr partition dataset=cora num_clients=5 --describe
+  fedgraph-flwr partition dataset=cora num_clients=5
   fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
   fedgraph-flwr run graph=parts num_clients=5
   fedgraph-flwr partition --fedgb PubChem --out parts     # FedGB's natural federations are partitioned already
@@ -35,7 +35,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 _OPTIONS = """
 --out DIR  output folder for client_0000.safetensors ... and partition.json
---describe  print sizes, homophily, label skew and cut edges (default without --out)
 --fedgb DIR  root folder of a FedGB variant (schema 1.0), whose clients are written to --out instead of a dataset's
 """
 
@@ -51,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     if args.out:
         export(folder, args.out)
         print(f"{len(store.files(folder))} client files: {args.out}")
-    if args.describe or not args.out:
+    else:
         print_description(cfg, folder)
     return 0
 
@@ -62,7 +61,6 @@ def convert(args: argparse.Namespace) -> int:
     Raises:
         FedGraphError: no ``--out``, overrides, or a folder that does not fit.
     """
-    from fedgraph_flwr.config import configuration
     from fedgraph_flwr.partition.fedgb import read
 
     if not args.out or args.overrides:
@@ -71,8 +69,6 @@ def convert(args: argparse.Namespace) -> int:
     check_out(args.out)
     store.write(args.out, clients)
     print(f"{len(clients)} client files: {args.out}. Next: fedgraph-flwr run graph={args.out} task={task}")
-    if args.describe:
-        print_description(configuration([f"graph={args.out}"]), args.out)
     return 0
 
 

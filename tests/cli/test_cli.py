@@ -175,8 +175,10 @@ def test_a_graph_of_ones_own_from_tables_to_a_run(tmp_path, capsys, monkeypatch)
     assert main(["datasets", "mine"]) == 0
     assert "nodes: 40" in capsys.readouterr().out
     overrides = ["dataset=mine", "partition=random", "num_clients=2", "split.train=0.4"]
-    assert main(["partition", *overrides, "--describe", "--out", "parts"]) == 0
+    assert main(["partition", *overrides, "--out", "parts"]) == 0
     assert "2 client files" in capsys.readouterr().out
+    assert main(["partition", *overrides]) == 0
+    assert "homophily" in capsys.readouterr().out
     assert main(["run", "graph=parts", "rounds=2", "--quiet", "--no-report"]) == 0  # two clients: the folder says so
     (folder,) = Path("runs").iterdir()
     assert "-fedavg-mine-" in folder.name
