@@ -26,7 +26,7 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_nump
 from fedgraph_flwr.clients.requirements import network, unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, Refusal
 from fedgraph_flwr.methods import fedomd
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET
 from fedgraph_flwr.methods.moments import (
@@ -62,7 +62,7 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
 
     samples: ClassVar[str] = "whole"
     repeats: ClassVar[Mapping[str, int]] = {"moments_about": 64}  # about another point for each lost client
-    secrets: ClassVar[tuple[str, ...]] = ("statistics",)
+    secrets: ClassVar[tuple[str, ...]] = ("statistics", "width")
     model: OrthoGCN
     stacks: ClassVar[tuple[str, ...] | None] = ("target",)
     target: dict[str, Tensor] | None = None  # from `receive` with the last model; None or empty: no moment term
@@ -85,7 +85,25 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
             check_shapes(groups[TARGET], shapes, "the server sent pooled moments")
             if (groups[TARGET].get("span", np.ones(1)) <= 0).any():
                 raise FedGraphError("the server sent pooled moments with a span of features that is not above 0")
+            if "span" in groups[TARGET] and not self.policy.trusting:
+                self._check_span(groups[TARGET]["span"])
         self.target = {name: torch.from_numpy(a).to(self.device) for name, a in groups.get(TARGET, {}).items()}
+
+    def _check_span(self, span: np.ndarray) -> None:
+        """Refuse a pooled span below the client's own: its powers divide the moments, and one step could go anywhere.
+
+        Raises:
+            Refusal: names both.
+        """
+        asked = int(self.memory.get("statistics", torch.tensor([-1, 0]))[0])
+        if asked != self.server_round:
+            raise Refusal("the server sent a span of features without a request for this client's in the same round")
+        width = to_numpy(self.memory["width"])
+        if (span < width * (1 - 1e-3)).any():
+            raise Refusal(
+                f"the server sent a pooled span of features {span.min():g}, expected at least this client's own"
+                f" {width[span.argmin()]:g}"
+            )
 
     def set_parameters(self, parameters: list[np.ndarray]) -> None:
         """Overwrite the shared tensors, unless the values are equal, so that the cached pass of the statistics stays valid."""
@@ -222,7 +240,10 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
         """Reply with statistics of features z [N', H, D] and, with ``cmd_range=pooled``, their range in a separate group."""
         groups = {MOMENTS: {name: to_numpy(value) for name, value in statistics.items()}}
         if self.params.cmd_range == "pooled":
-            groups[RANGE] = {"range": to_numpy(range_of(z, moments, max(self.least, 1)))}
+            ends = range_of(z, moments, max(self.least, 1))
+            if not self.policy.trusting:
+                self.memory["width"] = ends[:, 1] - ends[:, 0]
+            groups[RANGE] = {"range": to_numpy(ends)}
         return groups, {}
 
 

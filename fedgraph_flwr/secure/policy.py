@@ -17,6 +17,7 @@ purpose: fraud                    # name of that ledger in the state folder
 min_nodes: 20                     # minimum nodes of this node's graph in every statistic
 max_parameters: 1000000           # maximum per model, including additional ones, and of numbers in pairs that a step compares
 max_width: 256                    # maximum width of a layer
+max_lr: 0.1                       # largest train.lr, and strategy.sam.rho: longer steps from the seed's parameters show nodes
 start_models: []                  # digests of models that a run may start with (init), besides those of runs of this node
 check_start: true                 # training must start with the parameters of the run's seed, unless the node has the checkpoint
 reveal: [coefficients]            # groups of a method that a server may see for this client despite secure aggregation
@@ -33,6 +34,7 @@ declares. It never repeats an earlier round (`Ledger`), and no path comes from a
 import dataclasses
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,6 +134,7 @@ class Policy(Section, group="policy"):
     min_nodes: int = 5
     max_parameters: int = number(100_000_000, low=1, high=LARGEST)
     max_width: int = number(1024, low=1, high=LARGEST)
+    max_lr: float = number(1.0, without_low=True)
     check_start: bool = True
     start_models: list[str] = field(default_factory=list)
     reveal: list[str] = field(default_factory=list)
@@ -193,6 +196,11 @@ class Policy(Section, group="policy"):
         _require(not self.networks or model in self.networks, f"model={model}", f"networks {networks}")
         _require(task in self.tasks, f"task={task}", f"tasks {', '.join(self.tasks)} (tasks)")
         _require(sampler in self.samplers, f"train.sampler={sampler}", f"samplers {samplers} (samplers)")
+        steps = {"train.lr": cfg.train.lr}
+        if "sam" in cfg.strategy.objective:
+            steps["strategy.sam.rho"] = cfg.strategy.sam.rho
+        for key, length in steps.items():
+            _require(length <= self.max_lr, f"{key}={length:g}", f"at most {self.max_lr:g} (max_lr)")
         self._check_privacy(cfg.privacy)
 
     def _check_strategy(self, cfg: RunConfig) -> None:
@@ -374,6 +382,7 @@ def simulated() -> Policy:
     )
     policy.trusting = True  # type: ignore[misc]
     policy.rounds = policy.max_parameters = policy.max_width = LARGEST
+    policy.max_lr = math.inf
     return policy
 
 

@@ -1,10 +1,15 @@
 """Number of training nodes that one update of a model of the server's choice shows; docs/attacks-details.md has these scores."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.secure.policy import Policy
 from tests.conftest import client_graph
 from tests.nodes import SGD, binning, model_of
 
@@ -40,3 +45,63 @@ def test_the_first_round_shows_none(node):
     started = node(*overrides)
     assert not isinstance(started.request("train", 1, {"model": model_of(started)}), str)
     assert not isinstance(started.request("train", 2, {"model": sent}), str)
+
+
+SEEDS = range(5)
+"""The first two show rows at each of `FAR`."""
+
+FAR = [
+    ["train.lr=1e4", "train.local_steps=2"],
+    ["strategy=fedsam", "strategy.sam.rho=1e4", "train.lr=0.1", "train.local_steps=1"],
+]
+NEAR = [
+    ["train.lr=1", "train.local_steps=2"],
+    ["train.lr=1", "train.local_steps=20"],
+    ["strategy=fedsam", "strategy.sam.rho=1", "train.lr=1", "train.local_steps=1"],
+]
+
+
+def rows_in_first_update(*words: str) -> int:
+    """Training nodes whose features are quotients of single units in the first update of a run, over some seeds."""
+    count = 0
+    for seed in SEEDS:
+        graph = client_graph(0, 60, num_features=20)
+        torch.manual_seed(seed)
+        client = GraphClient(compose(["num_clients=3", "model.hidden=1000", *SGD, *words]), graph)
+        sent = {name: tensor.detach().numpy().copy() for name, tensor in client.shared.items()}
+        trained = dict(zip(client.shared, client.fit([sent[name] for name in client.shared], {})[0], strict=True))
+        first, bias = (next(n for n, a in sent.items() if a.shape == shape) for shape in ((20, 1000), (1000,)))
+        slope, of_bias = (sent[name] - trained[name] for name in (first, bias))
+        found = (slope / np.where(np.abs(of_bias) > 1e-15, of_bias, np.nan)).T
+        rows = graph.x[graph.train_mask].double().numpy()
+        count += sum(bool(np.nanmin(np.linalg.norm(found - row, axis=1)) < 1e-2 * np.linalg.norm(row)) for row in rows)
+    return count
+
+
+@pytest.mark.parametrize("words", FAR)
+def test_a_step_as_long_as_the_server_likes_reads_the_first_message_and_is_refused(node, words):
+    """The parameters are the seed's: the configuration alone takes them to where few nodes are in a gradient."""
+    assert rows_in_first_update(*words) >= 4
+    where = "strategy.sam.rho=10000" if "strategy=fedsam" in words else "train.lr=10000"
+    assert f"{where}: it accepts at most 1 (max_lr)" in node(*words, "train.optimizer=sgd").request("describe")
+    assert not isinstance(node(*words, policy={"max_lr": 1e5}).request("describe"), str)
+
+
+@pytest.mark.parametrize("words", NEAR)
+def test_the_longest_step_that_the_default_policy_accepts_reads_nothing(node, words):
+    assert rows_in_first_update(*words) == 0
+    assert not isinstance(node(*words).request("describe"), str)
+
+
+def test_no_stored_configuration_has_a_longer_step():
+    """What the bound costs those who train: nothing that this repository ships."""
+    root = Path(__file__).parents[2]
+    files = [
+        *root.glob("conf/**/*.yaml"),
+        *root.glob("simulations/*.yaml"),
+        *root.glob("fedgraph_baselines/conf/**/*.yaml"),
+    ]
+    text = "\n".join(path.read_text() for path in files)
+    rates = [float(rate) for rate in re.findall(r"(?:train\.lr=|\blr: |sam\.rho=|\brho: )([0-9.]+(?:e-?\d+)?)", text)]
+    assert len(rates) > 70
+    assert max(rates) <= Policy().max_lr

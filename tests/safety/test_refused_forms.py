@@ -152,3 +152,22 @@ def test_a_message_that_waited_continues_with_the_state_of_the_one_before(node, 
         return groups_of(asked.request("train", 3, model))[MODEL]
 
     assert_same_arrays(third("late", waited=True), third("usual", waited=False))
+
+
+# --- statistics of a method ------------------------------------------------------------------------
+
+
+def test_a_pooled_span_is_at_least_ones_own(node):
+    """FedOMD divides by its powers: a tiny one takes the seed's parameters anywhere in one step."""
+    asked = node("strategy=fedomd")
+    model, point = {MODEL: model_of(asked)}, {"point": {"mean": np.zeros((3, 8), np.float32)}}
+    target: dict[str, Any] = {"moments": np.zeros((3, 5, 8), np.float32), "span": np.full(3, 100, np.float32)}
+    unasked = asked.request("train", 1, {**model, "target": target})
+    assert "without a request for this client's in the same round" in unasked
+    sent = groups_of(asked.request("moments_sum", 2, {**model, **point}))
+    width = np.diff(sent["range"]["range"])[:, 0]
+    tiny = {**target, "span": width * np.float32([1, 1e-3, 1])}
+    assert "expected at least this client's own" in asked.request("train", 2, {**model, "target": tiny})
+    asked.request("moments_sum", 3, {**model, **point})
+    honest = {**target, "span": width}
+    assert not isinstance(asked.request("train", 3, {**model, "target": honest}), str)
