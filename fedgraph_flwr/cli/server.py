@@ -21,7 +21,7 @@ from fedgraph_flwr.fleet.certificates import watch
 from fedgraph_flwr.fleet.keys import FLEET, Places, check_pairs, read_fleet, write_configuration, write_fleet
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos, pending_runs
+from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos, runs
 from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS
 from fedgraph_flwr.fleet.status import read_status
@@ -211,7 +211,7 @@ class Parties:
             self.asked = time.monotonic()
             with contextlib.suppress(FedGraphError):  # then it is not live
                 self.infos = node_infos(self.connection)
-                self.pending = pending_runs(self.connection)
+                self.pending = sum(run["status"] == "pending" for run in runs(self.connection))
 
     def metrics(self, begun: bool) -> list[Metric]:
         """Return the numbers of runs and parties."""

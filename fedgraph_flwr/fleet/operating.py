@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, first_line, sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize, unknown
 from fedgraph_flwr.fleet.certificates import REVOKED, read_key, revoked
-from fedgraph_flwr.fleet.processes import environment, say, tool, without_box
+from fedgraph_flwr.fleet.processes import environment, say, tool, unproxied, without_box
 
 UNREGISTERED = "unregistered"
 """Flower's status of a removed node."""
@@ -166,18 +166,6 @@ def node_infos(name: str) -> list[dict[str, Any]]:
     ]
 
 
-def pending_runs(name: str) -> int:
-    """Return how many of a server's newest runs have no process yet.
-
-    Raises:
-        RunFailed: the server does not respond.
-    """
-    from flwr.proto.control_pb2 import ListRunsRequest
-
-    with _control(name) as client:
-        return sum(run.status.status == "pending" for run in client.ListRuns(ListRunsRequest()).run_dict.values())
-
-
 def _utc(text: str) -> str:
     """Return a time of Flower in UTC to the second; "" if there is none."""
     return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ") if text else ""
@@ -252,6 +240,7 @@ def _control(name: str) -> Iterator[Any]:
     from flwr.cli.flower_config import read_superlink_connection
     from flwr.cli.utils import init_http_client_from_connection
 
+    os.environ |= unproxied()
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             client = init_http_client_from_connection(read_superlink_connection(name))
@@ -279,30 +268,36 @@ def _node_keys(client: Any) -> dict[str, tuple[str, str]]:
     return found
 
 
-def runs(name: str) -> list[dict[str, Any]]:
-    """Return the server's runs."""
-    found: list[dict[str, Any]] = _json(name, "list", name)["runs"]
-    return found
+def runs(name: str, run_id: str = "") -> list[dict[str, str]]:
+    """Return the server's newest runs, or one.
+
+    Each has ``run-id``, ``status`` such as ``finished:stopped``, and ``details`` of a failure.
+
+    Raises:
+        RunFailed: the server does not respond, or does not know the run.
+    """
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    request = ListRunsRequest(run_id=int(run_id)) if run_id else ListRunsRequest()
+    with _control(name) as client:
+        found = sorted(client.ListRuns(request).run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
+    return [
+        {
+            "run-id": str(run.run_id),
+            "status": ":".join(filter(None, (run.status.status, run.status.sub_status))),
+            "details": str(run.status.details),
+        }
+        for run in found
+    ]
 
 
 def run_state(name: str, run_id: str) -> tuple[str, str]:
     """Return Flower's state of a run, such as ``finished:stopped``, and its details; both are empty if unknown."""
     try:
-        (run,) = _json(name, "list", name, "--run-id", run_id)["runs"]
-        return str(run["status"]), str(run.get("status-details") or "")
-    except (FedGraphError, *MALFORMED):
+        (run,) = runs(name, run_id)
+    except (FedGraphError, ValueError):
         return "", ""
-
-
-def _json(name: str, *args: str) -> dict[str, Any]:
-    done = _flwr(*args, "--format", "json")
-    try:
-        reply: dict[str, Any] = json.loads(done.stdout)
-        if reply["success"]:
-            return reply
-    except MALFORMED:
-        pass
-    raise _failure(done, name)
+    return run["status"], run["details"]
 
 
 def _flwr(*args: str) -> subprocess.CompletedProcess[str]:

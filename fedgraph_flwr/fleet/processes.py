@@ -134,10 +134,14 @@ def environment() -> dict[str, str]:
     They call each other by name, reach this machine without a proxy, and send usage data only if the environment says so.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {"FLWR_TELEMETRY_ENABLED": "0", **os.environ, "PATH": path, **unproxied()}
+
+
+def unproxied() -> dict[str, str]:
+    """Return the environment variables by which this machine is reached without a proxy; none if there is no proxy."""
     direct = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    hosts = ",".join(filter(None, [direct, "127.0.0.1", "localhost"]))
-    proxies = {"NO_PROXY": hosts, "no_proxy": hosts} if urllib.request.getproxies_environment() else {}
-    return {"FLWR_TELEMETRY_ENABLED": "0", **os.environ, "PATH": path, **proxies}
+    hosts = ",".join(dict.fromkeys([*filter(None, direct.split(",")), "127.0.0.1", "localhost"]))
+    return {"NO_PROXY": hosts, "no_proxy": hosts} if urllib.request.getproxies_environment() else {}
 
 
 def tool(name: str) -> str:

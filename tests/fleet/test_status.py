@@ -447,7 +447,7 @@ def test_a_damaged_line_of_the_audit_log_costs_its_own_numbers_only(tmp_path, no
 
 def test_alert_rules_name_metrics_that_there_are(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("fedgraph_flwr.cli.server.node_infos", lambda name: INFOS)
-    monkeypatch.setattr("fedgraph_flwr.cli.server.pending_runs", lambda name: 1)
+    monkeypatch.setattr("fedgraph_flwr.cli.server.runs", lambda name: [{"status": "pending"}])
     assert main(["fleet", "init", str(tmp_path / "keys")]) == 0
     health = Health("https://127.0.0.1:1", tmp_path / "keys" / "ca.crt", folder.parent)
     health.superexec = SimpleNamespace(up=True, restarts=0)
