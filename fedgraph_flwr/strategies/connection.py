@@ -60,7 +60,7 @@ class Connection:
             wanted: number of clients of the run.
             timeout: longest wait, in seconds.
             known: for a resumed run, its clients.
-            least: fewest of them with which it resumes.
+            least: fewest of them with which it begins or resumes; 0: all.
 
         Returns:
             The first ``wanted`` clients, by their index; of a resumed run, those that have not
@@ -73,7 +73,7 @@ class Connection:
                 that client before.
         """
         earlier = known or {}
-        least = least if earlier else wanted
+        least = least or wanted
         nodes = self._wait_for_nodes(wanted, timeout, least)
         self._met = set(nodes)
         if told := getattr(self.grid, "descriptions", None):

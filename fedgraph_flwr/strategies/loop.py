@@ -228,7 +228,10 @@ class Loop:
             client: ClientInfo(client, self.recorder.nodes[client], description)
             for client, description in self.recorder.known_clients().items()
         }
-        least = rules.min_clients if known and rules.on_failure == "continue" else wanted
+        # nodes decide whether a member may be absent from an agreed run (`absent`)
+        agreed = self.cfg.agreement and self.cfg.privacy.side == "distributed"
+        fewer = (known or agreed) and rules.on_failure == "continue"
+        least = rules.min_clients if fewer else wanted
         self.live.bind(self.connection.wait(wanted, rules.timeout, known, least))
         check_fingerprints(
             {

@@ -1,12 +1,15 @@
 """Six months of three honest banks with secure sums: files that are imported again each month, at nodes with keys and state."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+from flwr.app import Error, Message
 
 from fedgraph_flwr.config import compose, configuration
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
@@ -147,3 +150,123 @@ def later(key, out):
     """A run that reads an earlier one, as a command line starts it."""
     cfg = with_folder(configuration([f"{key}={out}"]))
     return Finished(cfg, run_inline(cfg))
+
+
+NOISED = [
+    *(SECURE, "privacy.dp=distributed", "privacy.noise_multiplier=4", "privacy.scores=none", "privacy.secagg_bits=20"),
+    *("strategy.weighting=uniform", "evaluation.select=last"),
+]
+
+
+class Consortium:
+    """Banks that join, leave and are down; each version of their agreement has its own members."""
+
+    def __init__(self, folder, patch, run, words):
+        self.folder, self.patch, self.run, self.words = folder, patch, run, words
+        self.version, self.used, self.digest = 0, 0, ""
+        (folder / "policy.yaml").write_text("min_nodes: 5\n")
+
+    def agree(self, banks, month, **values):
+        """A new version; each bank has its key and its state folder for good."""
+        self.banks, self.version, self.used = banks, self.version + 1, 0
+        self.keys = self.folder / f"keys_{self.version}"
+        self.keys.mkdir()
+        for client, bank in enumerate(banks):
+            if not (self.folder / bank).is_file():
+                make_node(self.folder / bank)
+            for ending in ("", ".pub"):
+                shutil.copy(self.folder / f"{bank}{ending}", self.keys / f"node_{client}{ending}")
+        given = [f"num_clients={len(banks)}", *self.words]
+        cfg = compose(["model.hidden=8", *given, f"graph={self._files(month)}"])
+        self.digest = agreed(
+            self.folder / f"agreement_{self.version}.yaml", cfg, self.keys, version=self.version, **values
+        )
+
+    def _files(self, month):
+        folder = self.folder / f"month_{month}_{self.version}"
+        for client, bank in enumerate(self.banks):
+            size = 40 + 4 * (len(bank) + client) + 2 * month
+            graph = client_graph(client, size, seed=month)
+            graph.num_clients = len(self.banks)
+            graph.save(folder / f"client_{client:04d}.safetensors")
+        return folder
+
+    def month(self, month, down=""):
+        """One run; a bank may be down."""
+        self.used += 1
+        files = self._files(month)
+        states = self.folder / f"states_{self.version}"
+        for client, bank in enumerate(self.banks):
+            (self.folder / "of" / bank).mkdir(parents=True, exist_ok=True)
+            states.mkdir(exist_ok=True)
+            if not (states / f"state_{client}").is_symlink():
+                (states / f"state_{client}").symlink_to(self.folder / "of" / bank)
+        with self.patch.context() as patch:
+            agreement = self.folder / f"agreement_{self.version}.yaml"
+            party_nodes(
+                patch, sorted(files.glob("*.safetensors")), self.folder / "policy.yaml", states, self.keys, agreement
+            )
+            call = InlineGrid._call
+
+            def unless_down(grid, message):
+                node = message.metadata.dst_node_id
+                if down and self.banks[node - 1] == down:
+                    return Message(Error(1, "the node is down"), reply_to=message)
+                return call(grid, message)
+
+            patch.setattr(InlineGrid, "_call", unless_down)
+            words = [
+                f"num_clients={len(self.banks)}",
+                *self.words,
+                f"graph={files}",
+                f"agreement={self.digest}/{self.used}",
+            ]
+            return self.run(*words)
+
+
+FOUR = ["alice", "bob", "carol", "dora"]
+
+
+def members_of(done):
+    return sorted({int(client) for record in done.rounds for client in record["clients"]})
+
+
+@pytest.mark.slow
+def test_with_noise_every_month_ends_with_a_model(run, tmp_path, monkeypatch):
+    """A bank down in month 3, one joins in month 4, one leaves in month 5, and one is down again in month 6."""
+    words = ["rounds=2", "model.dropout=0", "strategy.min_clients=3", "strategy.timeout=5", *NOISED]
+    banks = Consortium(tmp_path, monkeypatch, run, words)
+    banks.agree(FOUR, 1, absent="allowed", epsilon=1e6)
+    for month, down in ((1, ""), (2, ""), (3, "dora")):
+        assert len(banks.month(month, down).rounds) == 2
+    banks.agree([*FOUR, "emil"], 4, absent="allowed", epsilon=1e6, changed=["emil"])
+    assert len(banks.month(4).rounds) == 2
+    banks.agree(["alice", "carol", "dora", "emil"], 5, absent="allowed", epsilon=1e6, changed=["bob"])
+    for month, down in ((5, ""), (6, "alice")):
+        assert len(banks.month(month, down).rounds) == 2
+    ledger = json.loads((tmp_path / "of/carol/privacy_rings.json").read_text())
+    assert len(ledger) == 6, "the ledger of ε goes on over versions"
+
+
+@pytest.mark.slow
+def test_without_noise_only_the_named_month_waits(run, tmp_path, monkeypatch):
+    """The month with a bank that is down does not begin, and says so; the next ones run, also with other members."""
+    words = [
+        "rounds=2",
+        "model.dropout=0",
+        "strategy.min_clients=3",
+        "strategy.timeout=1",
+        SECURE,
+        "strategy.weighting=uniform",
+    ]
+    banks = Consortium(tmp_path, monkeypatch, run, words)
+    banks.agree(FOUR, 1)
+    for month in (1, 2):
+        assert banks.month(month).summary["failures"] == {}
+    with pytest.raises(RunFailed, match="3 of 4 clients registered"):
+        banks.month(3, "dora")
+    banks.agree([*FOUR, "emil"], 4, changed=["emil"])
+    assert banks.month(4).summary["failures"] == {}
+    banks.agree(["alice", "carol", "dora", "emil"], 5, changed=["bob"])
+    for month in (5, 6):
+        assert banks.month(month).summary["failures"] == {}
