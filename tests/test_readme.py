@@ -190,8 +190,9 @@ def test_the_story_of_the_results_is_in_their_tables():
         for table, pair in STORY.items()
     }
     ahead = {table: (sum(mean > half for mean, half in found), len(found)) for table, found in gains.items()}
-    assert ahead["fedomd_table4"][0] == ahead["fedspa_table1"][0] == 0
-    assert "FedOMD and FedSPA are ahead of FedAvg in no setting of their main tables" in text
+    assert ahead["fedomd_table4"][0] == 0
+    assert "FedOMD is ahead of FedAvg in no setting of its main table," in text
+    assert f"FedSPA in {ahead['fedspa_table1'][0]} of {ahead['fedspa_table1'][1]}," in text
     assert f"FedHGN in {ahead['fedhgn_table3'][0]} of {ahead['fedhgn_table3'][1]}." in text
     assert ahead["fedhero_table3"][0] == ahead["fedhero_table3"][1]
     wins, of = ahead["fedstruct_table1"]
