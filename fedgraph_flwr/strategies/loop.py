@@ -164,6 +164,8 @@ class Loop:
 
     def _finish(self) -> Result:
         """Score the last model, and end the run."""
+        if self._filed.missing:  # no round was left to do so
+            self._restore(sorted(self._filed.missing))
         if self.recorder.pending and not self.recorder.should_stop and self._scores_sent:
             judges = self._judges()
             self._scored(self._judged(judges), judges)

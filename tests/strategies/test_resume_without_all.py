@@ -189,3 +189,23 @@ def test_a_node_resumes_again_until_the_run_goes_on(node):
         assert not isinstance(asked.request("describe", 4, resume=3, run="a"), str)
     assert "start" not in str(asked.request("evaluate", 4, {"model": model_of(asked)}))
     assert "resumes after round 3 in a run that is in round 4" in asked.request("describe", 4, resume=3, run="a")
+
+
+def test_a_client_that_is_back_before_the_last_scores_is_asked_for_them(run, tmp_path, down):
+    """The run was cut after its last round, so that no round restores the client."""
+
+    class AtFirst:
+        """Gone for its first two messages, which are its description and the request to restore its state."""
+
+        messages = 0
+
+        def __iter__(self):
+            self.messages += 1
+            return iter({"resume"} if self.messages <= 2 else ())
+
+    whole = run(*WORDS)
+    out = cut(run, tmp_path, 6)
+    down(1, AtFirst())
+    found = resumed(out)
+    assert found.rounds[-1]["failed"] == {}
+    assert found.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
