@@ -18,16 +18,16 @@ def test_alerts_stand_next_to_a_random_choice():
     choice = SimpleNamespace(test=figures(margin, y, None, 1.0), validation={})
     text = right_of_100(choice)
     assert text.startswith("Of 100 alerts 10 (")
-    assert text.endswith("are right; drawn at random, 20 (test items).")
+    assert text.endswith("are right, and they find 5 of 100 positives; drawn at random, 20 are right (test items).")
     assert right_of_100(SimpleNamespace(test={}, validation={})) == ""
     choice.test = figures(margin, np.zeros_like(y), None, 1.0)
     assert right_of_100(choice) == "How many alerts are right is not known: none of the 100 test items is positive."
 
 
-def test_rates_of_alerts_have_one_decimal_or_two_digits():
+def test_rates_of_alerts_are_whole_numbers():
     at = {"items": 100_000, "positives": 120, "precision": (0.16666, 0.0769, 0.2833)}
     text = right_of_100(SimpleNamespace(test=at, validation={}))
-    assert text == "Of 100 alerts 16.7 (7.7 to 28.3) are right; drawn at random, 0.12 (test items)."
+    assert text == "Of 100 alerts 17 (8 to 28) are right; drawn at random, fewer than 1 are right (test items)."
 
 
 @pytest.mark.parametrize(

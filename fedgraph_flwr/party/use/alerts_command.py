@@ -48,6 +48,7 @@ _OUTPUT = """
 def main(args: argparse.Namespace) -> int:
     """Handle ``alerts``."""
     from fedgraph_flwr.party.use import alerts
+    from fedgraph_flwr.party.use.cases import add_details
     from fedgraph_flwr.party.use.frames import as_csv
     from fedgraph_flwr.party.use.pages import alerts_page, write_outputs
 
@@ -75,6 +76,9 @@ def main(args: argparse.Namespace) -> int:
         return 0
     inputs, found = predict_command.predicted(args, predictor)
     listed = alerts.alerts(choice, found, inputs[0][1][0].input_spec.schema is not None)
+    if args.book and "id" in listed and len(listed):
+        _mark_new(args, choice, predictor, listed)
+    around = add_details(listed, inputs, predict_command.treatment_of(args, inputs[0][1][0]))
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(inputs, listed, args.reasons, args.explained)
     items = len(found.logits)
@@ -83,8 +87,28 @@ def main(args: argparse.Namespace) -> int:
         print(as_csv(listed, args.keep_formulas).rstrip("\n"))
         return 0
     what = f"{len(listed)} alerts of {items} items to "
-    write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items), what)
+    write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items, around), what)
     return 0
+
+
+def _mark_new(args: argparse.Namespace, choice: Any, predictor: Any, listed: Any) -> None:
+    """Say which accounts were no alerts at the end of the day before the first one, and list those first."""
+    import numpy as np
+
+    from fedgraph_flwr.party.book.rows import day_of, day_text
+    from fedgraph_flwr.party.use import alerts
+
+    day = day_text(day_of(str(listed["day"].min())) - 1)
+    earlier = argparse.Namespace(**vars(args) | {"since": day, "until": day, "out": None})
+    try:
+        found = predict_command.predicted(earlier, predictor)[1]
+    except FedGraphError:  # the day before is the first one of the model's file
+        return
+    before = {*alerts.alerts(choice, found)["id"].astype(str)}
+    first = ~listed["id"].duplicated()
+    listed.insert(1, "new", np.where(first & ~listed["id"].astype(str).isin(before), "yes", "no"))
+    listed.sort_values(["new", "rank"], ascending=[False, True], inplace=True, kind="stable", ignore_index=True)
+    print(f"{int((listed['new'] == 'yes').sum())} of {len(listed)} alerts are new since {day}: they come first")
 
 
 def _check_alone(args: argparse.Namespace) -> None:

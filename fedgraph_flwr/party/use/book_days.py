@@ -25,6 +25,7 @@ from fedgraph_flwr.party.tables.edges import amounts_of
 from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
+from fedgraph_flwr.party.use.cases import KNOWN
 from fedgraph_flwr.party.use.day import rule_of
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, join_tables, times_of
 
@@ -244,4 +245,5 @@ def _day(
         columns = replace(columns, party_columns="", party_prefix="")
     own = Ids.of(table, columns.id, where)
     found = join_tables(table, links, own, columns, spec, graph, (where, where, "the model's file"), treatment, new)
-    return found.of_rows(new)
+    known = {**found.tables, KNOWN: rows.edges.iloc[at]}
+    return replace(found, tables=known).of_rows(new)

@@ -101,7 +101,7 @@ class Reasons:
         parts = []
         for row in frame[frame["contribution"] > 0].head(top).itertuples():
             parts.append(f"{row.text} ({row.contribution:+.2g})")
-        return "; ".join(sanitize(part, 200) for part in parts)
+        return "; ".join(sanitize(part, 1000) for part in parts)
 
     def to_frame(self, top: int) -> Any:
         """Return a pandas table of the ``top`` largest contributions, without those that are 0; ``text`` has original units."""

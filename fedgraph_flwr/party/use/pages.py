@@ -13,6 +13,7 @@ from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.chance import predictor as predictor_of
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE
+from fedgraph_flwr.party.use.cases import picture
 from fedgraph_flwr.party.use.frames import write_frame
 from fedgraph_flwr.report.headline import display_name, is_share, score_text
 from fedgraph_flwr.report.page import CHANCE, SHARE, Page, coloured, dot, grid, number, of_change, render, table
@@ -21,6 +22,9 @@ from fedgraph_flwr.report.units import points as in_points
 
 MAX_ROWS = 500
 """Most alerts in a page; the CSV has all."""
+
+MAX_PICTURES = 20
+"""Most alerts whose surroundings are drawn."""
 
 MAX_BARS = 25
 """Most columns in the chart of drift; the table has all."""
@@ -42,7 +46,7 @@ def write_outputs(args: Namespace, frame: Any, page: Callable[[], Page], what: s
         print(f"wrote {args.page}")
 
 
-def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
+def alerts_page(choice: Any, listed: Any, predictor: Any, items: int, around: Mapping[str, Any] | None = None) -> Page:
     """Return the page of a party's alerts.
 
     Args:
@@ -50,6 +54,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         listed: table of the alerts.
         predictor: the model.
         items: number of scored items.
+        around: payments around each alert (`cases.add_details`).
     """
     figures = choice.test or choice.validation
     cells = [("alerts", count(len(listed)), f"of {count(items)} items")]
@@ -61,14 +66,21 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
             cells.append((name.replace("_", " "), shown[0], f"{shown[1]} to {shown[2]}"))
     if choice.calibrated:
         before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
-        cells.append(("Brier score", f"{after:.3g}", f"{before:.3g} before calibration"))
+        kept, other = (
+            (after, f"{before:.3g} before calibration") if choice.is_calibrated else (before, "not calibrated")
+        )
+        cells.append(("Brier score", f"{kept:.3g}", other))
     kind = "calibrated " if choice.is_calibrated else ""
     lead = f"Items that the model takes for '{choice.positive}' with at least this {kind}probability, the surest first."
     page = _page(f"Alerts of {_whose(predictor)}", f"{lead} Model {choice.model}.", cells, right_of_100(choice))
-    page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
     cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""
     shown = listed.drop(columns="model")[:MAX_ROWS]
     forms = {"probability": percent}
+    page.section(
+        "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, True, forms)] if len(shown) else []
+    )
+    if around:
+        _draw_paths(page, listed, around, predictor)
     if "time" in shown and len(shown):
         counts = Counter(listed["time"].str.replace(r"[T ]\d\d:.*", "", regex=True))
         days = sorted(counts, key=lambda day: (len(day), day))
@@ -76,10 +88,23 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int) -> Page:
         data["series"] = [{"name": "alerts", "values": [counts[day] for day in days], "colour": 0}]
         chart = page.chart("Alerts", "Number of alerts by day.", "bars", wide=True, **data)
         page.section("days", "Alerts per day", "", [chart])
-    page.section(
-        "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, True, forms)] if len(shown) else []
-    )
+    page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
     return page
+
+
+def _draw_paths(page: Page, listed: Any, around: Mapping[str, Any], predictor: Any) -> None:
+    """Draw the payments around the first alerts."""
+    spec, pictures = getattr(predictor, "input_spec", None), []
+    currency = spec.tables.currency if spec is not None else ""
+    for row in listed[:MAX_PICTURES].itertuples():
+        if str(row.edge) in around:
+            rows, place = around[str(row.edge)]
+            about = f"Alert {row.rank}, case {row.case}: {sanitize(str(row.edge), 40)}"
+            drawn = picture(rows, place, currency)
+            pictures.append(Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(about, drawn))
+    if pictures:
+        how = "Payments into the payer before each alert (blue), the alert (red), and out of the receiver after it (green),"
+        page.section("paths", "The money's path", f"{how} within a week.", [grid(*pictures)])
 
 
 def right_of_100(choice: Any) -> str:
@@ -96,14 +121,17 @@ def right_of_100(choice: Any) -> str:
             value, low, high = (_of_100(each) for each in figures["precision"])
             drawn = _of_100(figures["positives"] / figures["items"])
             span = f" ({low} to {high})" if "nan" not in (low, high) else ""
-            return f"Of 100 alerts {value}{span} are right; drawn at random, {drawn} ({what} items)."
+            share = f", and they find {_of_100(figures['recall'][0])} of 100 positives" if "recall" in figures else ""
+            return f"Of 100 alerts {value}{span} are right{share}; drawn at random, {drawn} are right ({what} items)."
     return ""
 
 
 def _of_100(share: float) -> str:
-    """Return how many of 100 a share is, with one decimal, or two digits below 1."""
+    """Return how many of 100 a share is, as a whole number."""
+    if share != share:
+        return "nan"
     value = 100 * share
-    return f"{value:.2g}" if value < 0.95 else f"{value:.1f}".removesuffix(".0")
+    return "fewer than 1" if 0 < value < 0.5 else f"{value:.0f}"
 
 
 def _operating(page: Page, choice: Any) -> Markup:
@@ -296,5 +324,5 @@ def _table(frame: Any, stacked: bool = False, forms: Mapping[str, Callable[[floa
     for name in frame:
         numbers, values = frame[name].dtype.kind in "fiu", frame[name]
         form = (forms or {}).get(name, _digits)
-        columns.append([number(form, float(v)) if numbers else sanitize(v, 300) for v in values])
+        columns.append([number(form, float(v)) if numbers else sanitize(v, 2000) for v in values])
     return table([str(name).replace("_", " ") for name in frame], list(zip(*columns, strict=True)), stacked=stacked)

@@ -320,6 +320,14 @@ def predicted(args: argparse.Namespace, predictor: Any) -> tuple[list[tuple[str,
     return inputs, parts[0] if days == [""] else in_order(parts, days)
 
 
+def treatment_of(args: argparse.Namespace, predictor: Any) -> Any:
+    """Return how values of the options' tables are read."""
+    from fedgraph_flwr.party.tables.columns import Treatment
+
+    spec = predictor.input_spec
+    return Treatment(schema=spec.schema, where=spec.where, date_formats=_formats(args)["date_formats"])
+
+
 def _formats(args: argparse.Namespace) -> dict[str, Any]:
     """Return fields of the treatment of tables: where its lines go, and date formats of the party's file."""
     from fedgraph_flwr.party.party_file import read_party

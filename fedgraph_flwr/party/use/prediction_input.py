@@ -174,7 +174,8 @@ class NewNodes:
         left = tuple(row for row in self.left_out if chosen[row[0] - 1])
         edges = self.edges[at] if self.edges.size else self.edges
         found = replace(self, edges=edges, edge_ids=self.edge_ids[at], ends=self.ends[:, at], left_out=left)
-        return replace(found, read=self.read[at], tables={**self.tables, EDGE: self.tables[EDGE][chosen]})
+        read = (np.cumsum(chosen) - 1)[self.read[at]]
+        return replace(found, read=read, tables={**self.tables, EDGE: self.tables[EDGE][chosen]})
 
 
 def tables(

@@ -25,6 +25,9 @@ TOWARDS = {"out": "to", "in": "from"}
 OF_EDGES = ("largest of edges out: ", "largest of edges in: ")
 """What the names of columns of an account start with that are the largest ones of its edges."""
 
+LEAST_HOURS = 1e-3
+"""Hours below which a time is 0: inputs are float32."""
+
 LEAST = 1e-6
 """Relative size below which a value that is scaled back is 0: inputs are float32."""
 
@@ -207,6 +210,7 @@ def _duration(seconds: float) -> str:
     """Return seconds as days or hours; of no earlier record as "never"."""
     if seconds >= 0.99 * NEVER:
         return "never"
+    seconds = max(seconds, 0.0) if seconds > 0.5 else 0.0
     number, unit = (seconds / DAY, "day") if seconds >= DAY else (seconds / 3600, "hour")
     return f"{number:.3g} {unit}{'s' * (f'{number:.3g}' != '1')}"
 
@@ -223,7 +227,7 @@ def _gap(value: float) -> str:
 _WRITERS: dict[str, Callable[[float], str]] = {
     "count": _count,
     "seconds": _duration,
-    "hours": lambda value: f"{value:.3g} hours",
+    "hours": lambda value: f"{value if value > LEAST_HOURS else 0:.3g} hours",
     "share": _share,
     "gap": _gap,
     "steps": _count,

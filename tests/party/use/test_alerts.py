@@ -180,7 +180,18 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
     code, text = said(capsys, "alerts", run.path, "--client", 0, *words)
     assert code == 0, text
     listed = pd.read_csv(out)
-    assert list(listed) == ["rank", "edge", "source", "target", "time", "score", "probability", "model", "reasons"]
+    assert list(listed) == [
+        "rank",
+        "case",
+        "edge",
+        "source",
+        "target",
+        "time",
+        "score",
+        "probability",
+        "model",
+        "reasons",
+    ]
     reasons = listed["reasons"]
     assert reasons.notna().sum() == 3 < len(listed), "the highest ones have reasons"
     predictor = load_predictor(run.path, 0)

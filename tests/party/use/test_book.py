@@ -1,5 +1,8 @@
 """A bank's book: the score of a day is a function of the model, the link and the rows known by its end."""
 
+import html
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -259,3 +262,29 @@ def test_a_changed_export_is_refused(desk, tmp_path, capsys):
         file.write("x")
     assert main(["book", "show", str(book)]) == 2
     assert "first.csv has changed since it was added" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_alerts_of_a_book_have_amounts_banks_cases_and_the_moneys_path(desk, tmp_path):
+    first, second = desk[3:]
+    chain = first.iloc[[0, 1]].assign(
+        source=["b1", "a1"], target=["a1", "b2"], from_bank=["B", "A"], to_bank=["A", "B"]
+    )
+    chain = chain.assign(amount=[2450.0, 2400.0], ref=["q1", "q2"])
+    book = filled(desk, tmp_path, first=pd.concat([first.iloc[2:], chain]).sort_values("at"), second=second)
+    words = ["alerts", str(desk[0]), "--client", "0"]
+    assert main([*words, "--budget", "3"]) == 0
+    stored = json.loads((desk[0] / "alerts_0.json").read_text())
+    (desk[0] / "alerts_0.json").write_text(json.dumps(stored | {"threshold": -1e9}))  # all of them
+    out, page = tmp_path / "alerts.csv", tmp_path / "alerts.html"
+    day = str(made.START + made.HISTORY)
+    given = [*words, "--book", str(book), "--from", day, "--until", day, "--reasons", "0"]
+    assert main([*given, "--out", str(out), "--page", str(page)]) == 0
+    listed = pd.read_csv(out).set_index("edge")
+    assert listed["amount"]["q2"] == 2400
+    assert listed[["bank of source", "bank of target"]].loc["q2"].tolist() == ["A", "B"]
+    assert "2,450.00 in from b1 (B)" in listed["path"]["q2"]
+    assert listed["case"]["q1"] == listed["case"]["q2"], "they share an account"
+    text = html.unescape(page.read_text())
+    assert "The money's path" in text
+    assert "Alerts of a: " in text, "the bank by its name"
