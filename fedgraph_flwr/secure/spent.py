@@ -7,8 +7,8 @@ Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with 
 would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
 
 Each entry is a run's releases of one price: noise, sensitivity, sampling rate and δ. A run that comes back with another
-configuration gets another entry, so that what was booked is never priced again. Where the ledger is missing, but the node's
-audit log lists releases, the node sends none until the owner confirms.
+configuration gets another entry, so that what was booked is never priced again. Where the ledger is missing or older than the
+node's audit log, by the releases that each lists, the node sends none until the owner confirms.
 """
 
 import hashlib
@@ -64,6 +64,8 @@ class SpentPrivacy:
             if not self.path.is_file():
                 self._check_new(self.path)
             self.booked = _read(self.path)
+            if not any(name.partition(" ")[0] == run for name in self.booked):
+                self._check_age(self.path)
             self._add(run, cfg, releases)
             write_bytes(self.path, json.dumps(self.booked).encode())
 
@@ -77,6 +79,27 @@ class SpentPrivacy:
             raise FedGraphError(
                 f"{path} is missing, but this node's audit log lists {count} releases with noise: restore it, or, to forget what"
                 " was spent, write {} into it"
+            )
+
+    def _check_age(self, path: Path) -> None:
+        """Refuse the first release of a run by a ledger that is older than the audit log, such as one of a back-up.
+
+        An empty ledger is the owner's, who forgets what was spent: a file next to it keeps how much.
+
+        Raises:
+            FedGraphError: names both files, and how the owner confirms.
+        """
+        forgotten = path.with_name(f"{path.name}.forgotten")
+        count = self.logged()
+        if count and not self.booked:
+            write_bytes(forgotten, str(count).encode())
+            return
+        before = forgotten.read_text().strip() if forgotten.is_file() else "0"
+        held = sum(int(entry["releases"]) for entry in self.booked.values())
+        if not before.isdecimal() or count > held + int(before):
+            raise FedGraphError(
+                f"{path} holds {held} releases with noise, but this node's audit log lists {count}: it is older, as from a back-up;"
+                f" restore the newer one, or, to forget the others, write {max(count - held, 0)} into {forgotten.name} beside it"
             )
 
     def _add(self, run: str, cfg: RunConfig, releases: int) -> None:

@@ -232,6 +232,31 @@ def test_a_deleted_ledger_is_no_fresh_start(unit, node, tmp_path):
     assert not isinstance(train(), str)
 
 
+def test_a_restored_ledger_releases_nothing_again(node, tmp_path):
+    """It is older than the audit log: until the owner restores the newer one, or confirms what is forgotten."""
+    policy = {"min_nodes": 0, "max_epsilon": 1e6, "check_start": False}
+    path = tmp_path / "state" / "privacy_training.json"
+
+    def train():
+        asked = node(*PRIVATE, policy=policy, state=True)
+        return asked.request("train", 1, {"model": model_of(asked)})
+
+    assert not isinstance(train(), str)
+    backup = path.read_bytes()
+    assert not isinstance(train(), str)
+    newer = path.read_bytes()
+    path.write_bytes(backup)
+    refusal = train()
+    assert "holds 1 releases with noise, but this node's audit log lists 2: it is older, as from a back-up" in refusal
+    assert "write 1 into privacy_training.json.forgotten beside it" in refusal
+    path.write_bytes(newer)
+    assert not isinstance(train(), str)
+    path.write_bytes(backup)
+    path.with_name("privacy_training.json.forgotten").write_text("2")
+    assert not isinstance(train(), str)
+    assert not isinstance(train(), str)
+
+
 def test_another_purpose_has_a_ledger_of_its_own(node, tmp_path):
     """Its first release is not refused because the log lists those of the first purpose."""
     for purpose in ("training", "research"):
