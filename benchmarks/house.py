@@ -1,4 +1,4 @@
-"""Print the measures of the house: circles, a round's files, climbs, capability flags, foreign writes, tokens.
+"""Print the measures of the house: circles, a round's files under each protection, climbs, flags, writes, options, tokens.
 
     python -m benchmarks.house [CHECKOUT]
 
@@ -6,8 +6,9 @@ A *climb* is a call into a file that is already open further up the stack: the r
 Lines are not counted: a limit on them presses text together.
 
 Goals: no circles, no flags asked without the value, no attributes that others write, no upward strings; 6 climbs; a round of
-FedAvg that runs through 38 files and 260 functions; at most 9.5 tokens per line. Missed goals need fewer, larger files (31 of
-65 hold mathematics, scores, keys and formats) or fewer short hooks.
+FedAvg through 45 files and 260 functions, with secure sums and noise through 55 files; at most 260 options of all commands and
+616,000 tokens. What is true or false is tested: every method replays (`tests/strategies/test_replay.py`), and MOON and SCAFFOLD
+run from an external package (`tests/methods/test_outside_parts.py`).
 """
 
 import argparse
@@ -54,7 +55,7 @@ except ImportError:  # an older checkout
     from fedgraph_flwr.engine.inline import run_inline
 root = str(Path(fedgraph_flwr.__file__).parents[1])
 words = ["strategy=fedavg", "num_clients=3", "dataset=csbm", "dataset.nodes_per_client=[20,30]", "partition=planted"]
-words += ["model.hidden=4", "checkpoint_every=0", "rounds=3"]
+words += ["model.hidden=4", "checkpoint_every=0", "rounds=3", *sys.argv[1:]]
 files, functions, climbs, open_calls = set(), set(), Counter(), []
 def spy(frame, event, argument):
     code = frame.f_code
@@ -89,6 +90,33 @@ with tempfile.TemporaryDirectory() as folder:
 named = [name for _, name in functions if "<" not in name.rpartition(".")[2]]
 counts = {"files": len(files), "functions": len(functions), "with names": len(named)}
 print(json.dumps({**counts, "climbs": climbs}))
+"""
+
+
+PROTECTIONS = {
+    "plain": [],
+    "noise": ["privacy.dp=client_fixed", "privacy.noise_multiplier=1", "strategy.weighting=uniform"],
+    "secure sums": ["privacy.secagg=true"],
+    "both": [
+        "privacy.secagg=true",
+        "privacy.secagg_bits=20",
+        "privacy.dp=distributed",
+        "privacy.noise_multiplier=1",
+        "strategy.weighting=uniform",
+    ],
+}
+"""Protection of a round → its overrides."""
+
+OPTIONS = """
+import argparse, json
+from fedgraph_flwr.cli.app import COMMANDS, _parser
+def options(parser):
+    count = 0
+    for action in parser._actions:
+        inner = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        count += sum(map(options, inner)) + (bool(action.option_strings) and action.dest != "help")
+    return count
+print(json.dumps({name: options(_parser([name])) - 1 for name in COMMANDS}))
 """
 
 
@@ -191,15 +219,20 @@ def density(root: Path) -> dict[str, tuple[int, int]]:
     return {room: (count["tokens"], count["lines"]) for room, count in found.items()}
 
 
-def profiled(root: Path) -> dict[str, Any]:
-    """Return files and functions of the second round of FedAvg with three clients, and how often its messages climb where."""
+def printed(root: Path, code: str, *words: str) -> dict[str, Any]:
+    """Return the JSON that a program prints last, run with a checkout's package."""
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    command = [sys.executable, "-c", ROUND]
+    command = [sys.executable, "-c", code, *words]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def asking_privacy(root: Path) -> int:
+    """Return the number of files that read ``cfg.privacy``."""
+    return sum("cfg.privacy" in path.read_text() for path in python_files(root))
 
 
 def main() -> None:
@@ -208,16 +241,20 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, nargs="?", default=ROOT)
     root = parser.parse_args().checkout.resolve()
     print("circles, types counted:", [len(circle) for circle in circles(root)])
-    counts = profiled(root)
-    climbs = counts.pop("climbs")
-    print("second round of FedAvg:", counts)
-    print("climbs of its messages:", sum(climbs.values()))
-    for climb, times in sorted(climbs.items()):
-        print(f"    {times} {climb}")
+    for protection, words in PROTECTIONS.items():
+        counts = printed(root, ROUND, *words)
+        climbs = counts.pop("climbs")
+        print(f"second round of FedAvg, {protection}: {counts}, climbs of its messages: {sum(climbs.values())}")
+        for climb, times in sorted(climbs.items()) if protection == "plain" else ():
+            print(f"    {times} {climb}")
+    print("files that read cfg.privacy:", asking_privacy(root))
+    options = printed(root, OPTIONS)
+    print(f"options of {len(options)} commands:", sum(options.values()))
     print("capability flags asked without the value:", flags(root))
     written = foreign_writes(root)
     print("attributes of the strategy that others write:", len(written), *sorted(written))
     print("upward strings:", upward_strings(root))
+    print("tokens:", sum(count for count, _ in density(root).values()))
     for room, (count, lines) in sorted(density(root).items(), key=lambda item: -item[1][0]):
         print(f"{room:20} {count:7d} tokens  {count / max(lines, 1):5.1f} per code line")
 
