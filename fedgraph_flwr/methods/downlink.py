@@ -23,11 +23,15 @@ from fedgraph_flwr.secure.secagg import SECAGG, STEPS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
-NUMBERS = (
-    *("phase", "round", "exchange", "protocol", ASKS_VERSIONS, "run", "resume"),
-    *("evaluate", "scored", "best", "keep", "checkpoint", "stage", "keep_model"),
-)
-"""Scalars of the framework's own; a message has some of them."""
+SCALARS: dict[str, type] = {
+    **{"phase": str, "round": int, "exchange": int, ASKS_VERSIONS: bool, "resume": int, "run": str, "best": int},
+    **dict.fromkeys(("keep", "checkpoint", "evaluate", "keep_model"), bool),
+    **{"stage": str, "scored": int, "protocol": object},
+}
+"""Scalars of the framework's own, and their types; a message has some of them. Another version may have another ``protocol``."""
+
+REQUIRED = ("phase", "round", "exchange")
+"""Those that every message has; without ``exchange`` it is the first."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Downlink:
     def numbers(self, phase: str) -> list[str]:
         """Return the names of all scalars of a phase."""
         own = self.phases.get(phase, {}).get(CONFIG)
-        return [*NUMBERS, *(own.fields or () if own else ())]
+        return [*SCALARS, *(own.fields or () if own else ())]
 
 
 def received(kind: Any, cfg: RunConfig, uplink: Uplink) -> Downlink:

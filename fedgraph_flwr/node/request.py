@@ -12,10 +12,9 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.replies import Received, received
 from fedgraph_flwr.errors import Refusal, sanitize, unknown
-from fedgraph_flwr.methods.downlink import Downlink, Input
+from fedgraph_flwr.methods.downlink import REQUIRED, SCALARS, Downlink, Input
 from fedgraph_flwr.secure.policy import file_name
 from fedgraph_flwr.wire.messages import (
-    ASKS_VERSIONS,
     CONFIG,
     DESCRIBE,
     EVALUATE,
@@ -26,22 +25,6 @@ from fedgraph_flwr.wire.messages import (
     groups_of,
 )
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
-
-REQUIRED = {"phase": str, "round": int, "exchange": int}
-"""Scalars that every message has, and their types; without ``exchange`` it is the first."""
-
-OPTIONAL = {
-    ASKS_VERSIONS: bool,
-    "resume": int,
-    "run": str,
-    "best": int,
-    "keep": bool,
-    "checkpoint": bool,
-    "evaluate": bool,
-    "keep_model": bool,
-    "stage": str,
-}
-"""Scalars that some messages have, and their types."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +65,13 @@ class Request:
         record = message.content.get(CONFIG)
         sent = record if isinstance(record, ConfigRecord) else {}
         scalars: dict[str, Any] = {"exchange": 0, **sent}
-        kinds = REQUIRED | {key: kind for key, kind in OPTIONAL.items() if key in scalars}
-        if scalars.get("keep"):
-            kinds["best"] = int
-        if scalars.get("phase") in (DESCRIBE, TRAIN, EVALUATE) and "scored" in scalars:
-            kinds["scored"] = int
+        needed = {*REQUIRED, *(["best"] if scalars.get("keep") else [])}
+        named = needed | scalars.keys()
+        kinds = {key: kind for key, kind in SCALARS.items() if key in named}
+        if scalars.get("phase") not in (DESCRIBE, TRAIN, EVALUATE):
+            kinds.pop("scored", None)  # a method's own
         for key, kind in kinds.items():
-            if type(scalars.get(key)) is not kind:
+            if kind is not object and type(scalars.get(key)) is not kind:
                 raise Refusal(
                     f"the server's message has {key}={sanitize(scalars.get(key), 60)},"
                     f" expected {kind.__name__}"
