@@ -284,13 +284,15 @@ def skeleton(kind: str, k: int) -> Skeleton:
     """Return the edges of a pattern of size k.
 
     ``fan_in`` k→1, ``fan_out`` 1→k, ``cycle`` of k, ``scatter_gather`` 1→k→1, ``gather_scatter`` k→1→k, ``bipartite``
-    ⌊k/2⌋×⌈k/2⌉, ``stack``: bipartite, then to 2 more. Each hop of a cycle is a stage; a hub is member 0.
+    ⌊k/2⌋×⌈k/2⌉, ``stack``: bipartite, then to 2 more, ``random``: a path of k hops, a random walk that does not come back. Each
+    hop of a cycle and of a path is a stage; a hub is member 0.
     """
     many, left, right = np.arange(1, k + 1), np.arange(k // 2), np.arange(k // 2, k)
     layers = {
         "fan_in": [_complete(many, [0])],
         "fan_out": [_complete([0], many)],
         "cycle": [np.array([[i], [(i + 1) % k]]) for i in range(k)],
+        "random": [np.array([[i], [i + 1]]) for i in range(k)],
         "scatter_gather": [_complete([0], many), _complete(many, [k + 1])],
         "gather_scatter": [_complete(many, [0]), _complete([0], many + k)],
         "bipartite": [_complete(left, right)],

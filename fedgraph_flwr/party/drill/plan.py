@@ -39,7 +39,10 @@ from fedgraph_flwr.data.schema import DRILL, flow
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.parties import fold
 
-KINDS = ("fan_in", "fan_out", "cycle", "scatter_gather", "bipartite", "stack")
+USUAL = ("fan_in", "fan_out", "cycle", "scatter_gather", "bipartite", "stack")
+KINDS = (*USUAL, "gather_scatter", "random")
+"""Kinds of patterns, those of AMLworld (Altman et al. 2023); `USUAL` ones by default."""
+
 STAGES = ("training", "validation", "test")
 SHARES = 0.6, 0.8
 """Shares of the days until the end of training and of validation."""
@@ -104,7 +107,7 @@ class Plan:
     days: int = number(90, 10, 3660)
     dates: bool = False
     amount: float = number(150.0, high=1e9, without_low=True)
-    kinds: list[str] = field(default_factory=lambda: list(KINDS))
+    kinds: list[str] = field(default_factory=lambda: list(USUAL))
     counts: list[int] = field(default_factory=lambda: [6, 3, 3])
     size: list[int] = field(default_factory=lambda: [4, 8])
     within: float = number(2.0, without_low=True)

@@ -27,7 +27,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 RULE = "rule on one column"
+RANDOM, MOST = "random alerts", "the most that the budget allows"
 ALL = "all"
+
+COLUMNS = ["kind", "method", "payments", "found", "recall", "patterns", "patterns_found", "alerts", "test"]
 
 
 @dataclass
@@ -72,8 +75,37 @@ def recall(scored: Mapping[str, Sequence[Scored]], kinds: Mapping[int, str], bud
             if planted.size:
                 values = (planted.size, found.size, found.size / planted.size)
                 rows.append((kind, method, *values, np.unique(planted).size, np.unique(found).size, alerts, size))
-    names = ["kind", "method", "payments", "found", "recall", "patterns", "patterns_found", "alerts", "test"]
-    return pd.DataFrame(rows, columns=names)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def bounds(parties: Sequence[Scored], kinds: Mapping[int, str], budget: int) -> Any:
+    """Return rows as of `recall` for alerts drawn at random, in expectation, and for the best that the budget allows.
+
+    At random, party p finds b_p / n_p of its planted payments, and a pattern with m_p payments there stays hidden with chance
+    Π_p C(n_p − m_p, b_p) / C(n_p, b_p). At best, each alert is a planted payment of a new pattern, if there are any.
+    """
+    import pandas as pd
+    from scipy.special import gammaln
+
+    sizes = np.array([party.pattern.size for party in parties])
+    alerts = np.minimum(sizes, budget)
+    held = np.array([[int((party.pattern == number).sum()) for party in parties] for number in kinds])
+    free = sizes - held  # [patterns, parties]
+    ways = gammaln(free + 1) - gammaln(np.maximum(free - alerts, 0) + 1)
+    ways = np.where(free >= alerts, ways - gammaln(sizes + 1) + gammaln(sizes - alerts + 1), -np.inf)
+    hidden = np.exp(ways.sum(axis=1))
+    rows = []
+    for kind in [*dict.fromkeys(kinds.values()), ALL]:
+        own = np.array([kind in (name, ALL) for name in kinds.values()], dtype=bool)
+        payments, patterns = held[own].sum(axis=0), int((held[own].sum(axis=1) > 0).sum())
+        if not (planted := int(payments.sum())):
+            continue
+        drawn, most = float((payments * alerts / np.maximum(sizes, 1)).sum()), int(np.minimum(payments, alerts).sum())
+        best = min(patterns, int(np.minimum((held[own] > 0).sum(axis=0), alerts).sum()))
+        for name, found, seen in ((RANDOM, drawn, float((1 - hidden[own]).sum())), (MOST, most, best)):
+            values = (planted, found, found / planted, patterns, seen, int(alerts.sum()), int(sizes.sum()))
+            rows.append((kind, name, *values))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def text(table: Any, hold_out: Sequence[str] = ()) -> list[str]:
@@ -81,7 +113,7 @@ def text(table: Any, hold_out: Sequence[str] = ()) -> list[str]:
     methods = list(dict.fromkeys(table["method"]))
     lines = [f"| patterns found, and % of their payments | {' | '.join(methods)} |", f"|---|{'---|' * len(methods)}"]
     for kind, rows in table.groupby("kind", sort=False):
-        cells = [f"{r.patterns_found} of {r.patterns}, {100 * r.recall:.0f} %" for r in rows.itertuples()]
+        cells = [f"{round(r.patterns_found, 1):g} of {r.patterns}, {100 * r.recall:.0f} %" for r in rows.itertuples()]
         held = " (held out)" if kind in hold_out else ""
         lines.append(f"| {kind}{held} | {' | '.join(cells)} |")
     return lines
@@ -107,6 +139,8 @@ def report(runs: Sequence[Path], planted: Sequence[Path], clients: Sequence[int 
     Raises:
         FedGraphError: a folder is no drill's, plans differ, or a run was made on other files.
     """
+    import pandas as pd
+
     plans = [Plan.load(folder / PLAN) for folder in planted]
     for folder, plan in zip(planted, plans, strict=True):
         if plan.digest != plans[0].digest:
@@ -132,7 +166,9 @@ def report(runs: Sequence[Path], planted: Sequence[Path], clients: Sequence[int 
             run, model = trees[0]
             rules.append(_rule(model, scores_of(model, accounts, plan, client, run)))
     first = {RULE: rules} if len(rules) == len(planted) else {}
-    return recall(first | found, kinds_of(plans[0]), budget)
+    kinds = kinds_of(plans[0])
+    limits = bounds(next(iter(found.values())), kinds, budget)
+    return pd.concat([recall(first | found, kinds, budget), limits], ignore_index=True)
 
 
 def _load(run: Path, client: int | None) -> Any:

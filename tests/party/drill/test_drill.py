@@ -14,7 +14,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.drill.plan import KINDS, Plan, common_period
 from fedgraph_flwr.party.drill.planting import check_folder, plant, read_book
-from fedgraph_flwr.party.drill.report import ALL, Scored, read_slots, recall, report
+from fedgraph_flwr.party.drill.report import ALL, MOST, RANDOM, Scored, bounds, read_slots, recall, report
 from fedgraph_flwr.party.link.files import record_keys
 
 DAY, START, DAYS = 86_400, "2026-01-01", 40
@@ -368,3 +368,28 @@ def test_a_damaged_list_of_slots_is_named(tmp_path, text):
     (tmp_path / "drill_slots.csv").write_text(text)
     with pytest.raises(FedGraphError, match=r"drill_slots.csv is damaged \(.*plant the drill again"):
         read_slots(tmp_path)
+
+
+def test_random_alerts_and_the_most_that_a_budget_allows_are_those_of_many_draws():
+    """Expected recall and patterns at random agree with 4,000 draws; at best, all alerts are planted payments."""
+    rng = np.random.default_rng(0)
+    patterns = [rng.permutation(np.concatenate([np.full(37, -1), [0, 0, 0, 1, 2, 2]])), np.array([-1, -1, 0, 1, 1])]
+    parties = [Scored(np.zeros(each.size), each) for each in patterns]
+    kinds = {0: "cycle", 1: "stack", 2: "stack", 3: "fan_in"}
+    found = bounds(parties, kinds, 4).set_index(["kind", "method"])
+    drawn = [np.concatenate([rng.permutation(each)[:4] for each in patterns]) for _ in range(4000)]
+    for kind, numbers in (("cycle", [0]), ("stack", [1, 2]), (ALL, [0, 1, 2])):
+        row = found.loc[kind, RANDOM]
+        assert row.found == pytest.approx(np.mean([np.isin(each, numbers).sum() for each in drawn]), rel=0.05)
+        seen = np.mean([np.unique(each[np.isin(each, numbers)]).size for each in drawn])
+        assert row.patterns_found == pytest.approx(seen, rel=0.05)
+    assert found.loc[ALL, MOST].found == 4 + 3
+    assert found.loc[ALL, MOST].patterns_found == 3
+    assert "fan_in" not in found.index.get_level_values("kind"), "no payment of it is in the test"
+
+
+def test_all_kinds_of_patterns_can_be_planned():
+    plan = Plan(parties=["a", "b"], start="2026-01-01", days=60, kinds=list(KINDS))
+    assert {pattern.kind for pattern in plan.patterns} == {*KINDS}
+    path = next(pattern for pattern in plan.patterns if pattern.kind == "random")
+    assert [(step.source, step.target) for step in path.transfers] == [(k, k + 1) for k in range(len(path.transfers))]
