@@ -74,10 +74,12 @@ def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
 
     Raises:
         FedGraphError: a name begins with a dot.
-        InUse: the folder has the checkpoint of a run that has not finished, perhaps of another operator.
+        InUse: the folder has a run, perhaps of another operator, that has not finished or has another configuration.
     """
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.store.checkpoint import DATA, flat_keys
     from fedgraph_flwr.store.folder import CHECKPOINT, InUse
-    from fedgraph_flwr.store.results import SUMMARY
+    from fedgraph_flwr.store.results import CONFIG, SUMMARY
 
     paths = {key: getattr(cfg, key) for key in ("out", "resume", "evaluate", "init")}
     places: dict[str, Any] = {key: str(run_folder(runs, Path(path).name)) for key, path in paths.items() if path}
@@ -87,6 +89,15 @@ def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
     if stopped and not cfg.resume and not cfg.overwrite:
         what = f"the server's folder {out.name} has a run that can be resumed, perhaps of another operator"
         raise InUse(f"{what}: pass another out=, resume= to continue it, or overwrite=true to replace it")
+    if cfg.overwrite and not cfg.resume and (out / CONFIG).is_file():
+        before, now = flat_keys(compose([], out / CONFIG)), flat_keys(cfg)
+        free = {"out", "overwrite", "resume", "tracking", "tracking_clients", "tracking_group", *DATA}
+        differ = [key for key in sorted(now) if key.partition(".")[0] not in free and before.get(key) != now[key]]
+        if differ:
+            had = f"{differ[0]}={before.get(differ[0])}"
+            what = f"the server's folder {out.name} has a run with {had}, perhaps of another operator"
+            fix = "overwrite=true replaces a run by its repetition; pass another out=, or remove it on the server"
+            raise InUse(f"{what}, and this one has {now[differ[0]]}: {fix}")
     return cfg
 
 

@@ -98,8 +98,9 @@ class SpentPrivacy:
         held = sum(int(entry["releases"]) for entry in self.booked.values())
         if not before.isdecimal() or count > held + int(before):
             raise FedGraphError(
-                f"{path} holds {held} releases with noise, but this node's audit log lists {count}: it is older, as from a back-up;"
-                f" restore the newer one, or, to forget the others, write {max(count - held, 0)} into {forgotten.name} beside it"
+                f"{path} holds {held} releases with noise, but this node's audit log lists {count}: it is older, as from a"
+                f" back-up; restore the newer one, or, to forget the others, write {max(count - held, 0)} into"
+                f" {forgotten.name} beside it"
             )
 
     def _add(self, run: str, cfg: RunConfig, releases: int) -> None:

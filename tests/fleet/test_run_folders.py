@@ -202,6 +202,23 @@ def test_a_start_keeps_the_stopped_run_of_another_operator(tmp_path):
     in_folder_of_runs(given, tmp_path)
 
 
+def test_no_operator_replaces_the_run_of_another(tmp_path):
+    """Whose it is, a server does not know; but a repetition takes nothing away."""
+    out = tmp_path / "first"
+    given = compose(["engine=far", f"out={out}", "seed=3"])
+    out.mkdir()
+    (out / "config.yaml").write_text(to_yaml(given, DATA))
+    for name in ("checkpoint.safetensors", "summary.json"):
+        (out / name).touch()
+        assert in_folder_of_runs(replace(given, overwrite=True), tmp_path).overwrite
+        other = replace(given, overwrite=True, rounds=1)
+        with pytest.raises(
+            InUse, match=r"first has a run with rounds=\d+, perhaps of another operator, and this one has 1:"
+        ):
+            in_folder_of_runs(other, tmp_path)
+    in_folder_of_runs(replace(other, out="/home/op/second"), tmp_path)
+
+
 def test_a_start_that_is_refused_writes_nothing_into_the_folder_of_a_running_run(tmp_path):
     """Two operators may choose one name: the first one's launcher would read the failure of the second."""
     out = tmp_path / "first"
