@@ -83,6 +83,25 @@ class Beginning:
                 )
             return {START: {NONCE: _array(nonce)}}
 
+    def keep_lists(self, lists: Arrays) -> None:
+        """Keep the lists of the run's secure sums, in whichever of Flower's runs: the seed and all draws are the same.
+
+        Args:
+            lists: clients by kind of values.
+
+        Raises:
+            Refusal: a sum of the same values had another list.
+        """
+        with self._record() as (_, start, _):
+            known = start.setdefault("lists", {})
+            for kind, clients in lists.items():
+                first = known.setdefault(kind, clients.tolist())
+                if first != clients.tolist():
+                    raise Refusal(
+                        f"client {self.client} adds its {kind} to those of clients {first} in run {self._number}, and the server"
+                        f" requests a sum over {clients.tolist()}: two lists of one run show single values by their difference"
+                    )
+
     def _seed(self, group: Arrays, start: dict[str, Any]) -> int:
         """Return the seed that follows from nonces, after checking them."""
         nonces = self._by_client(group, NONCES)

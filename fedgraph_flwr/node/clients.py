@@ -33,6 +33,7 @@ from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import protections
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.secure.secagg import AGREE
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
     EVALUATE,
@@ -254,6 +255,8 @@ class Member:
         """Store what the request changed."""
         client, phase = self.client, request.phase
         scored = phase == EVALUATE and client.saved_models.state
+        if phase == AGREE and client.member.fixed and client.cfg.agreement:
+            self.node.beginning.keep_lists(client.member.lists)
         if phase not in (DESCRIBE, EVALUATE) or scored:
             self._keep()
         checkpoints = self._checkpoints(request)

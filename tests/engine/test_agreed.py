@@ -9,7 +9,14 @@ from tests.support import PATIENCE
 
 pytestmark = [pytest.mark.fleet, pytest.mark.faults]
 
-WORDS = ["num_clients=3", "rounds=2", "model.hidden=8", "model.dropout=0", "privacy.secagg=true", "strategy.weighting=uniform"]
+WORDS = [
+    "num_clients=3",
+    "rounds=2",
+    "model.hidden=8",
+    "model.dropout=0",
+    "privacy.secagg=true",
+    "strategy.weighting=uniform",
+]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from flwr.app import Error, Message
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, configuration
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -270,3 +271,32 @@ def test_without_noise_only_the_named_month_waits(run, tmp_path, monkeypatch):
     banks.agree(["alice", "carol", "dora", "emil"], 5, changed=["bob"])
     for month in (5, 6):
         assert banks.month(month).summary["failures"] == {}
+
+
+def test_a_run_that_starts_again_has_the_list_of_its_first_sum(run, tmp_path, monkeypatch):
+    """Both have one seed and the same draws: a sum without a member would show its update by the difference."""
+    words = [
+        "rounds=1",
+        "model.dropout=0",
+        "strategy.min_clients=3",
+        "strategy.timeout=5",
+        SECURE,
+        "strategy.weighting=uniform",
+    ]
+    banks = Consortium(tmp_path, monkeypatch, run, words)
+    banks.agree(FOUR, 1)
+    assert banks.month(1).summary["failures"] == {}
+    fit = GraphClient.fit
+
+    def lost(client, *args):
+        if client.graph.client == 3:
+            raise RunFailed("declared lost")
+        return fit(client, *args)
+
+    banks.used = 0  # the same number in another run of Flower
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphClient, "fit", lost)
+        with pytest.raises(RunFailed, match=r"secagg_agree: 0 of 3 .*to those of clients \[0, 1, 2, 3\] in run 1"):
+            banks.month(1)
+    banks.used = 0
+    assert banks.month(1).summary["failures"] == {}, "the whole list again is the same sum"
