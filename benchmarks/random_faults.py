@@ -1,6 +1,6 @@
 """Random faults on a fleet of five nodes on loopback: every run ends with the undisturbed bits, or names who was missing.
 
-    python -m benchmarks.random_faults [minutes=18] [seed=0] [out=faults]
+    python -m benchmarks.random_faults [minutes=18] [pause=15] [seed=0] [out=faults]
 
 A server and five nodes, each behind a link that can be cut, run one run after another while faults come every few seconds: killed
 tasks, executors, SuperNodes, nodes, ServerApps and SuperExecs, stopped processes (SIGSTOP), links that close or go silent. Every
@@ -32,9 +32,6 @@ import psutil
 
 NODES = 5
 ROUNDS = 8
-PAUSE = (6.0, 24.0)
-"""Seconds between two faults."""
-
 LENGTH = (2.0, 40.0)
 """Seconds that a fault lasts which ends."""
 
@@ -77,11 +74,12 @@ class Faults:
         fleet: the fleet.
         links: the link of each node.
         draw: decides which, where and how long.
+        pause: mean seconds between two; a busy machine needs more of them to make progress.
         log: gets each.
     """
 
-    def __init__(self, fleet: Any, links: list[Any], draw: random.Random, log: Log):
-        self.fleet, self.links, self.draw, self.log = fleet, links, draw, log
+    def __init__(self, fleet: Any, links: list[Any], draw: random.Random, pause: float, log: Log):
+        self.fleet, self.links, self.draw, self.pause, self.log = fleet, links, draw, pause, log
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._play, daemon=True)
         self.stopped: list[psutil.Process] = []
@@ -101,7 +99,7 @@ class Faults:
         }
 
     def _play(self) -> None:
-        while not self.over.wait(self.draw.uniform(*PAUSE)):
+        while not self.over.wait(self.pause * self.draw.uniform(0.4, 1.6)):
             weights = [1 if kind in ENDS_RUN else 3 for kind in self.kinds]
             (kind,) = self.draw.choices(list(self.kinds), weights)
             node, seconds = self.draw.randrange(NODES), self.draw.uniform(*LENGTH)
@@ -180,9 +178,9 @@ def main() -> int:
     from tests.engine.links import Link
 
     words = dict(word.split("=", 1) for word in sys.argv[1:])
-    unknown = words.keys() - {"minutes", "seed", "out"}
+    unknown = words.keys() - {"minutes", "pause", "seed", "out"}
     if unknown:
-        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; expected minutes=, seed=, out=")
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; expected minutes=, pause=, seed=, out=")
     minutes, seed = float(words.get("minutes", 18)), int(words.get("seed", 0))
     folder = Path(words.get("out", "faults")).absolute()
     if folder.exists():
@@ -198,7 +196,7 @@ def main() -> int:
     log, draw = Log(folder / "events.jsonl"), random.Random(seed)
     fleet = ServedFleet(folder, folder / "graphs")
     links = [Link(fleet.port) for _ in range(NODES)]
-    faults = Faults(fleet, links, random.Random(seed + 1), log)
+    faults = Faults(fleet, links, random.Random(seed + 1), float(words.get("pause", 15)), log)
     broken: list[str] = []
     try:
         fleet.start_superlink()
