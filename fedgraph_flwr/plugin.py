@@ -9,7 +9,18 @@ from fedgraph_flwr.config import at_least, choice, number, one_of
 from fedgraph_flwr.config.parts import Part
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.downlink import Input, Stages
-from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Once, Public, Relay, Sum, every_model
+from fedgraph_flwr.methods.uplink import (
+    ARRAYS,
+    Exchanges,
+    Individual,
+    LateMean,
+    Mean,
+    Once,
+    Public,
+    Relay,
+    Sum,
+    every_model,
+)
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.server_part import ServerPart
@@ -25,6 +36,7 @@ __all__ = [
     "Arrays",
     "Batch",
     "ClientPart",
+    "Exchanges",
     "FedGraphError",
     "GraphClient",
     "GraphStrategy",

@@ -14,21 +14,36 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import Error, Message
 
 from fedgraph_flwr import partition
 from fedgraph_flwr.config import CONF, RunConfig, compose
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.wire.messages import from_record
+from fedgraph_flwr.wire.messages import TRAIN, from_record
 
 SMALL = shlex.split(
     "dataset=csbm dataset.nodes_per_client=[41,67] dataset.features=5 dataset.classes=3 dataset.degree=4 dataset.cut_degree=1"
     " dataset.gap=0.2 dataset.seed=3 partition=planted num_clients=3 model.hidden=8"
 )
 """Three clients joined by edges. No other size of a model or message equals a client's number of nodes or edges."""
+
+
+UNIFORM = ("strategy.weighting=uniform", "privacy.noise_multiplier=1")
+COMBINATIONS = {
+    "secure sums": ("privacy.secagg=true",),
+    "noise": ("privacy.dp=client_fixed", *UNIFORM),
+    "noise of the clients": ("privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=20", *UNIFORM),
+    "stacked": ("stack=3",),
+    "neighbours": ("train.sampler=neighbors", "train.batch_size=8", "train.fanout=[3,2]"),
+    "clusters": ("train.sampler=clusters", "train.clusters=4"),
+    "saint": ("train.sampler=saint", "train.batch_size=8"),
+}
+"""Settings under which a method runs, or is refused by a sentence that says what to set."""
 
 
 @dataclass
@@ -149,6 +164,34 @@ class MethodContract:
         """Absent clients keep what is theirs."""
         found = self.go(tmp_path, monkeypatch, "strategy.fraction=0.67", "rounds=4")
         assert found.summary["failures"] == {}
+
+    def test_it_runs_under_each_protection_and_sampler_or_is_refused(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """A run that starts ends, with all clients; a refusal says what to set or declare."""
+        for name, words in COMBINATIONS.items():
+            refusal = ""
+            try:
+                found = self.go(tmp_path, monkeypatch, "rounds=2", *words)
+            except RunFailed:
+                raise
+            except FedGraphError as error:
+                refusal = str(error)
+            said = any(word in refusal for word in ("set ", "declare"))
+            assert said or (not refusal and found.summary["failures"] == {}), f"{name}: {refusal}"
+
+    def test_a_run_goes_on_without_a_client_whose_training_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """Client 2 fails in round 2, and takes part in round 3 again."""
+        call = InlineGrid._call
+
+        def lossy(grid: InlineGrid, message: Any) -> Any:
+            config = message.content["config"]
+            lost = (config["phase"], config["round"], message.metadata.dst_node_id) == (TRAIN, 2, 3)
+            return Message(Error(1, "lost"), reply_to=message) if lost else call(grid, message)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(InlineGrid, "_call", lossy)
+            found = self.go(tmp_path, monkeypatch)
+        assert found.summary["failures"].keys() == {"2 (train)"}
+        assert all(np.isfinite(a).all() for a in found.arrays.values())
 
     def test_no_message_holds_rows_of_a_client(self, tmp_path: Path, monkeypatch: Any) -> None:
         """No array that goes up has a client's number of nodes, edges or training nodes in its shape, unless it is declared."""
