@@ -127,6 +127,9 @@ def take_book(args: argparse.Namespace) -> None:
             raise FedGraphError(f"--book {args.book} has the tables: leave --{name.replace('_', '-')} out")
     args.opened_book = book = BookFolder.load(args.book)
     args.party_file = args.party_file or args.book / PARTY
+    pinned = args.book / book.model.run if book.model else None
+    if args.node is not None and pinned is not None and pinned.resolve().is_relative_to(args.node.resolve()):
+        args.node, args.run = None, pinned  # not the last run that the node happened to take part in
     if args.run is None and args.node is None:
         if book.model is None:
             raise FedGraphError(
@@ -172,6 +175,7 @@ def _loaded(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.party.use.blend import is_blend, load_blend
     from fedgraph_flwr.party.use.export import INDEX, load_export
     from fedgraph_flwr.party.use.predict import load_node, load_predictor
+    from fedgraph_flwr.party.use.worth import models_below
 
     if (args.run is None) == (args.node is None):
         raise FedGraphError("no model selected: pass either RUN (a run folder) or --node DIR (a party's state folder)")
@@ -182,6 +186,15 @@ def _loaded(args: argparse.Namespace) -> Any:
     if args.node is None and not _is_state(args.run):
         return load_predictor(args.run, args.client, args.round)
     args.node = args.node or args.run
+    if len(runs := models_below(args.node)) > 1:
+        log(
+            WARNING,
+            "%s holds the models of %d runs, and the last one is used (%s): pass the folder of another one, or pin it by"
+            " `fedgraph-flwr book use`",
+            args.node,
+            len(runs),
+            runs[-1],
+        )
     found = load_node(args.node, args.round)
     if args.client not in (None, found.client):
         raise FedGraphError(f"--client {args.client}: {args.node} belongs to client {found.client}: leave --client out")

@@ -1,7 +1,9 @@
 """A bank's book: the score of a day is a function of the model, the link and the rows known by its end."""
 
+import argparse
 import html
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,8 @@ import pytest
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.party.book.folder import BookFolder, Pinned
+from fedgraph_flwr.party.use.predict_command import take_book
 from tests.party import bank_books as made
 
 SPAN = "--from", str(made.START + made.HISTORY), "--until", str(made.START + made.HISTORY + made.MONTH - 1)
@@ -288,3 +292,16 @@ def test_alerts_of_a_book_have_amounts_banks_cases_and_the_moneys_path(desk, tmp
     text = html.unescape(page.read_text())
     assert "The money's path" in text
     assert "Alerts of a: " in text, "the bank by its name"
+
+
+def test_a_pinned_run_of_a_node_is_used_whatever_ran_last(tmp_path):
+    """``--node state`` takes the pinned run of this node, not a trial run after it."""
+    made.tables(tmp_path / "tables", made.payments(days=2))
+    book = made.book(tmp_path / "book", tmp_path / "tables" / "a.yaml", tmp_path / "tables" / "a_history.csv")
+    (tmp_path / "state" / "1").mkdir(parents=True)
+    held = replace(BookFolder.load(book), model=Pinned("../state/1", "", "0" * 16))
+    held.save()
+    args = argparse.Namespace(book=book, run=None, node=tmp_path / "state", client=None, party_file=None)
+    take_book(args)
+    assert args.node is None
+    assert args.run.resolve() == (tmp_path / "state" / "1").resolve()
