@@ -196,7 +196,8 @@ def days_of_book(
         )
     last = int(rows.known.max()) if span[1] is None else span[1]
     first = last if span[0] is None else span[0]
-    held = Stored(stored, rows, rule_of(rows.columns, stored), treatment, str(book.folder))
+    rule = None if rows.people is None else rule_of(rows.columns, stored)
+    held = Stored(stored, rows, rule, treatment, str(book.folder))
     if first * DAY <= held.first:
         raise FedGraphError(
             f"{day_text(first)} is not after the first record of the model's file ({day_text(held.first // DAY)}): pass a later"

@@ -253,7 +253,8 @@ def new_nodes(
     links = read_table(files[0], columns.layout) if len(files) == 1 else files_joined(files, columns.layout)[0]
     for end in (columns.source, columns.target):
         column_of(links, end, listed, "end of edges")
-    links = links[counted_once(links, columns, rule_of(columns, stored, columns.match_columns), listed, treatment)]
+    rule = None if nodes is None else rule_of(columns, stored, columns.match_columns)  # accounts of a role are all own
+    links = links[counted_once(links, columns, rule, listed, treatment)]
     _warn_of_gap(links, columns, stored, (listed, where), treatment)
     if nodes is None:
         table, treatment = nodes_of_role(links, columns, stored, listed, treatment)
