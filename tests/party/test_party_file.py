@@ -386,3 +386,27 @@ def test_an_option_that_takes_one_value_is_given_once(words, capsys, tmp_path, m
     option = next(word for word in given if given.count(word) > 1 or f"{word}=d1.csv" in given)
     assert main(given) == 2
     assert f"error: {option} is given twice, as '" in capsys.readouterr().err
+
+
+def test_import_warns_of_inputs_with_names_of_labels(tmp_path, capsys, monkeypatch):
+    """As `init-party` does, for tables that were imported without it."""
+    monkeypatch.chdir(tmp_path)
+    ids, count = [f"A{i}" for i in range(20)], np.arange(20)
+    pd.DataFrame({"id": ids, "age": count, "is_mule": np.where(count % 3, "no", "yes")}).to_csv("n.csv", index=False)
+    table = {
+        "source": ids,
+        "target": ids[::-1],
+        "amount": count + 1.5,
+        "fraud_score": count % 7,
+        "verdict": ["ok", "bad"] * 10,
+    }
+    pd.DataFrame(table).to_csv("e.csv", index=False)
+    args = "import --nodes n.csv --edges e.csv --edge-label-column verdict --edge-columns amount,fraud_score --out g.safetensors"
+    assert main(args.split()) == 0
+    said = capsys.readouterr().out
+    assert [line.split("'")[1] for line in said.splitlines() if "has the name of a label" in line] == [
+        "is_mule",
+        "fraud_score",
+    ]
+    assert main([*args.split(), "--kind", "is_mule=ignored", "--input", "fraud_score"]) == 0
+    assert "has the name of a label" not in capsys.readouterr().out

@@ -47,6 +47,7 @@ from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.outcomes import read_outcomes
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import FLOOR, Treatment, conflict
+from fedgraph_flwr.party.tables.guessing import suspected
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.leaks import check_inputs
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
@@ -140,6 +141,11 @@ def main(args: argparse.Namespace) -> int:
     if args.client is not None:
         graph = _client(graph, args)
     check_inputs(graph, args.input, where)
+    for name in _named_as_labels(graph, args.input):
+        print(
+            f"warning: '{name}' has the name of a label and is an input. If its value is unknown when you predict, pass --kind"
+            f" {name}=ignored; else pass --input {name}"
+        )
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
         _write_sums(args, agreed, graph)
@@ -168,6 +174,13 @@ def _take_book(args: argparse.Namespace) -> None:
             raise FedGraphError(f"--book {args.book} has the party's file and tables: leave {getattr(args, name)} out")
     args.nodes, args.edges = as_files(BookFolder.load(args.book))
     args.party_file = args.book / PARTY
+
+
+def _named_as_labels(graph: Graph | HeteroGraph, accepted: Sequence[str]) -> list[str]:
+    """Return the inputs with a name that labels often have, such as is_mule, but for accepted ones."""
+    schema = agreed_schema(graph.schema, "the import")
+    columns = [column for own in (schema.nodes.values() if schema else ()) for column in own.items()]
+    return [name for name, column in columns if column.kind != "ignored" and name not in accepted and suspected(name)]
 
 
 def _check(args: argparse.Namespace) -> None:
