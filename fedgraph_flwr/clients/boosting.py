@@ -2,9 +2,9 @@
 
 Leaves the client, with ``bagging``: sums of its targets, all of its trees, and two flags. Thresholds are midpoints of two real
 values, and leaves tell of single records. With ``histogram``: sums of its targets, counts of values by bin, and sums of gradients
-by bin and node; under secure sums the server sees only their totals. A node's policy merges bins with fewer than ``min_nodes`` of
-its own items. A server that chooses the model still finds single targets, and between which bins a value lies. With neither if
-nothing is shared (``strategy.shared=[]``).
+by bin and node; under secure sums the server sees only their totals. Under a node's policy, values count in cells of at least
+``min_nodes`` of its own items (`methods.cells`). A server that chooses the model still finds single targets and their cells.
+With neither if nothing is shared (``strategy.shared=[]``).
 Never leaves it: predictions of single items.
 """
 
@@ -42,6 +42,7 @@ from fedgraph_flwr.methods.boosting import (
     Growth,
     Objective,
 )
+from fedgraph_flwr.methods.cells import Branches, Cells
 from fedgraph_flwr.methods.labels import large_enough
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.forest import Forest, logits_of
@@ -81,6 +82,7 @@ class BoostingClient(GraphClient):
     params: BoostingParams
     new: Arrays = empty_forest()
     sits_out = ended = True
+    _branches: list[Branches] | None = None
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -211,10 +213,12 @@ class BoostingClient(GraphClient):
         """Return the number of the training items' values in each bin of each column."""
         self.check_policy()
         edges = boosting.unpacked_edges(groups.get(BINS, {}), self.model.columns, 4 * CELLS)
-        counts = boosting.bin_counts(self.x[self.rows], edges)
-        if self.floor > 1:
-            counts = boosting.merged_counts(counts, edges, self.floor)
-        return {COUNTS: {"count": counts}}, {}
+        x = self.x[self.rows]
+        if self.floor <= 1:
+            return {COUNTS: {"count": boosting.bin_counts(x, edges)}}, {}
+        held = boosting.held_bins(edges)
+        held[:, -1] = False
+        return {COUNTS: {"count": Cells(x, edges, self.floor).value_counts()[held] / UNIT}}, {}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the base rate, or how many trees of the model are those of ``init``, and the edges of bins."""
@@ -227,6 +231,8 @@ class BoostingClient(GraphClient):
         if BINS in groups:
             edges = boosting.unpacked_edges(groups[BINS], self.model.columns, self.params.bins)
             self._check_same(groups[BINS])
+            if BINS in self.memory and not np.array_equal(self.memory[BINS]["edge"], groups[BINS]["edge"]):
+                self.__dict__.pop("cells", None)
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(edges).items()}
 
     def _check_same(self, edges: Arrays) -> None:
@@ -346,6 +352,7 @@ class BoostingClient(GraphClient):
     def begin_histograms(self) -> float:
         """Store the raw scores of the training items, from which this iteration's gradients follow; return their loss."""
         self.memory.pop(GROWN, None)
+        self._branches = None
         raw = self.model.raw(self.x[self.rows])
         if not self.model.arrays["start"].size:
             raw = raw + self.start
@@ -362,6 +369,11 @@ class BoostingClient(GraphClient):
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(found).items()}
         return boosting.unpacked_edges(as_arrays(self.memory[BINS]), columns, self.params.bins)
 
+    @cached_property
+    def cells(self) -> Cells:
+        """The cells in which the training items count."""
+        return Cells(self.x[self.rows], self.edges, self.floor)
+
     def sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> Floats:
         """Return the histograms of nodes of the trees that grow [Q, F, B + 1, 3]."""
         edges, rows = self.edges, self.rows
@@ -372,16 +384,22 @@ class BoostingClient(GraphClient):
         bins, width = boosting.binned(x, edges), boosting.held_bins(edges).shape[1]
         places = np.full(len(forest["feature"]) + 1, -1)
         places[forest["start"][tree] + node] = np.arange(len(tree))
-        known = ~np.isnan(targets)
-        reached = (
-            boosting.merged_leaves(forest, bins, edges, known, self.floor) if self.floor > 1 else leaves(forest, x)
-        )
-        sums = boosting.histograms(bins, width, g * weights, h * weights, places[reached], tree)
         if self.floor <= 1:
-            return sums
-        counts = boosting.histograms(bins, width, known * 1.0, h, places[reached], tree)[..., 0] * UNIT
-        sums = boosting.merged(sums, boosting.merged_bins(counts, self.floor))
-        return np.where(counts.sum(axis=2)[:, :, None, None] >= self.floor, sums, 0.0)
+            return boosting.histograms(bins, width, g * weights, h * weights, places[leaves(forest, x)], tree)
+        known, sums = ~np.isnan(targets), np.zeros((len(tree), x.shape[1], width, 3))
+        if self._branches is None:
+            self._branches = [Branches(self.cells, known[:, k]) for k in range(self.outputs)]
+        for k in np.unique(tree):
+            branches, start = self._branches[k], forest["start"][k]
+            branches.extend(forest, k, edges)
+            at, own = places[start + branches.at], np.flatnonzero(tree == k)
+            bins = branches.bins(node[own])
+            few = np.bincount(at[known[:, k] & (at >= 0)], minlength=len(tree))[own] < self.floor
+            sums[own] = boosting.histograms(
+                bins, width, (g * weights)[:, [k]], (h * weights)[:, [k]], at[None], 0 * tree
+            )[own]
+            sums[own[few]] = 0.0
+        return sums
 
     def sent_sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> dict[str, Arrays]:
         """Return the histograms of nodes as they are sent, without bins that a column does not have [Q, bins of all, 3]."""

@@ -230,24 +230,24 @@ def bin_counts(x: Floats, edges: Edges) -> Floats:
     return np.concatenate([np.zeros(0), *counted]) / UNIT
 
 
-def _key(values: NDArray[np.float32]) -> NDArray[np.int64]:
+def float_keys(values: NDArray[np.float32]) -> NDArray[np.int64]:
     """Return integers in the order of numbers of 32 bits."""
     bits = values.view(np.int32).astype(np.int64)
     return np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
 
 
-def _value(keys: NDArray[np.int64]) -> Floats:
-    """Undo `_key`."""
+def key_values(keys: NDArray[np.int64]) -> Floats:
+    """Undo `float_keys`."""
     bits = np.where(keys < 0, np.int64(0x80000000) | -keys, keys).astype(np.uint32)
     return bits.view(np.float32).astype(np.float64)
 
 
-_WIDEST = int(_key(np.array([LARGEST], np.float32))[0])
+WIDEST = int(float_keys(np.array([LARGEST], np.float32))[0])
 
 
 def first_edges(columns: int) -> Edges:
     """Return the edges of about `CELLS` cells of all finite numbers: sign, exponent and one bit of the mantissa."""
-    own = _value(np.unique(np.linspace(-_WIDEST, _WIDEST, CELLS + 1).astype(np.int64))[1:-1])
+    own = key_values(np.unique(np.linspace(-WIDEST, WIDEST, CELLS + 1).astype(np.int64))[1:-1])
     return [own] * columns
 
 
@@ -264,13 +264,13 @@ def _finer(edges: Floats, counts: Floats) -> Floats:
     held = np.flatnonzero(counts > 0)
     if not held.size:
         return np.zeros(0)
-    bounds = np.concatenate([[-_WIDEST - 1], _key(edges.astype(np.float32)), [_WIDEST]])
+    bounds = np.concatenate([[-WIDEST - 1], float_keys(edges.astype(np.float32)), [WIDEST]])
     low, high = bounds[held], bounds[held + 1]
     parts = np.minimum(np.ceil(counts[held] / counts.sum() * CELLS).astype(np.int64), high - low)
     cell = np.repeat(np.arange(held.size), parts)
     part = np.arange(cell.size) - np.repeat(np.cumsum(parts) - parts, parts) + 1
     keys = low[cell] + ((high - low)[cell] * (part / parts[cell])).astype(np.int64)
-    return np.unique(_value(np.concatenate([low[low > -_WIDEST - 1], keys])))[:-1] if keys.size else np.zeros(0)
+    return np.unique(key_values(np.concatenate([low[low > -WIDEST - 1], keys])))[:-1] if keys.size else np.zeros(0)
 
 
 def chosen_edges(edges: Edges, counts: Floats, bins: int) -> Edges:
@@ -325,111 +325,6 @@ def histograms(
             for channel, weights in enumerate((g[rows, k], h[rows, k], None)):
                 found[:, f, :, channel] += np.bincount(cell, weights, size).reshape(-1, width)
     return found / UNIT
-
-
-def merged_bins(counts: Floats, floor: int) -> NDArray[np.int64]:
-    """Return the bin in which a client counts the items of each bin, so that none has fewer than ``floor`` of its own items.
-
-    Neighbouring bins are merged until they have as many items. Their items are counted in the bin of the middle one.
-    Missing values join the last values if they are too few, and too few values join the missing ones.
-
-    Args:
-        counts: a client's own items by bin, the last of missing values [..., B + 1].
-        floor: fewest items of a bin that is not empty; the items of all bins together must be as many.
-    """
-    shape = counts.shape
-    own = np.rint(counts.reshape(-1, shape[-1])).astype(np.int64)
-    values, missing = own[:, :-1], own[:, -1]
-    rows = np.arange(len(own))
-    group, size = np.zeros_like(values), np.zeros(len(own), np.int64)
-    number = np.zeros(len(own), np.int64)
-    for b in range(values.shape[1]):
-        ends = size >= floor
-        number, size = number + ends, np.where(ends, 0, size) + values[:, b]
-        group[:, b] = number
-    short = (size < floor) & (number > 0)
-    group = np.where(short[:, None] & (group == number[:, None]), group - 1, group)
-    cells = rows[:, None] * shape[-1] + group
-    total = np.bincount(cells.ravel(), values.ravel(), own.size).astype(np.int64)[cells]
-    after = values.cumsum(axis=1)
-    before = after - values
-    start = np.full(own.size, np.iinfo(np.int64).max)
-    np.minimum.at(start, cells.ravel(), before.ravel())
-    middle = start[cells] + total // 2
-    place = np.zeros(own.size, np.int64)
-    at = (before <= middle) & (middle < after)
-    place[cells[at]] = np.broadcast_to(np.arange(values.shape[1]), values.shape)[at]
-    found = np.concatenate([place[cells], np.full((len(own), 1), shape[-1] - 1)], axis=1)
-    # Also where none is missing: items of unknown targets may be.
-    few = missing < floor
-    if values.shape[1]:
-        found[few, -1] = found[few, -2]
-    found[(values.sum(axis=1) < floor) & (missing >= floor)] = shape[-1] - 1
-    return found.reshape(shape)
-
-
-def merged(sums: Floats, to: NDArray[np.int64]) -> Floats:
-    """Return sums by bin [..., B + 1, S] with the bins that `merged_bins` merges."""
-    rows, bins, channels = to.reshape(-1, to.shape[-1]), to.shape[-1], sums.shape[-1]
-    cells = (np.arange(len(rows))[:, None] * bins + rows).ravel()
-    parts = sums.reshape(-1, channels)
-    found = [np.bincount(cells, parts[:, channel], len(parts)) for channel in range(channels)]
-    result: Floats = np.stack(found, axis=-1).reshape(sums.shape).astype(np.float64)
-    return result
-
-
-def merged_counts(counts: Floats, edges: Edges, floor: int) -> Floats:
-    """Return a client's own counts (`bin_counts`) with the bins that `merged_bins` merges; 0 for columns with fewer values."""
-    sizes = np.array([len(own) + 1 for own in edges], np.int64)
-    held = np.arange(sizes.max(initial=0) + 1) < sizes[:, None]
-    own = np.zeros(held.shape)
-    own[held] = counts * UNIT
-    own[own.sum(axis=1) < floor] = 0
-    return merged(own[..., None], merged_bins(own, floor))[..., 0][held] / UNIT
-
-
-def merged_leaves(
-    forest: Arrays, bins: NDArray[np.int64], edges: Edges, known: NDArray[np.bool_], floor: int
-) -> NDArray[np.int64]:
-    """Return the node that each item of a client reaches in trees that grow, if merged bins are split as one [K, V].
-
-    So a node has none of a client's items or at least ``floor``, and the sums of children are those that their parent showed.
-
-    Args:
-        forest: the trees, one per output.
-        bins: bin of each item and column [V, F].
-        edges: edges of the bins.
-        known: which targets are known [V, K].
-        floor: fewest items of a node and bin.
-
-    Raises:
-        FedGraphError: a threshold is no edge of a bin.
-    """
-    start, feature = forest["start"].astype(np.int64), forest["feature"]
-    split = np.flatnonzero(feature >= 0)
-    cut = np.zeros(len(feature), np.int64)
-    for inner_node in split:
-        own, threshold = edges[feature[inner_node]], forest["threshold"][inner_node]
-        cut[inner_node] = np.searchsorted(own, threshold, side="left")
-        if cut[inner_node] == len(own) or own[cut[inner_node]] != threshold:
-            raise FedGraphError(
-                f"the server sent growing trees with threshold {threshold:g}, which is no edge of a bin"
-            )
-    at, last = np.repeat(start[:, None], len(bins), axis=1), held_bins(edges).shape[1] - 1
-    tree, row = (feature[at] >= 0).nonzero()
-    while tree.size:
-        nodes, place = np.unique(at[tree, row], return_inverse=True)
-        before: NDArray[np.int64] = bins[row, feature[nodes[place]]]
-        cells = place * (last + 1) + before
-        counts: Floats = np.bincount(cells, known[row, tree] * 1.0, len(nodes) * (last + 1)).astype(np.float64)
-        own_bins = merged_bins(counts.reshape(len(nodes), -1), floor)[place, before]
-        node = nodes[place]
-        left = np.where(own_bins == last, forest["default_left"][node], own_bins <= cut[node])
-        node = start[tree] + np.where(left, forest["left"][node], forest["right"][node])
-        at[tree, row] = node
-        inner = feature[node] >= 0
-        tree, row = tree[inner], row[inner]
-    return at
 
 
 def extends(forest: Arrays, earlier: Arrays) -> bool:
