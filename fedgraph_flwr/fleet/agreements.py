@@ -156,7 +156,7 @@ class Agreement:
         names = [name for name, member in self.values["members"].items() if key_text(public_key(member["key"])) == text]
         if not names:
             raise Refused(
-                f"{self.path}: this key is none of {', '.join(self.members.values())}: sign with your node's key"
+                f"{self.path.name}: this key is none of {', '.join(self.members.values())}: sign with your node's key"
             )
         self.values["signatures"][names[0]] = key.sign(self.statement, ECDSA(SHA384())).hex()
         return names[0]
@@ -172,7 +172,7 @@ class Agreement:
             wrong = [name for name in missing if name in self.values["signatures"]]
             forged = f" (the signature of {', '.join(wrong)} does not belong to this content)" if wrong else ""
             raise Refused(
-                f"{self.path} lacks the signature of {', '.join(missing)}{forged}: each signs it with fedgraph-flwr agree sign"
+                f"{self.path.name} lacks the signature of {', '.join(missing)}{forged}: each signs it (fedgraph-flwr agree sign)"
             )
 
     def check_time(self, now: float) -> None:
@@ -183,7 +183,7 @@ class Agreement:
         """
         if time.strftime("%Y-%m-%d", time.gmtime(now)) > self.values["until"]:
             raise Refused(
-                f"{self.path} ended on {self.values['until']}: members agree on a new version (agree new --continues)"
+                f"{self.path.name} ended on {self.values['until']}: members agree on a new version (agree new --continues)"
             )
 
     def check_configuration(self, config: str) -> None:
@@ -194,7 +194,7 @@ class Agreement:
         """
         run = _configuration(config)
         if run.get("init") and self.values["start"] == SEED:
-            raise Refused(f"{self.path} starts each run anew (start: {SEED}), and this one has init={run['init']}")
+            raise Refused(f"{self.path.name} starts each run anew (start: {SEED}), and this one has init={run['init']}")
         signed, given = self.values["configuration"], signed_part(run)
         for key in sorted(signed.keys() | given.keys()):
             if signed.get(key) != given.get(key):
@@ -443,11 +443,11 @@ def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
     with changing(state) as records:
         record = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
         if record["withdrawn"]:
-            raise Refused(f"this node's owner withdrew from {agreement.path} on {record['withdrawn']}")
+            raise Refused(f"this node's owner withdrew from {agreement.path.name} on {record['withdrawn']}")
         if number < record["last"]:
-            raise Refused(f"run {number} of {agreement.path} is used up: this node is at run {record['last']}")
+            raise Refused(f"run {number} of {agreement.path.name} is used up: this node is at run {record['last']}")
         if number > most:
-            raise Refused(f"run {number} of {agreement.path}, which allows {most}: members agree on a new version")
+            raise Refused(f"run {number} of {agreement.path.name}, which allows {most}: members agree on a new version")
         known = record["runs"].setdefault(str(number), [])
         if str(run_id) not in known:
             known.append(str(run_id))

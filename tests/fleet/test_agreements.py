@@ -73,7 +73,7 @@ def run_of(agreement, number=1, words=WORDS, **more):
 
 
 def accepted(agreement, run, state, bundle=BUNDLE, run_id=7, now=NOW):
-    return check(agreement.path, run, bundle, run_id, state, now)
+    return check(agreement.path.absolute(), run, bundle, run_id, state, now)
 
 
 def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
@@ -155,8 +155,9 @@ def test_what_members_did_not_agree_on_is_refused_and_not_counted(folder, more, 
     run = run_of(agreement, more.pop("number", 1), [w for w in words if not w.startswith("init=")], **more)
     if init:
         run["config"] = json.dumps(json.loads(run["config"]) | {"init": init})
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(Refused, match=reason) as refusal:
         accepted(agreement, run, folder / "state", **checks)
+    assert str(folder) not in str(refusal.value), "the server reads this"
     assert used(folder / "state", agreement.digest)["last"] == 0
 
 
