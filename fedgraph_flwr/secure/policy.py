@@ -34,8 +34,8 @@ declares. It never repeats an earlier round (`Ledger`), and no path comes from a
 import dataclasses
 import hashlib
 import json
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -382,7 +382,7 @@ def simulated() -> Policy:
     )
     policy.trusting = True  # type: ignore[misc]
     policy.rounds = policy.max_parameters = policy.max_width = LARGEST
-    policy.max_lr = math.inf
+    policy.max_lr = sys.float_info.max
     return policy
 
 

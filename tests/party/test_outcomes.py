@@ -117,7 +117,10 @@ def test_decisions_of_accounts_are_labels(tables, capsys):
         ("edge,result\np1,true\n", "needs a column edge .payments. or id"),
         ("payment,outcome\np1,true\n", "its columns are payment, outcome"),
         ("edge,outcome\np1,maybe\n", "row 1 has 'maybe' in column 'outcome', expected true, false or open"),
-        ("edge,outcome\np1,true\np1,false\n", "row 2 has 'p1' in column 'edge', which an earlier row has"),
+        (
+            "edge,outcome\np1,true\np1,false\n",
+            "row 2 has 'p1' in column 'edge', which an earlier row decides otherwise",
+        ),
         ("edge,outcome\n,true\n", "expected an id in each row"),
     ],
 )

@@ -371,7 +371,7 @@ def test_a_column_with_a_role_still_identifies_a_record(banks, tmp_path, capsys,
     "words",
     [
         "import --nodes n.csv --edges d0.csv --edges d1.csv --name x",
-        "predict . --edges d0.csv --edges=d1.csv",
+        "predict . --nodes d0.csv --nodes=d1.csv",
         "run strategy=fedavg --predictions a.csv --predictions b.csv",
         "link a b --share age:exact --share city:exact",
         "sweep strategy=fedavg --jobs 1 --jobs 2",

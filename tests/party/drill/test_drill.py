@@ -12,7 +12,7 @@ import yaml
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.drill.plan import KINDS, Plan, common_period
+from fedgraph_flwr.party.drill.plan import KINDS, USUAL, Plan, common_period
 from fedgraph_flwr.party.drill.planting import check_folder, plant, read_book
 from fedgraph_flwr.party.drill.report import ALL, MOST, RANDOM, Scored, bounds, read_slots, recall, report
 from fedgraph_flwr.party.link.files import record_keys
@@ -106,7 +106,7 @@ def claimed(kind, g):
 
 def test_patterns_have_the_graph_times_and_amounts_that_they_claim():
     made = plan(counts=[3, 2, 2], size=[4, 8])
-    assert {p.kind for p in made.patterns} == {*KINDS}
+    assert {p.kind for p in made.patterns} == {*USUAL}
     for p in made.patterns:
         assert claimed(p.kind, graph_of(p)), p.kind
         times = [t.time for t in p.transfers]
@@ -280,7 +280,7 @@ def test_refusals(tmp_path):
         (lambda: check_folder(files[0].parent, [book]), "holds the original"),
         (lambda: plan(parties=["a", "A "]), "different names"),
         (lambda: plan(within=9), "do not fit"),
-        (lambda: plan(hold_out=list(KINDS)), "leaves no pattern"),
+        (lambda: plan(hold_out=list(USUAL)), "leaves no pattern"),
         (lambda: plan(kinds=["circle"]), "circle"),
         (lambda: plan(start="monday"), "first day"),
         (lambda: common_period([(0, DAY), (9 * DAY, 10 * DAY)]), "no common day"),
@@ -394,5 +394,11 @@ def test_random_alerts_and_the_most_that_a_budget_allows_are_those_of_many_draws
 def test_all_kinds_of_patterns_can_be_planned():
     plan = Plan(parties=["a", "b"], start="2026-01-01", days=60, kinds=list(KINDS))
     assert {pattern.kind for pattern in plan.patterns} == {*KINDS}
+    gathered = graph_of(next(pattern for pattern in plan.patterns if pattern.kind == "gather_scatter"))
+    [middle] = [account for account in gathered if gathered.in_degree(account) and gathered.out_degree(account)]
+    sources, targets = {*gathered.predecessors(middle)}, {*gathered.successors(middle)}
+    assert {*gathered} == {middle} | sources | targets
+    assert sources.isdisjoint(targets)
+    assert gathered.size() == len(sources) + len(targets)
     path = next(pattern for pattern in plan.patterns if pattern.kind == "random")
     assert [(step.source, step.target) for step in path.transfers] == [(k, k + 1) for k in range(len(path.transfers))]

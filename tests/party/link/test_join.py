@@ -22,7 +22,7 @@ SHARE = ["flag*:exact", "balance*:exact"]
 
 
 def joined(files, rules, relay=None):
-    parties = [party_of(rules)(graph, rules, Keyring(graph.client)) for graph in files]
+    parties = [party_of(rules)(graph, rules, Keyring(graph.client), repeatable=True) for graph in files]
     simulate(parties, relay)
     return parties
 

@@ -713,12 +713,12 @@ def test_a_party_resumes_from_its_state(files, rules):
 
     class Forgetful(LinkParty):
         def step(self, phase, envelopes, before):
-            fresh = LinkParty(self.graph, self.rules, self.keyring, self.state())
+            fresh = LinkParty(self.graph, self.rules, self.keyring, self.state(), repeatable=True)
             sent = fresh.step(phase, envelopes, before)
             self.__dict__.update(fresh.__dict__)
             return sent
 
-    parties = [Forgetful(graph, rules, Keyring(graph.client)) for graph in files]
+    parties = [Forgetful(graph, rules, Keyring(graph.client), repeatable=True) for graph in files]
     simulate(parties)
     for party, other in zip(parties, link(files, rules), strict=True):
         if not rules.dry_run:
