@@ -163,12 +163,12 @@ AFTERWARDS = {  # what a page's commands tell, or the files that they leave
 
 
 def test_no_page_is_long():
-    """Except for those that `simulations/board.py` writes."""
+    """Except for those that `simulations/board.py` writes; the attacks are one page."""
     pages = [ROOT / page for page in PAGES if not Path(page).name.startswith("board")]
     words = {
         page.name: len(page.read_text().split()) for page in [*pages, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
     }
-    assert {name: count for name, count in words.items() if count > 2500} == {}
+    assert {name: count for name, count in words.items() if count > (3000 if name == "attacks.md" else 2500)} == {}
 
 
 def test_what_is_not_run_says_why():
@@ -373,18 +373,36 @@ def test_the_page_of_models_lists_all_and_says_what_they_read():
 def test_the_security_policy_is_short_and_leads_to_the_attacks():
     text = (ROOT / "SECURITY.md").read_text()
     assert len(text.split()) < 1000
-    links = re.findall(r"docs/(attacks[a-z-]*\.md)#([\w-]+)", text)
-    assert {page for page, _ in links} == {"attacks.md", "attacks-details.md", "attacks-links.md"}
+    links = re.findall(r"docs/([a-z-]+\.md)#([\w-]+)", text)
+    assert {anchor for page, anchor in links if page == "attacks.md"} == {
+        "the-coordinator",
+        "a-member",
+        "an-outsider",
+        "a-damaged-or-forged-file",
+    }
     for page, anchor in links:
         headings = re.findall(r"^##+ (.+)$", (ROOT / "docs" / page).read_text(), re.M)
         assert anchor in {re.sub(r"[^a-z0-9-]", "", heading.lower().replace(" ", "-")) for heading in headings}, page
 
 
-def test_tables_of_attacks_have_a_result_without_and_with_the_protection():
-    results = (ROOT / "docs" / "attacks.md").read_text().partition("## Results")[2].partition("\n## ")[0]
-    rows = [line for line in results.splitlines() if line.startswith("|")]
-    assert len(rows) > 50
-    assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {6}
+def test_every_attack_names_what_shows_it():
+    """What it gets, what bounds it, and a test or stored result that exists."""
+    files = [
+        path.relative_to(ROOT).as_posix() for folder in ("tests", "simulations") for path in (ROOT / folder).rglob("*")
+    ]
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    lines = (ROOT / "docs" / "attacks.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("| ")]
+    assert len(rows) > 100
+    for row in rows:
+        assert len(row) == 4, row
+        assert all(row), row
+        if row[-1] == "shown by":
+            continue
+        shown = re.findall(r"`([^`]+)`|\(\.\./([^)]+)\)", row[-1])
+        assert shown, row
+        for name in (code or link for code, link in shown):
+            assert f"def {name}(" in tests or any(f"/{file}".endswith(f"/{name}") for file in files), name
 
 
 def test_the_architecture_is_one_page_and_names_files_that_exist():

@@ -1,4 +1,4 @@
-"""Features of nodes cross parties only where the table of docs/attacks-links.md says, and that table names tests that exist."""
+"""Features of nodes cross parties only where the table of docs/between-parties.md says, and that table names tests that exist."""
 
 import re
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_features_cross_only_where_the_table_says(go, form, seen):
 
 def test_the_tables_of_cut_edges_name_tests_that_exist():
     table = (
-        (ROOT / "docs" / "attacks-links.md")
+        (ROOT / "docs" / "between-parties.md")
         .read_text()
         .partition("## Methods that read cut edges")[2]
         .partition("\n## ")[0]

@@ -236,7 +236,7 @@ class Distinct(LinkParty):
 
 
 def test_what_remains_a_malicious_peer_of_a_dry_run_learns_which_of_its_records_are_shared(tmp_path):
-    """As docs/attacks-links.md says: shuffled replies hide it from an honest peer only. No row or data leaves."""
+    """As docs/attacks.md says: shuffled replies hide it from an honest peer only. No row or data leaves."""
     made = banks(tmp_path, accounts=12, payments=3, data=False)
     files = [made.client(bank) for bank in BANKS]
     parties = parties_of(files, Distinct, LinkRules(dry_run=True))

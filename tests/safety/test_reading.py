@@ -1,4 +1,4 @@
-"""Number of training nodes that one update of a model of the server's choice shows; docs/attacks-details.md has these scores."""
+"""Number of training nodes that one update of a model of the server's choice shows; docs/attacks.md has these scores."""
 
 import re
 from pathlib import Path
