@@ -55,6 +55,9 @@ LAST = 64
 NEVER = 3_650 * DAY
 """Seconds since the last record where there is none: ten years."""
 
+GROWING = ("since_", "pair_before", "back_before")
+"""What names of columns of records start with that look back without a bound: their values grow with the age of the book."""
+
 RECIPES = ("payments",)
 """Names of recipes."""
 

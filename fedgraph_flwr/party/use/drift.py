@@ -16,10 +16,12 @@ days as the new ones, are compared with all of them, and ``chance`` of a column 
 
     psi_c0 · exp(mean T + t_{K−1, 0.99} · sd T · √(1 + 1 / K)),     T_k = max_c ln(psi_ck / psi_c0),   psi_c0 = median of psi_ck
 
-the upper end of a prediction interval for the largest of a quiet day. Nothing leaves the party.
+the upper end of a prediction interval for the largest of a quiet day. Columns of own records without a bound in time grow with
+the book, also on quiet days, and are not compared; those of a window are compared with stored rows that it lies before.
+Nothing leaves the party.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,11 +30,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import gamma, t
 
-from fedgraph_flwr.data.features import DAY, Form
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.features import DAY, GROWING, Form
+from fedgraph_flwr.data.graph import Graph, unpack_words
+from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import NOTHING, as_words
+from fedgraph_flwr.party.tables.parties import BETWEEN
 from fedgraph_flwr.party.use.predict import Predictions, as_client
 from fedgraph_flwr.party.use.wording import forms_of, raw_value
 from fedgraph_flwr.tasks.edges import ENTERING, own_rows
@@ -53,6 +57,9 @@ ALARMS = 0.01
 
 MIN_BLOCKS = 8
 """Fewest stored spans of days from which the chance of a quiet one is estimated."""
+
+WHAT = {NODE: "nodes", EDGE: "edges"}
+"""How the table calls rows of a kind."""
 
 DECILES = np.linspace(0, 1, 11)[1:-1]
 
@@ -225,6 +232,7 @@ def of_features(
     gaps: Mapping[str, int],
     forms: Mapping[str, Form],
     spans: Ints | None = None,
+    growing: Collection[str] = (),
 ) -> Iterator[Row]:
     """Yield the rows of a table's columns: their values, values of categories that are not listed, and missing values.
 
@@ -237,6 +245,7 @@ def of_features(
         gaps: by column, the number of missing values of the new rows, for columns without an indicator.
         forms: transforms of the columns that are computed from records, by name.
         spans: span of days of each stored row, -1 for none [n].
+        growing: names of features that are not compared.
     """
     first, at = feature_names(columns), 0
     for name, column in columns.items() if names[: len(first)] == first else ():
@@ -262,16 +271,16 @@ def of_features(
         at += column.missing
         if any(missing):
             yield _share(table, name, "missing", (missing[0], len(stored)), (missing[1], len(new)))
-    for place in range(at, len(names)):
-        form = forms.get(names[place])
-        yield of_numbers(table, names[place], stored[:, place], new[:, place], form=form, spans=spans)
+    for place, name in enumerate(names[at:], at):
+        if name not in growing:
+            yield of_numbers(table, name, stored[:, place], new[:, place], form=forms.get(name), spans=spans)
 
 
 def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
     """Return a pandas table of what changed, the largest PSI first.
 
     Columns: ``table`` (nodes, edges, scores), ``column``, ``what`` is in ``stored`` and ``new``, ``psi``, ``chance``, ``verdict``
-    (stable, watch, shifted).
+    (stable, watch, shifted). ``attrs``: values never seen in training, and names of columns that are not compared, ``growing``.
 
     Args:
         predictor: the model, with the party's stored graph.
@@ -291,24 +300,63 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
         own = replace(own, schema={**own.schema, ENTERING: True})
     names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))
     forms = dict(zip((EDGE, NODE), forms_of(predictor, own), strict=True))
+    growing = _growing(own)
     found: list[Row] = []
     length = _days_of(graph, read, predictor)
     for kind, (stored, new) in _sides(predictor, own, graph, read).items():
         columns, table = predictor.input_spec.columns(kind), read.tables.get(kind, {}) if read else {}
         gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
         time = own_rows(as_client(own, predictor.client), "edge_time").numpy() if kind == EDGE else None
-        spans = spans_of(time, length) if length and time is not None and time.size == len(stored) else None
-        what = "nodes" if kind == NODE else "edges"
-        found += of_features(what, columns, names[kind], stored, new, gaps, forms[kind], spans)
-    rows, between = _new_nodes(read), hasattr(graph, "cut_out")  # else edges to other parties are not read
+        spans = None
+        if time is not None and time.size == len(stored):
+            settled = _settled(own, time)
+            stored, time = stored[settled], time[settled]
+            spans = spans_of(time, length) if length else None
+        what = WHAT[kind]
+        found += of_features(what, columns, names[kind], stored, new, gaps, forms[kind], spans, growing[kind])
+    rows = _new_nodes(read)
+    strangers = (
+        _strangers(own, graph) if hasattr(graph, "cut_out") else None
+    )  # else edges to other parties are not read
     before, after = _spans(own, graph)
     for end, direction in ((1, "in"), (0, "out")):
-        stored, new = _degrees(own, end, between, before), _degrees(graph, end, between, after)[rows]
+        stored, new = _degrees(own, end, strangers, before), _degrees(graph, end, strangers, after)[rows]
         found.append(of_numbers("nodes", f"degree {direction}", stored, new))
     found += _of_scores(*_stored_scores(predictor, own, length), scores.to_frame())
     table = pd.DataFrame(judge(found)).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
     table.attrs["unseen"] = _unseen(predictor, read)
+    table.attrs["growing"] = [f"{WHAT[kind]} {name}" for kind, listed in growing.items() for name in listed]
     return table
+
+
+def _growing(own: Graph) -> dict[str, list[str]]:
+    """Return the names of columns of own records whose values grow with the book, of nodes and of edges."""
+    if (recipe := recipe_of(own)) is None:
+        return {NODE: [], EDGE: []}
+    nodes = "nodes" in own.own_columns and "until" not in own.own_columns  # else none, or of the time of training
+    return {
+        NODE: [column.name for column in recipe.node_columns if nodes],
+        EDGE: [column.name for column in recipe.edge_columns if column.name.startswith(GROWING)],
+    }
+
+
+def _settled(own: Graph, time: Ints) -> NDArray[np.bool_]:
+    """Return which stored edges have the longest window of the recipe behind them, or are of the later half of the time [E]."""
+    recipe = recipe_of(own)
+    if recipe is None or not time.size:
+        return np.ones(time.size, dtype=bool)
+    first, last = int(time.min()), int(time.max())
+    return time >= min(first + max(recipe.seconds), (first + last) // 2)
+
+
+def _strangers(own: Any, graph: Any) -> torch.Tensor:
+    """Return the accounts of parties with which the stored file has no edge: it holds linked payments only, new rows are all."""
+    if not len(graph.far_name):
+        return torch.zeros(0, dtype=torch.int64)
+    parties = np.char.partition(unpack_words(graph.far_name), BETWEEN)[:, 0]
+    met = torch.isin(graph.far_id, torch.cat([own.cut_out[1], own.cut_in[1]])).numpy()
+    known = parties[met]
+    return graph.far_id[torch.from_numpy(~np.isin(parties, known) & ("" not in known))]
 
 
 def _new_nodes(read: Any) -> Any:
@@ -357,7 +405,7 @@ def _stored_scores(predictor: Any, own: Graph, length: int) -> tuple[Any, Ints |
 def _unseen(predictor: Any, read: Any) -> dict[str, str]:
     """Return values that training never saw, with their numbers of rows, by column."""
     found = {}
-    for kind, what in ((NODE, "nodes"), (EDGE, "edges")):
+    for kind, what in WHAT.items():
         table = read.tables.get(kind, {}) if read else {}
         for name, column in predictor.input_spec.columns(kind).items():
             if column.kind == "category" and name in table:
@@ -391,11 +439,21 @@ def _spans(own: Graph, graph: Graph) -> tuple[Span, Span]:
     return (last - length, last), (end - length, end)
 
 
-def _degrees(graph: Any, end: int, between: bool, span: Span) -> Floats:
-    """Return the number of edges at each node as target (1) or source (0), also ``between`` parties, in a span of time [N]."""
+def _degrees(graph: Any, end: int, strangers: torch.Tensor | None, span: Span) -> Floats:
+    """Return the number of edges at each node as target (1) or source (0) in a span of time [N].
+
+    Args:
+        graph: N nodes.
+        end: 1 or 0.
+        strangers: accounts of other parties whose edges do not count; None: edges between parties do not count.
+        span: the span; None for all times.
+    """
     cut = ("cut_out", "cut_in")[end]
     sides = [(graph.edge_index[end], graph.edge_time)]
-    sides += [(getattr(graph, cut)[0], getattr(graph, f"{cut}_edge_time"))] if between else []
+    if strangers is not None:
+        (near, far), time = getattr(graph, cut), getattr(graph, f"{cut}_edge_time")
+        known = ~torch.isin(far, strangers)
+        sides.append((near[known], time[known] if time.numel() else time))
     kept = [nodes[(span[0] < time) & (time <= span[1])] if span else nodes for nodes, time in sides]
     return torch.cat(kept).bincount(minlength=graph.num_nodes).numpy().astype(np.float64)
 

@@ -42,6 +42,8 @@ def main(args: argparse.Namespace) -> int:
     print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
     for column, values in found.attrs["unseen"].items():
         print(sanitize(f"never seen in training: {column} {values}", 300))
+    if growing := found.attrs["growing"]:
+        print(f"not compared, because they grow with the book: {', '.join(growing)}")
     if len(changed := shown[shown["verdict"] != "stable"]):
         print(changed.to_string(index=False, float_format="{:.3g}".format))
     print(f"{stable} rows are stable (--out FILE lists all)")

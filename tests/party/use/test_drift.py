@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.data.features import COUNT
+from fedgraph_flwr.data.features import COUNT, DAY, GROWING, Book, Recipe, edge_columns
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.use.drift import binned, of_numbers, psi
-from tests.party import banks, two_banks
+from tests.party import bank_books, banks, two_banks
 
 
 def slow(stored, new):
@@ -200,3 +200,56 @@ def test_payments_of_a_day_are_compared_with_all_stored_ones(tmp_path, capsys):
         row = found.loc[("nodes", f"degree {direction}")]
         assert (row["stored"], row["new"]) == tuple(count.median() for count in counts)
         assert row["psi"] == pytest.approx(psi(*binned(*(count.to_numpy(float) for count in counts)))[0])
+
+
+@pytest.mark.parametrize("day", ["before", "whole"])
+def test_columns_that_grow_with_the_book_are_those_without_a_bound_in_time(day):
+    """Records of the last day read at most five windows back (a row of five alike amounts), except in growing columns."""
+    rng = np.random.default_rng(0)
+    count, days, window = 400, 60, 1
+    source, target = rng.integers(30, size=(2, count))
+    time = np.sort(rng.integers(days * DAY, size=count))
+    book = Book(source, target, time, rng.integers(100, 130, count))
+    recipe = Recipe(windows=(window,), day=day)
+    late = time >= (days - 6 * window - 1) * DAY
+    last = time >= (days - 1) * DAY
+    whole, part = edge_columns(book, recipe)[last], edge_columns(book.where(late), recipe)[last[late]]
+    differs = (whole != part).any(axis=0)
+    names = [column.name for column in recipe.edge_columns]
+    assert {name for name, other in zip(names, differs, strict=True) if other} == {
+        name for name in names if name.startswith(GROWING)
+    }
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """Two of three banks, linked, a model of their payments, and the third week of the first one."""
+    folder = tmp_path_factory.mktemp("desk")
+    rows = bank_books.payments(21, names=("a", "b", "c"))
+    linked = bank_books.banks(folder, rows[rows.day < 14])
+    words = ["task=edges", "strategy=boosting", "strategy.min_data_in_leaf=5", "--quiet", "--no-report"]
+    assert cli.main(["run", f"graph={linked}", f"out={folder / 'run'}", *words]) == 0
+    week = bank_books.of_bank(rows[rows.day >= 14], "a").drop(columns=["day", "fraud"])
+    return folder, rows, week
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1, 0), (10, 3)], ids=["quiet", "shifted"])
+def test_a_quiet_week_of_a_book_is_quiet_and_a_shift_is_not(desk, tmp_path, capsys, factor, code):
+    """What counts all earlier payments is named, not compared; degrees leave out a bank with which there is no link."""
+    folder, rows, week = desk
+    week.assign(amount=factor * week["amount"]).to_csv(tmp_path / "week.csv", index=False)
+    words = ["drift", folder / "run", "--client", 0, "--party-file", folder / "a.yaml"]
+    words += ["--nodes", folder / "a_accounts.csv", "--edges", tmp_path / "week.csv", "--out", tmp_path / "drift.csv"]
+    found = cli.main([*map(str, words)])
+    said = capsys.readouterr().out
+    assert found == code, said
+    assert "not compared, because they grow with the book: edges since_out_source, " in said
+    found = pd.read_csv(tmp_path / "drift.csv").set_index("column")
+    assert not [name for name in found.index if name.startswith(GROWING)]
+    assert found.loc["amount", "verdict"] == ("shifted" if factor == 10 else "stable")
+    ids = pd.read_csv(folder / "a_accounts.csv")["id"]
+    both = rows[rows[["from_bank", "to_bank"]].isin(["A", "B"]).all(axis=1)]
+    for end, direction in (("source", "out"), ("target", "in")):
+        for name, span in (("stored", both.day.between(7, 13)), ("new", both.day >= 14)):
+            count = both[span][end].value_counts().reindex(ids, fill_value=0)
+            assert abs(found.loc[f"degree {direction}", name] - count.median()) <= 1  # the spans end within a day
