@@ -177,9 +177,11 @@ class Column:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the kind and the fields that differ from a plain number."""
-        changed = {key: value for key, value in asdict(self).items() if value != getattr(_PLAIN, key)}
+        changed = {key: value for key, value in vars(self).items() if value != getattr(_PLAIN, key)}
         if "categories" in changed:
-            changed["categories"] = list(changed["categories"])
+            changed["categories"] = list(self.categories)
+        if "statistics" in changed:
+            changed["statistics"] = dict(self.statistics)
         return {"kind": self.kind} | changed
 
     @classmethod

@@ -59,7 +59,8 @@ class NumberFormat:
         import pandas as pd
 
         if self == PLAIN:
-            return pd.to_numeric(pd.Series(texts), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+            cells = pd.Series(texts, dtype=object)
+            return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         pattern = re.compile(_pattern(self))
         tidy = [str(word).translate(_SAME).strip() for word in texts]
         found = [word.replace(self.thousands, "").replace(self.decimal, ".") for word in tidy]

@@ -218,31 +218,32 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
             statistic is missing.
     """
     scaling = treatment.settled_scaling()
-    agreed = columns(kind, table, names, where, treatment)
+    parts = {name: Written(kind, name, table[name], where, treatment) for name in names}
+    agreed = columns(kind, parts, where, treatment)
     used = {name: column for name, column in agreed.items() if column.kind != "ignored"}
     missing = treatment.missing(kind, agreed, names)
     if treatment.schema:
-        parts = {name: Written(kind, name, table[name], where, treatment) for name in used if name not in missing}
-        decimals = {part.decimal for name, part in parts.items() if used[name].kind == "number"} - {""}
-        used |= {name: part.by_schema(used[name], decimals) for name, part in parts.items()}
-    fitted, blocks, filled = dict(agreed), [np.zeros((len(table), 0))], []
+        here = {name: column for name, column in used.items() if name not in missing}
+        decimals = {parts[name].decimal for name, column in here.items() if column.kind == "number"} - {""}
+        used |= {name: parts[name].by_schema(column, decimals) for name, column in here.items()}
+    fitted, blocks, filled = dict(agreed), [np.zeros((len(table), 0), np.float32)], []
     for name, column in used.items():
         if name in missing:
             fitted[name] = fit(column, np.zeros(0, str if column.kind == "category" else float), scaling)
-            blocks.append(np.zeros((len(table), len(feature_names({name: column})))))
+            blocks.append(np.zeros((len(table), len(feature_names({name: column}))), np.float32))
             blocks[-1][:, -1] = column.missing
             continue
-        read = values(table[name], column, name, where)
+        read = parts.pop(name).read(column)  # its texts are no longer needed
         _report_others(name, column, read, where, treatment)
         if scaling == "federated" and "fill" not in column.statistics:
             raise FedGraphError(f"{treatment.where} has no statistics of column '{name}': create it by `schema merge`")
         fitted[name] = fit(column, read, scaling)
-        blocks.append(encode(fitted[name], read))
+        blocks.append(encode(fitted[name], read).astype(np.float32))
         if gaps := int(absent(read).sum()):
             mark = "" if column.missing else ", without an indicator, as in the schema"
             filled.append(f"{name} {gaps} of {len(read)}{mark}")
     _report(used, missing, filled, where, treatment)
-    x = torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
+    x = torch.from_numpy(np.concatenate(blocks, axis=1))
     if scaling == "none":
         warn_unscaled(x, feature_names(agreed), treatment.say)
     return Features(agreed, fitted, x)
@@ -263,15 +264,15 @@ def _report(
         treatment.say(f"missing values, filled: {'; '.join(filled)}")
 
 
-def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment) -> dict[str, Column]:
+def columns(kind: str, parts: "Mapping[str, Written]", where: str, treatment: Treatment) -> dict[str, Column]:
     """Return the columns of one node table: the schema's in its order, or those detected.
 
     Raises:
         FedGraphError: a column of the schema is missing, or an option contradicts the schema.
     """
-    schema, agreed = treatment.schema, dict(treatment.agreed.nodes.get(kind, {}))
+    schema, agreed, names = treatment.schema, dict(treatment.agreed.nodes.get(kind, {})), [*parts]
     fresh = [name for name in names if name not in agreed] if schema is None or treatment.new_role else []
-    found = _detected(kind, table, fresh, where, treatment)
+    found = _detected([parts[name] for name in fresh], treatment)
     agreed |= {name: column for name, (column, _) in found.items()}
     dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
     if schema:
@@ -284,14 +285,11 @@ def columns(kind: str, table: Any, names: Sequence[str], where: str, treatment: 
     return agreed
 
 
-def _detected(
-    kind: str, table: Any, names: Sequence[str], where: str, treatment: Treatment
-) -> dict[str, tuple[Column, str]]:
+def _detected(parts: "Sequence[Written]", treatment: Treatment) -> dict[str, tuple[Column, str]]:
     """Return columns by their values and the user's options, and why each is ignored ("" if it is used).
 
     A column gets an indicator of missing values if parties have roles: others do not have it.
     """
-    parts = [Written(kind, name, table[name], where, treatment) for name in names]
     decimals = {part.decimal for part in parts} - {""}
     found = {part.name: part.detected(decimals) for part in parts}
     if not treatment.role:
@@ -365,22 +363,21 @@ class Written:
         return self.treatment.number_formats(self.type, self.name)
 
     @cached_property
-    def plain(self) -> str:
-        """The texts, one a line, if all are finite numbers such as 1234.5 in no other format, and not only 0 and 1; else "".
+    def plain(self) -> tuple[str, np.ndarray] | None:
+        """The texts, one a line, and the numbers [N], if all texts are finite and like 1234.5 in no other format.
 
-        A quick test of the usual column, without the distinct texts.
+        A quick test of the usual column, without the distinct texts. None for other columns, and for 0 and 1 alone.
         """
-        import pandas as pd
-
         if self.column.dtype.kind in "biufM" or self.accepted is not None:
-            return ""
-        known = self.column.dropna()
-        numbers = pd.to_numeric(known, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        if not np.isfinite(numbers).all() or np.isin(numbers, (0, 1)).all():
-            return ""
-        lines = "\n".join(known.tolist())
+            return None
+        cells, known = self.column.to_numpy(dtype=object), self.column.notna().to_numpy()
+        numbers = PLAIN.read(cells)
+        tried = numbers[known]
+        if not np.isfinite(tried).all() or ((tried == 0) | (tried == 1)).all():
+            return None
+        lines = "\n".join(map(str, cells[known]))
         grouped = "." in lines and not re.search(r"\.(?!\d{3}$)", lines, re.MULTILINE)
-        return "" if grouped or re.search(r"[^\d.+\-eE\n]", lines) else lines
+        return None if grouped or re.search(r"[^\d.+\-eE\n]", lines) else (lines, numbers)
 
     @cached_property
     def forms(self) -> list[NumberFormat]:
@@ -393,7 +390,7 @@ class Written:
         if self.column.dtype.kind in "biufM" or self.option(self.treatment.kinds) not in ("", "number"):
             return ""
         if self.plain:
-            return "." if "." in self.plain else ""
+            return "." if "." in self.plain[0] else ""
         forms = self.forms
         sure = len(forms) == 1 and (forms[0].thousands in (",", ".") or forms[0].decimal in "".join(self.texts))
         return forms[0].decimal if sure else ""
@@ -417,12 +414,16 @@ class Written:
             raise FedGraphError(f"{self.where}: --scale {name}={scale} has no effect on a {kind}: {fix}")
         form = detail if kind in ("date", "number") else ""
         spec = Column(kind, unit=self.option(self.treatment.units), scale=scale or "standard", format=form)
-        read = values(self.column, spec, name, self.where)
+        read = self.read(spec)
         if kind == "category":
             spec = replace(spec, categories=frequent(counts(read), self.treatment.floor))
             if not spec.categories:
                 return Column("ignored"), f"no value has {self.treatment.floor} rows"
         return replace(spec, missing=bool(absent(read).any())), ""
+
+    def read(self, spec: Column) -> np.ndarray:
+        """Return the `values` of the column."""
+        return values(self.column, spec, self.name, self.where, self.plain and self.plain[1])
 
     def kind(self, given: str, decimals: set[str]) -> tuple[str, str]:
         """Return the kind of the column, and its format (date or number) or why it is ignored.
@@ -479,10 +480,11 @@ class Written:
         if given == "number" or self.accepted is not None:
             return ""
         if self.column.dtype.kind not in "iuf":
-            texts = self.plain.split("\n", 20) if self.plain else self.texts
+            texts = self.plain[0].split("\n", 20) if self.plain else self.texts
             if not all(word.strip().isdigit() for word in texts[:20]):  # a quick test
                 return ""
-        numbers = distinct_numbers(self.column if self.plain or self.column.dtype.kind in "iuf" else self.texts)
+        texts_or_numbers = self.column if self.column.dtype.kind in "iuf" else self.texts
+        numbers = distinct_numbers(self.plain[1] if self.plain else texts_or_numbers)
         if not numbers.size or not np.isfinite(numbers).all():
             return ""
         short, last = whole_dates(numbers, times=False)[0], numbers[-1]
@@ -557,6 +559,8 @@ class Written:
         form = self.option(self.treatment.date_formats)
         if form and column.kind != "date":
             raise conflict(f"--date-format {self.name}={form}", f"kind {column.kind}", self.treatment.where)
+        if self.plain and column.kind == "number" and not column.format:
+            return column
         if self.column.dtype.kind in "biufM" or column.kind not in ("number", "date") or not self.texts:
             return replace(column, format=form) if form else column
         if column.kind == "date":
@@ -648,8 +652,15 @@ def as_words(column: Any) -> np.ndarray:
     return texts.astype(str)
 
 
-def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
+def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray | None = None) -> np.ndarray:
     """Return a column's values [N]: float64 with NaN where missing, or for a category text with "" where missing.
+
+    Args:
+        column: the column.
+        spec: its kind and format.
+        name: its name, for errors.
+        where: its file, for errors.
+        plain: the numbers [N] that its texts are in the plain format, if they were read before.
 
     Raises:
         FedGraphError: a value does not match the kind; the message names the first row.
@@ -666,11 +677,13 @@ def values(column: Any, spec: Column, name: str, where: str) -> np.ndarray:
         known = np.where(np.isin(low, list(TRUE)), 1.0, np.where(np.isin(low, list(FALSE)), 0.0, np.nan))
     elif spec.format and column.dtype.kind not in "biuf":
         known = NumberFormat.parse(spec.format).read(as_words(column))
+    elif plain is not None:
+        known = plain
     else:
         known = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    doubtful = np.flatnonzero(~(np.abs(known) <= np.finfo(np.float32).max))
-    texts = np.char.lower(as_words(column.iloc[doubtful])) if doubtful.size else np.zeros(0, str)
-    wrong = doubtful[~np.isin(texts, list(NOTHING))]
+    wrong = np.flatnonzero(~(np.abs(known) <= np.finfo(np.float32).max))
+    if wrong.size:
+        wrong = wrong[~np.isin(np.char.lower(as_words(column.iloc[wrong])), list(NOTHING))]
     if wrong.size:
         kind, row = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind], wrong[0]
         value = sanitize(column.iloc[row], 40)
@@ -709,7 +722,8 @@ def fit(column: Column, read: np.ndarray, scaling: str) -> Column:
         own = {"fill": 0.0, "center": 0.0, "spread": 1.0}
     else:
         shifted = moved(column, known)
-        scale = scale_of(column, np.percentile(shifted, [25, 50, 75]), shifted.mean(), shifted.std())
+        quartiles = np.percentile(shifted, [25, 50, 75]) if column.scale == "robust" else ()
+        scale = scale_of(column, quartiles, shifted.mean(), shifted.std())
         own = {"fill": float(np.median(known)), **scale}
     return replace(column, statistics=own | dict(column.statistics))
 
@@ -718,8 +732,7 @@ def scale_of(column: Column, quartiles: Sequence[float], mean: float, deviation:
     """Return center and spread by the column's scale as statistics; values equal up to rounding get a spread of 1."""
     if column.scale == "none":
         return {"center": 0.0, "spread": 1.0}
-    low, middle, high = quartiles
-    center, spread = (middle, high - low) if column.scale == "robust" else (mean, deviation)
+    center, spread = (quartiles[1], quartiles[2] - quartiles[0]) if column.scale == "robust" else (mean, deviation)
     return {"center": float(center), "spread": float(spread) if spread > 1e-12 * max(1.0, abs(center)) else 1.0}
 
 

@@ -11,6 +11,7 @@ source, at the target, and by both.
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, unknown
-from fedgraph_flwr.evaluation.curves import Curves
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -66,7 +66,7 @@ class Values:
 
     def judges(self, positive: Mask) -> bool:
         """Return whether the items of a class have values of enough rows: else a value may just name an account."""
-        return self.row is None or np.unique(self.row[positive]).size >= MIN_ITEMS
+        return self.row is None or bool(np.count_nonzero(np.bincount(self.row[positive])) >= MIN_ITEMS)
 
 
 @dataclass(frozen=True)
@@ -179,36 +179,47 @@ def gain(values: list[Values], positive: Mask) -> float:
     """
     values = [one for one in values if one.judges(positive)]
     base = float(positive.mean())
-    scores: list[Floats] = []
+    found: list[float] = []
     for one in values:
-        scores.append(out_of_fold(one.code, positive))
+        found.append(out_of_fold(one.code, positive))
         if one.number is not None:
             known = np.nan_to_num(one.number, nan=np.nanmin(one.number, initial=0.0))
-            scores += [known, -known]
+            hits, rows = _tallies(known, positive)
+            found += [_average(hits, rows), _average(hits[::-1], rows[::-1])]
     if len(values) == 2:
         width = int(values[1].code.max()) + 1
         pair = values[0].code * width + values[1].code
         if int(values[0].code.max() + 1) * width <= MAX_PAIRS:
-            scores.append(out_of_fold(pair, positive))
-    return max(((precision(score, positive) - base) / (1 - base) for score in scores), default=0.0)
+            found.append(out_of_fold(pair, positive))
+    return max(((precision - base) / (1 - base) for precision in found), default=0.0)
 
 
-def precision(score: Floats, positive: Mask) -> float:
-    """Return the average precision of scores [V]."""
-    return float(Curves(score, positive).precision()[0])
+def _tallies(score: Floats, hits: Any, rows: Any = None) -> tuple[Any, Any]:
+    """Return the positives and the items at each distinct score, ascending, from those of groups [G] with one score each."""
+    place = np.unique(score, return_inverse=True)[1]
+    return np.bincount(place, hits), np.bincount(place, rows)
 
 
-def out_of_fold(code: Ints, positive: Mask) -> Floats:
-    """Return the share of positive items with the same code in other folds, with one item of the average share added [V]."""
-    fold, size = _folds(len(code)), int(code.max()) + 1
-    base = float(positive.mean())
-    hits, rows = (np.zeros((FOLDS, size)) for _ in range(2))
-    np.add.at(hits, (fold, code), positive)
-    np.add.at(rows, (fold, code), 1.0)
-    others = hits.sum(0) - hits + base, rows.sum(0) - rows + 1
-    return np.asarray((others[0] / others[1])[fold, code])
+def _average(hits: Floats, rows: Floats) -> float:
+    """Return the average precision from the positives and the items at each distinct score, the best one first."""
+    above = hits.cumsum()
+    return float((hits * above / rows.cumsum()).sum() / above[-1])
 
 
+def out_of_fold(code: Ints, positive: Mask) -> float:
+    """Return the average precision of the share of positive items with the same code in other folds.
+
+    One item of the average share is added to each.
+    """
+    size = int(code.max()) + 1
+    cell = _folds(len(code)) * size + code
+    hits = np.bincount(cell, positive, FOLDS * size).reshape(FOLDS, size)
+    rows = np.bincount(cell, minlength=FOLDS * size).reshape(FOLDS, size)
+    share = (hits.sum(0) - hits + float(positive.mean())) / (rows.sum(0) - rows + 1)
+    return _average(*_tallies(-share[rows > 0], hits[rows > 0], rows[rows > 0]))
+
+
+@lru_cache(1)
 def _folds(count: int) -> Ints:
     return np.random.default_rng(0).permutation(count) % FOLDS
 
@@ -228,7 +239,7 @@ def together(inputs: list[Any], positive: Mask) -> float:
     for k in range(2):
         trees = HistGradientBoostingClassifier(max_iter=40, max_leaf_nodes=8, random_state=0)
         score[fold == k] = trees.fit(x[fold != k], positive[fold != k]).predict_proba(x[fold == k])[:, 1]
-    return (precision(score, positive) - base) / (1 - base)
+    return (_average(*_tallies(-score, positive)) - base) / (1 - base)
 
 
 def encoded(columns: Mapping[str, Column], x: Any) -> tuple[dict[str, Values], dict[str, Any]]:

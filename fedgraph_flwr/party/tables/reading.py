@@ -7,6 +7,7 @@ fields. The encoding is UTF-8, with or without byte-order mark, else Windows-125
 import csv
 import gzip
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -21,6 +22,9 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 _DETECTED = (",", ";", "\t", "|")
 _FALLBACK = ("cp1252", "latin-1")
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+_BLOCK = 1 << 24
+"""Bytes that are parsed at a time: each column gets one piece of memory for each block, and wide tables have many columns."""
+
 _ROWS = 50
 """Number of rows used to detect the separator."""
 csv.field_size_limit(2**31 - 1)  # pandas has none
@@ -225,7 +229,10 @@ def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
     )
     try:
         found = arrow_csv.read_csv(
-            path, parse_options=arrow_csv.ParseOptions(delimiter=separator), convert_options=form
+            path,
+            arrow_csv.ReadOptions(block_size=_BLOCK),
+            arrow_csv.ParseOptions(delimiter=separator),
+            form,
         )
     except pa.ArrowInvalid:  # such as rows of other lengths
         return None
@@ -245,7 +252,7 @@ def _check_names(columns: Iterable[Any], path: Path) -> list[str]:
         FedGraphError: two are the same.
     """
     names = [str(name).strip() for name in columns]
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise FedGraphError(f"{path} has two columns '{twice[0]}': rename or remove one")
     return names
 

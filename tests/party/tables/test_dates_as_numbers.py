@@ -12,7 +12,7 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.value_formats import SPREADSHEET, whole_dates
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import Treatment, columns, features
+from fedgraph_flwr.party.tables.columns import Treatment, features
 from fedgraph_flwr.party.tables.edges import edge_times
 from tests.party.two_banks import books, payments
 
@@ -128,7 +128,7 @@ def test_columns_of_accounts_and_payments(capsys):
             expected = (days - days.to_numpy().mean()) / days.to_numpy().std()
             np.testing.assert_allclose(found.x[:, 0], expected, atol=1e-4)
     for number in ([2001, 1999, 2020], [46_023, 46_024], [1, 20_260_304, 3], [250_000, 180_500]):
-        assert columns("node", pd.DataFrame({"v": number}), ["v"], "n.csv", Treatment())["v"].kind == "number"
+        assert features("node", pd.DataFrame({"v": number}), ["v"], "n.csv", Treatment()).agreed["v"].kind == "number"
     assert made(DAYS.strftime("%Y%m%d").astype(int), kinds={"opened": "number"}).agreed["opened"].kind == "number"
     said: list[str] = []
     assert made(DAYS.strftime("%y%m%d"), warn=said.append).agreed["opened"].kind == "number"

@@ -1,6 +1,7 @@
 """Tables as they come: separators, encodings, formats of numbers and dates; nothing is lost or changed without a line."""
 
 import gzip
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -519,7 +520,7 @@ def test_a_usual_column_of_numbers_is_read_as_by_its_texts():
     for values in columns:
         quick = Written("node", "v", pd.Series(values, dtype=object), "t.csv", Treatment(floor=1))
         slow = Written("node", "v", pd.Series(values, dtype=object), "t.csv", Treatment(floor=1))
-        slow.__dict__["plain"] = ""
+        slow.__dict__["plain"] = None
         assert outcome(quick) == outcome(slow)
 
 
@@ -534,11 +535,21 @@ def outcome(column):
 def test_a_usual_column_is_not_tried_in_all_formats(monkeypatch):
     """Thirteen formats, each in a loop over texts, took 3 ms a column."""
     tried: list[str] = []
-    read = NumberFormat.read
+    parsed: list[int] = []
+    read, to_numeric = NumberFormat.read, pd.to_numeric
+    monkeypatch.setattr(pd, "to_numeric", lambda cells, **how: parsed.append(len(cells)) or to_numeric(cells, **how))
     monkeypatch.setattr(NumberFormat, "read", lambda form, texts: tried.append(str(form)) or read(form, texts))
     rng = np.random.default_rng(0)
     table = pd.DataFrame({f"c{i}": rng.normal(size=60).round(4).astype(str) for i in range(20)} | {"g": ["1,5"] * 60})
     assert {c.kind for c in features("node", table, list(table.columns), "t.csv", Treatment()).agreed.values()} == {
         "number"
     }
-    assert len(tried) <= 20
+    assert len(tried) <= 20 + 20  # the plain format for each, and all formats for one
+    assert parsed.count(60) == 21  # once per column
+
+
+def test_decimals_of_parquet_are_numbers(tmp_path):
+    table = pd.DataFrame({"id": ["a", "b", "c"], "paid": [Decimal("1.50"), None, Decimal("2.25")]})
+    table.to_parquet(path := tmp_path / "t.parquet")
+    made = features("node", read_table(path), ["paid"], "t.parquet", Treatment(scaling="none"))
+    assert made.x.tolist() == [[1.5, 0], [1.875, 1], [2.25, 0]]
