@@ -396,8 +396,8 @@ def test_a_full_disk_loses_no_checkpoint(both, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("many", [True, False])
-def test_a_client_that_cannot_file_its_state_leaves_the_former_checkpoint(both, tmp_path, many):
-    """The server's own disk has room: a checkpoint that lacks one client's state would be none."""
+def test_a_client_that_cannot_file_its_state_keeps_the_one_before(both, tmp_path, many):
+    """Its training failed with it, so that the state of round 1 is its newest."""
     overrides = [
         "strategy.client=tests.engine.misbehaving:Unfiled",
         "strategy.shared=[]",
@@ -407,4 +407,6 @@ def test_a_client_that_cannot_file_its_state_leaves_the_former_checkpoint(both, 
     overrides += ["strategy.fraction=0.6"] if many else []
     both(*overrides)
     for place in ("ray", "inline"):
-        assert read_tensors(tmp_path / place / "checkpoint.safetensors")[1]["round"] == 1
+        tensors, meta = read_tensors(tmp_path / place / "checkpoint.safetensors")
+        assert meta["round"] == 3
+        assert {name: int(value) for name, value in tensors.items() if "filed" in name} == {"server/filed/1": 1}
