@@ -201,7 +201,7 @@ def test_an_exported_model_reads_them_alike(folder, capsys):
     module = util.module_from_spec(spec)
     sys.modules["plain_preprocess"] = module
     spec.loader.exec_module(module)
-    module.FOLDER = folder
+    vars(module)["FOLDER"] = folder
     tables(DAYS.strftime("%d%m%Y").astype(int))
     about = {"tables": {"time": "booked", "time_format": "%d%m%Y"}, "step": 86_400, "undirected": False}
     (folder / "preprocessing.json").write_text(json.dumps(about))
