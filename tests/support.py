@@ -115,14 +115,14 @@ Reply = Callable[[Any, str, dict[str, Any], dict[str, Any]], Any]
 
 def honest_reply(client: Any, phase: str, groups: dict[str, Any], config: dict[str, Any]) -> Any:
     """The groups and numbers of a client's reply, as its session makes them."""
-    request = replies.sum_request(client, phase, groups)
+    request = replies.taken(client, phase, groups)
     summed = replies.summed_groups(client, phase, config)
     return replies.protected(client, phase, replies.plain_reply(client, phase, groups, config), request, summed)
 
 
 def patch_replies(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> None:
     """Let this function reply to every message in this process."""
-    monkeypatch.setattr(node_clients, "sum_request", lambda *_: None)
+    monkeypatch.setattr(node_clients, "taken", lambda *_: None)
     monkeypatch.setattr(node_clients, "plain_reply", reply)
     monkeypatch.setattr(node_clients, "protected", lambda client, phase, content, *_: content)
 

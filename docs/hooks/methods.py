@@ -18,11 +18,10 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.launch.checks import served
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
-from fedgraph_flwr.methods.downlink import received as received_by
+from fedgraph_flwr.methods.declared import downlink_of, uplink_of
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
-from fedgraph_flwr.methods.uplink import declared as uplink_of
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
-from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
+from fedgraph_flwr.secure.eligibility import not_added, not_private, not_robust, not_secure
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, MODEL, TRAIN
 
@@ -252,7 +251,7 @@ def downlink_table(of: Method) -> str:
     """Return what a client receives: the shared parameters, and a table of the method's downlink."""
     cfg = compose([f"strategy={of.name}", "num_clients=3"])
     client = locate(cfg.strategy.client)
-    declared = received_by(client, cfg, uplink_of(client, cfg))
+    declared = downlink_of(client, cfg, uplink_of(client, cfg))
     first = "The shared parameters, to train and to score." if cfg.strategy.shared else "No parameters."
     rows = [
         f"| `{phase}` | {'numbers' if group == CONFIG else f'`{group}`'} | {prose(taken.what)} |"

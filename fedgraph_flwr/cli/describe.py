@@ -6,6 +6,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.methods.declarations import model_name
+from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.uplink import (
     ARRAYS,
     Exchanges,
@@ -16,7 +17,6 @@ from fedgraph_flwr.methods.uplink import (
     Public,
     Reducer,
     Relay,
-    declared,
     released_once,
     releases,
 )
@@ -26,7 +26,7 @@ from fedgraph_flwr.secure.accounting import cost
 def described(cfg: RunConfig) -> Iterator[str]:
     """Yield lines that describe a run: training, what leaves a client in each phase, its protections and ε."""
     kind = locate(cfg.strategy.client)
-    uplink, size = declared(kind, cfg), _model_size(kind, cfg)
+    uplink, size = uplink_of(kind, cfg), _model_size(kind, cfg)
     yield f"trains {model_name(cfg)} with {cfg.strategy.name} on {cfg.task.name}, {cfg.num_clients} clients, {cfg.rounds} rounds"
     yield "each client sends, besides its numbers of training nodes, features and classes:"
     for phase, groups in uplink.items():

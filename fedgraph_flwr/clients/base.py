@@ -39,17 +39,15 @@ from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
-from fedgraph_flwr.methods.downlink import received
+from fedgraph_flwr.methods.declared import downlink_of, uplink_of
 from fedgraph_flwr.methods.side import Side, refuse_overrides
-from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.numerics.sparse import Device
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import simulated
-from fedgraph_flwr.secure.secagg import Member
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.tasks import Batch, kind_of
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
@@ -89,7 +87,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         inputs: the model's inputs, prepared once from the graph.
         scorer: fewest nodes of a class that is scored → the items that models are scored on.
         batch: the batch of the current step; between rounds, all training nodes.
-        member: the client's part in secure sums (``privacy.secagg``).
+        protection: the way of its replies out of the client.
         saved_models: the models saved for prediction after the run.
         memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
         combined: what changes local training, by the configuration.
@@ -134,8 +132,8 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.cfg = cfg
         self.file = file
         self.params = method_params(type(self), cfg)
-        self.uplink_of = declared(type(self), cfg)
-        self.downlink_of = received(type(self), cfg, self.uplink_of)
+        self.uplink_of = uplink_of(type(self), cfg)
+        self.downlink_of = downlink_of(type(self), cfg, self.uplink_of)
         self.other_clients = type(self).needs_others(cfg)
         # A method that reads rows of other clients' nodes (`needs_others`) keeps to its own: far ends are another party's.
         sees = kind_of(cfg).capabilities.far_ends and not self.other_clients and getattr(graph, "far", None)
@@ -159,9 +157,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
         self.fixed_size = 0
-        cohort = cfg.strategy.cohort_size(cfg.num_clients)
-        noise = DistributedNoise(cfg.privacy, cohort=cohort) if cfg.privacy.side == "distributed" else None
-        self.member = Member(graph.client, cfg.privacy.secagg_threshold, cfg.privacy.secagg_bits, noise)
+        self.protection = protection_of(cfg, graph.client)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().with_nodes(self.graph.num_nodes).to(self.device, self.dtype)
         features = self.graph.num_edge_features

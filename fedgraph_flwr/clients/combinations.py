@@ -2,7 +2,7 @@
 
 The server checks them before any client starts, and a node before it builds a client: the limits of a policy are those of the
 combinations that a method supports. What a client sends, and so which protections cover it, follows from its uplink
-(`fedgraph_flwr.secure.protections`).
+(`fedgraph_flwr.secure.eligibility`).
 """
 
 from dataclasses import dataclass

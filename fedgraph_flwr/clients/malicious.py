@@ -14,17 +14,20 @@ With θ as received, θ_i as trained and s = ``adversary.strength``:
     It is scored on its true labels, so that a run measures the resulting model.
 """
 
+from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
-from fedgraph_flwr.clients.replies import plain_reply
+from fedgraph_flwr.clients.base import GraphClient, to_numpy
+from fedgraph_flwr.clients.replies import check_finite
 from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.poisoning import Trigger, with_flipped_labels
 from fedgraph_flwr.numerics.sparse import Device
+from fedgraph_flwr.secure.protection import Layer, Leaving, Protection, Taken, protection_of
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, derive_seed
 
 
@@ -56,23 +59,45 @@ def poisoned(cfg: RunConfig, graph: Any) -> Any:
     return trigger.planted(graph, adversary.target, adversary.rate, derive_seed(cfg.seed, "adversary", graph.client))
 
 
+class Forged(Layer):
+    """Replies of a malicious client: its trained model is another when it leaves, after clipping and before masks.
+
+    Args:
+        inner: what an honest client does.
+        client: the client.
+    """
+
+    def __init__(self, inner: Protection, client: GraphClient):
+        super().__init__(inner)
+        self.client = client
+        self.own: Arrays = {}
+
+    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+        """Note the client's own parameters, which it trains if it receives none."""
+        self.own = {key: to_numpy(tensor) for key, tensor in self.client.shared.items()}
+        return super().take(phase, groups, own)
+
+    def leave(self, leaving: Leaving) -> dict[str, Arrays]:
+        """Forge the model."""
+        sent, cfg = super().leave(leaving), self.cfg
+        if leaving.phase != TRAIN or MODEL not in sent:
+            return sent
+        received, adversary = leaving.taken.model or self.own, cfg.adversary
+        rng = np.random.default_rng(derive_seed(cfg.seed, "adversary", leaving.client, leaving.round))
+        model = {
+            name: forged(adversary.kind, adversary.force, received[name], array, rng)
+            for name, array in sent[MODEL].items()
+        }
+        check_finite(self.client, {MODEL: model})
+        return {**sent, MODEL: model}
+
+
 class MaliciousClient(GraphClient):
     """Mixin in front of the class of a method's client."""
 
     def __init__(self, cfg: RunConfig, graph: Any, device: Device = "cpu", file: Path | None = None):
         super().__init__(cfg, poisoned(cfg, graph), device, None)
-
-
-def forged_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-    """Reply as `plain_reply` does, with a forged model."""
-    received = groups.get(MODEL) or {key: to_numpy(tensor) for key, tensor in client.shared.items()}
-    reply, numbers = plain_reply(client, name, groups, config)
-    if name == TRAIN and MODEL in reply:
-        adversary = client.cfg.adversary
-        rng = np.random.default_rng(derive_seed(client.cfg.seed, "adversary", client.graph.client, client.server_round))
-        model = reply[MODEL].items()
-        reply[MODEL] = {n: forged(adversary.kind, adversary.force, received[n], own, rng) for n, own in model}
-    return reply, numbers
+        self.protection = protection_of(cfg, self.graph.client, partial(Forged, client=self))
 
 
 def malicious(client: type[GraphClient]) -> type[GraphClient]:

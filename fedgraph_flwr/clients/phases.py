@@ -1,13 +1,12 @@
 """Phases of a client: the methods that reply to a request of the same name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, TypeVar
 
 from fedgraph_flwr.errors import sanitize, unknown
 from fedgraph_flwr.methods.labels import LABELS
 from fedgraph_flwr.methods.uplink import Exchanges, Once, Uplink, sums
-from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, TRAIN, Arrays
 
 ReplyContent = tuple[dict[str, Arrays], dict[str, Any]]
@@ -31,7 +30,7 @@ def phases(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if getattr(getattr(kind, name), "is_phase", False))
 
 
-def messages_of(kind: type, name: str, uplink: Uplink) -> int:
+def messages_of(kind: type, name: str, uplink: Uplink, around: Collection[str]) -> int:
     """Return the most messages of a phase that a client accepts per round.
 
     They follow from the uplink. The exchanges around a secure sum come once for each sum.
@@ -40,15 +39,16 @@ def messages_of(kind: type, name: str, uplink: Uplink) -> int:
         kind: class of the client, whose `repeats` has phases that come more often than the uplink says.
         name: the phase.
         uplink: the client's uplink.
+        around: the exchanges around a sum of the run's protection.
 
     Raises:
         FedGraphError: no such phase.
     """
-    if name not in (known := [DESCRIBE, LABELS, TRAIN, EVALUATE, *STEPS, *phases(kind)]):
+    if name not in (known := [DESCRIBE, LABELS, TRAIN, EVALUATE, *around, *phases(kind)]):
         raise unknown("phase", sanitize(name, 60), known, f"requested from {kind.__name__}")
     times = {phase: groups.times for phase, groups in uplink.items() if isinstance(groups, Exchanges)}
     counts: dict[str, int] = {**REPEATS, **times, **getattr(kind, "repeats", {})}
-    if name not in STEPS:
+    if name not in around:
         return counts.get(name, 1)
     summed = {phase for phase, groups in uplink.items() if phase == TRAIN or sums(groups)}
     before = {phase for phase in summed if isinstance(uplink[phase], Once)}

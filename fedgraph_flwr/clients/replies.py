@@ -2,9 +2,9 @@
 
 `node/clients.py` calls, in this order:
 
-sum_request     takes the server's part of a secure sum out of a message
+taken           takes out of a message what the run's protection needs of it
 plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a phase of the method
-protected       checks what leaves the client against its uplink, and masks the terms of secure sums
+protected       checks what leaves the client against its uplink, and lets the protection clip, add noise and mask
 """
 
 from collections.abc import Collection, Mapping
@@ -15,19 +15,15 @@ import torch
 
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
-from fedgraph_flwr.clients.secure_sums import SumRequest, announced, masked_reply, secure_exchange
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import released
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
-from fedgraph_flwr.secure.adaptive import received_norms
-from fedgraph_flwr.secure.clipping import clipped_groups
-from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.secure.protections import check_sent
-from fedgraph_flwr.secure.secagg import SECAGG, STEPS
+from fedgraph_flwr.methods.weighting import SIZE_KEYS, sizes_of
+from fedgraph_flwr.secure.eligibility import check_sent
+from fedgraph_flwr.secure.protection import Leaving, Taken
 from fedgraph_flwr.wire.messages import (
     CLIPPED,
-    CLIPPING,
     DESCRIBE,
     EVALUATE,
     MODEL,
@@ -105,20 +101,13 @@ def number_of(config: Mapping[str, Any], name: str, low: float = 0) -> float:
     return float(value)
 
 
-def sum_request(client: GraphClient, name: str, groups: dict[str, Arrays]) -> SumRequest | None:
-    """Take the server's part of a secure sum out of a message; None without secure sums, and in the exchanges around one."""
-    if not client.cfg.privacy.secagg or name in STEPS:
-        return None
-    part = groups.pop(SECAGG, {})
-    own = {*client.own_requests, *client.combined.own_requests}
-    common = {
-        f"{group}/{name}": a for group, arrays in groups.items() if group not in own for name, a in arrays.items()
-    }
-    return SumRequest(part, digest(common))
+def taken(client: GraphClient, name: str, groups: dict[str, Arrays]) -> Taken:
+    """Take out of a message what the run's protection needs of it."""
+    return client.protection.take(name, groups, {*client.own_requests, *client.combined.own_requests})
 
 
 def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-    """Reply to one message, without masks.
+    """Reply to one message, without protection.
 
     Args:
         client: who replies.
@@ -130,38 +119,78 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
         FedGraphError: an unknown phase, or arrays with other names or shapes than the shared ones.
     """
     client.exchange, client.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
-    if client.cfg.privacy.secagg and name in STEPS:
-        return secure_exchange(client, name, groups), {}
-    if name == EVALUATE and client.cfg.privacy.scores == "none":
-        raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
-    clipping = groups.pop(CLIPPING, {})
-    if client.cfg.train.class_weights == "federated" and name not in (DESCRIBE, EVALUATE, LABELS):
+    if name in client.protection.exchanges:
+        at, sizes = (client.server_round, client.exchange), sizes_of(announced(client))
+        return client.protection.answer(name, at, groups, sizes, client.keyring), {}
+    if CLASS_WEIGHTS in client.downlink_of.phases.get(name, {}):
         take_class_weights(client, groups.pop(CLASS_WEIGHTS, {}))
-    if name == DESCRIBE:
-        if MODEL in groups and config.get("keep"):  # for runs without scores
-            _keep_model(client, groups, config)
-        return {}, {**announced(client), SPEAKS: PROTOCOL}
-    if name in (TRAIN, EVALUATE):
-        parameters = _parameters(client, groups) if MODEL in groups else []
-        client.combined.receive(client, groups)
-        client.receive(groups)
-        if name == EVALUATE:
-            return {}, client.evaluate(parameters, config)[2]
-        trained, num_train, scores = client.fit(parameters, config)
-        sent, numbers = _trained(client, trained, config)
-        if client.cfg.privacy.dp == "none":
-            size = client.fixed_size or num_train
-            numbers = {"num_train": size, **numbers}
-        numbers = {**scores, **numbers}
-        return _bounded(client, name, sent, dict(zip(client.shared, parameters, strict=False)), clipping), numbers
-    if name == LABELS:
-        share = shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)
-        return _bounded(client, name, {LABELS: {"share": share}}, {}, clipping), {}
-    messages_of(type(client), name, client.uplink_of)
+    if name in SERVED:
+        return SERVED[name](client, groups, config)
+    messages_of(type(client), name, client.uplink_of, client.protection.exchanges)
     if MODEL in groups:
         _check_model(client, groups[MODEL])
-    sent, numbers = getattr(client, name)(groups, config)
-    return _bounded(client, name, sent, groups.get(MODEL, {}), clipping), numbers
+    content: ReplyContent = getattr(client, name)(groups, config)
+    return content
+
+
+def announced(client: GraphClient) -> dict[str, Any]:
+    """Return a client's description as the server reads it, whatever the method adds.
+
+    Members of an agreement announce the weights that they agreed on, in the place of sizes.
+    """
+    description = client.describe()
+    sizes = SIZE_KEYS.values() & description.keys() if client.fixed_size else ()
+    return description | dict.fromkeys(sizes, client.fixed_size)
+
+
+# --- the framework's own phases -----------------------------------------------------------------------------------------
+
+
+def _described(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+    """Describe the client; in a run without scores, also store the model that comes with the request, for predictions."""
+    if MODEL in groups and config.get("keep"):
+        client.set_parameters(_parameters(client, groups))
+        if groups:
+            client.receive(groups)
+        if client.other_clients:
+            client.predict()
+        client.saved_models.take(client, {}, config)
+    return {}, {**announced(client), SPEAKS: PROTOCOL}
+
+
+def _with_model(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
+    """Take the groups that come with a model to train or score, and return its parameters; none: the client's own."""
+    parameters = _parameters(client, groups) if MODEL in groups else []
+    client.combined.receive(client, groups)
+    client.receive(groups)
+    return parameters
+
+
+def _scored(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+    """Score a model."""
+    if client.cfg.privacy.scores == "none":
+        raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
+    return {}, client.evaluate(_with_model(client, groups), config)[2]
+
+
+def _trained(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+    """Train, and return shared parameters, and the groups and numbers of the method and its parts."""
+    trained, num_train, scores = client.fit(_with_model(client, groups), config)
+    sent, numbers = client.send()
+    if not config.get("keep_model"):
+        model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.uplink_of[TRAIN] else {}
+        sent = {**model, **sent, **client.combined.send(client)}
+    size = {} if client.protection.private else {"num_train": client.fixed_size or num_train}
+    return sent, {**scores, **size, **numbers}
+
+
+def _labels(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
+    """Share the classes of the training nodes."""
+    return {LABELS: {"share": shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)}}, {}
+
+
+SERVED = {DESCRIBE: _described, TRAIN: _trained, EVALUATE: _scored, LABELS: _labels}
+"""Phases of the framework's own → who serves them; a method's own phases are members of its client."""
 
 
 def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> list[str]:
@@ -178,15 +207,15 @@ def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> 
 
 
 def protected(
-    client: GraphClient, name: str, reply: ReplyContent, request: SumRequest | None, summed: Collection[str]
+    client: GraphClient, name: str, reply: ReplyContent, request: Taken, summed: Collection[str]
 ) -> ReplyContent:
-    """Return a reply after checking it against the uplink; in a secure sum, with a masked term.
+    """Return a reply after checking it against the uplink, as the run's protection lets it leave.
 
     Args:
         client: who replies.
         name: the phase.
         reply: the result of `plain_reply`.
-        request: the result of `sum_request`.
+        request: the result of `taken`.
         summed: the result of `summed_groups`, which the node booked.
 
     Raises:
@@ -194,13 +223,22 @@ def protected(
             release that was not booked.
         RunFailed: the server requests unmasked terms of a secure sum.
     """
-    cfg, declared, (sent, numbers) = client.cfg, client.uplink_of, reply
-    if cfg.privacy.secagg and name in STEPS:
+    if name in client.protection.exchanges:
         return reply
-    extra = [group for group in sums(declared.get(name, {})) if sent.get(group) and group not in summed]
-    if extra and cfg.privacy.dp != "none":
-        raise FedGraphError(f"client {client.graph.client} would send '{extra[0]}', which this stage must not release")
-    check_sent(cfg, declared, name, sent, numbers, _framework_numbers(client, name))
+    declared, (sent, numbers) = client.uplink_of, reply
+    check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
+    check_finite(client, sent)
+    groups = declared.get(name, {})
+    leaving = Leaving(client.graph.client, name, client.server_round, sent, groups, request, summed)
+    return client.protection.leave(leaving), numbers
+
+
+def check_finite(client: GraphClient, sent: Mapping[str, Arrays]) -> None:
+    """Refuse to send values that are not finite.
+
+    Raises:
+        FedGraphError: names the array.
+    """
     for group, arrays in sent.items():
         for key, array in arrays.items():
             if not is_finite(array):
@@ -208,9 +246,6 @@ def protected(
                     f"client {client.graph.client} would send '{group}/{key}' with values that are not finite: if it diverged,"
                     " lower train.lr"
                 )
-    if request and (terms := {group: declared[name][group] for group in sums(declared.get(name, {}))}):
-        sent = masked_reply(client, sent, terms, request)
-    return sent, numbers
 
 
 def take_class_weights(client: GraphClient, group: Arrays) -> None:
@@ -233,25 +268,6 @@ def take_class_weights(client: GraphClient, group: Arrays) -> None:
     client.class_weights = torch.from_numpy(group["w"]).to(client.device, client.dtype)
 
 
-def _trained(client: GraphClient, trained: list[np.ndarray], config: dict[str, Any]) -> ReplyContent:
-    """Return what leaves the client after training: shared parameters, and the groups and numbers of the method and its parts."""
-    sent, numbers = client.send()
-    if not config.get("keep_model"):
-        model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.uplink_of[TRAIN] else {}
-        sent = {**model, **sent, **client.combined.send(client)}
-    return sent, numbers
-
-
-def _keep_model(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> None:
-    """Store a model that was never scored, for predictions."""
-    client.set_parameters(_parameters(client, groups))
-    if groups:
-        client.receive(groups)
-    if client.other_clients:
-        client.predict()
-    client.saved_models.take(client, {}, config)
-
-
 def _parameters(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
     """Take the shared parameters out of a message's groups, in the model's order."""
     model = groups.pop(MODEL)
@@ -263,20 +279,6 @@ def _check_model(client: GraphClient, model: Arrays) -> None:
     """Refuse shared parameters of other names or shapes than the model's."""
     client.model.fit_to(model, "the server")
     check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")
-
-
-def _bounded(
-    client: GraphClient, name: str, sent: dict[str, Arrays], received: Arrays, clipping: Arrays
-) -> dict[str, Arrays]:
-    """Return the groups of a reply, clipped if the run bounds each client's influence."""
-    rules, declared = client.cfg.privacy, client.uplink_of.get(name, {})
-    if rules.side not in ("client", "distributed") or rules.unit != "client":
-        return sent
-    summed = [group for group in sums(declared) if group in sent]
-    norms = (
-        received_norms(clipping, summed, rules) if rules.adaptive else {group: rules.norm(group) for group in summed}
-    )
-    return clipped_groups(sent, declared, received, rules, norms)
 
 
 def _framework_numbers(client: GraphClient, name: str) -> set[str]:
@@ -292,6 +294,6 @@ def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     if not cfg.evaluation.trained:
         names = {name for name in names if not name.startswith("trained-")}
     if name == TRAIN:
-        names |= {"num_train"} if cfg.privacy.dp == "none" else set()
+        names |= set() if client.protection.private else {"num_train"}
         names |= {"train-loss"} if cfg.privacy.scores == "exact" else set()
     return names

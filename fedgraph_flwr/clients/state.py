@@ -28,11 +28,7 @@ from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize,
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
-from fedgraph_flwr.secure.secagg import SECAGG
-from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, unlike
-
-LISTS = "lists"
-"""Part of the state: the clients of this run's secure sums, by kind of values."""
+from fedgraph_flwr.wire.trees import Tree, flatten, unlike
 
 SCHEMA = 1
 """Version of the metadata in a state file."""
@@ -209,19 +205,18 @@ def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num
     return len(model.shared(cfg.strategy.shared, cfg.strategy.private)) < saved
 
 
-def state_of(client: GraphClient) -> Tree:
-    """Return all private state: unshared tensors, optimiser moments, `save()`, saved models and this round's keys."""
+def state_of(client: GraphClient, secrets: bool = True) -> Tree:
+    """Return all private state: unshared tensors, optimiser moments, `save()`, saved models and, with ``secrets``, round keys."""
     tree: Tree = {"model": {n: t for n, t in client.model.state_dict().items() if n not in client.shared}}
     if client.optimizer is not None and client.cfg.train.keeps_optimizer:
         tree["optimizer"] = client.optimizer.state()
-    tree |= {"method": client.save(), SECAGG: client.member.state, LISTS: client.member.lists}
+    tree |= {"method": client.save(), **client.protection.save(secrets)}
     return {**tree, "kept": client.saved_models.state}
 
 
 def checkpointed_state(client: GraphClient) -> Tree:
     """Return the part of `state_of` that a resumed run restores: no round's keys, and none of the client's `secrets`."""
-    tree, secrets = state_of(client), client.secrets
-    del tree[SECAGG]
+    tree, secrets = state_of(client, secrets=False), client.secrets
     return {**tree, "method": {key: value for key, value in tree["method"].items() if key not in secrets}}
 
 
@@ -241,4 +236,4 @@ def restore_state(client: GraphClient, tree: Tree) -> None:
         client.optimizer.load_state({name: t.to(client.device) for name, t in flatten(tree["optimizer"]).items()})
     client.load(tree.get("method", {}))
     client.saved_models.state = tree.get("kept", {})
-    client.member.state, client.member.lists = as_arrays(tree.get(SECAGG, {})), as_arrays(tree.get(LISTS, {}))
+    client.protection.load(tree)

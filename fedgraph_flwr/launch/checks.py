@@ -17,11 +17,12 @@ from fedgraph_flwr.data import datasets
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.launch.part_checks import check_parts, check_personal
+from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.side import inherits
-from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, declared, shown, signature
+from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, shown, signature
 from fedgraph_flwr.models import network
 from fedgraph_flwr.models.wrapped import replaced_defaults
-from fedgraph_flwr.secure import protections
+from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.strategies import aggregators, privacy
@@ -49,7 +50,7 @@ def check_method(cfg: RunConfig) -> None:
     strategy = f"strategy={cfg.strategy.name}"
     combinations.check_unit(cfg, sides[1])
     check_parts(cfg, sides[0], sides[1], uplink)
-    protections.check(cfg, uplink)
+    eligibility.check(cfg, uplink)
     model_group = uplink[TRAIN].get(MODEL)
     adversaries.check(cfg, model_group is not None and not isinstance(model_group, Sum))
     if cfg.evaluate and sides[1].needs_others(cfg) and not rebuilds(cfg):
@@ -116,8 +117,8 @@ def _uplink(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphClien
     Raises:
         FedGraphError: the declarations differ.
     """
-    server_uplink = declared(server, cfg)
-    other = declared(client, cfg)
+    server_uplink = uplink_of(server, cfg)
+    other = uplink_of(client, cfg)
     ours = signature(server_uplink)
     theirs = signature(other)
     if differing := sorted(
@@ -201,7 +202,9 @@ def startup_notes(cfg: RunConfig) -> list[str]:
         notes.append(replaced)
     notes += _unit_notes(cfg)
     means = [
-        (group, mean) for _, group, mean in shown(declared(sides[0], cfg)) if isinstance(mean, Mean)
+        (group, mean)
+        for _, group, mean in shown(uplink_of(sides[0], cfg))
+        if isinstance(mean, Mean)
     ]
     equal = ", ".join(group for group, mean in means if mean.weight in ("train", "nodes"))
     if cfg.privacy.dp != "none" and equal:
@@ -317,5 +320,5 @@ def check_clients(cfg: RunConfig) -> None:
         FedGraphError: too few clients, a missing client, or an unsuitable δ or budget.
     """
     aggregators.check_cohort(cfg)
-    privacy.check_clients(cfg, declared(locate(cfg.strategy.server), cfg))
+    privacy.check_clients(cfg, uplink_of(locate(cfg.strategy.server), cfg))
     adversaries.check_clients(cfg)

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.weighting import batch_of
 from fedgraph_flwr.numerics.draws import GOLDEN, mix
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -53,18 +51,6 @@ def draw(
     indices = np.array(everyone, np.uint64)
     order = np.lexsort((indices, splitmix64(indices ^ np.uint64(key))))  # ties by index
     return sorted(indices[order[:size]].tolist())
-
-
-def left_out(cfg: RunConfig, client: int, server_round: int) -> bool:
-    """Return whether a client is in no cohort before a round, if all clients of the run are there."""
-    size = cfg.strategy.cohort_size(cfg.num_clients)
-
-    def cohort(earlier: int) -> list[int]:
-        if cfg.privacy.secagg:
-            return batch_of(cfg, earlier)
-        return draw(range(cfg.num_clients), size, cfg.seed, "cohort", earlier)
-
-    return not any(client in cohort(earlier) for earlier in range(1, server_round))
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:

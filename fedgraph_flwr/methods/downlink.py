@@ -11,16 +11,8 @@ own: shared parameters, class weights, norms of clipping, inputs of secure sums 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.config.parts import parts_of
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
-from fedgraph_flwr.methods.uplink import Uplink, sums
-from fedgraph_flwr.secure.keyring import SIGNATURES
-from fedgraph_flwr.secure.secagg import SECAGG, STEPS
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CLIPPING, CONFIG, DESCRIBE, EVALUATE, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 SCALARS: dict[str, type] = {
@@ -88,46 +80,3 @@ class Downlink:
         """Return the names of all scalars of a phase."""
         own = self.phases.get(phase, {}).get(CONFIG)
         return [*SCALARS, *(own.fields or () if own else ())]
-
-
-def received(kind: Any, cfg: RunConfig, uplink: Uplink) -> Downlink:
-    """Return the downlink of a client's class, with the groups of the framework.
-
-    Args:
-        kind: the class.
-        cfg: the run's configuration.
-        uplink: its uplink, with the framework's own phases.
-    """
-    own: Mapping[str, Inputs] = kind.downlink(cfg, method_params(kind, cfg))
-    scored = {**own.get(EVALUATE, {}), MODEL: _MODEL}
-    phases: dict[str, dict[str, Input]] = {phase: dict(groups) for phase, groups in own.items()}
-    phases |= {DESCRIBE: scored, EVALUATE: dict(scored), TRAIN: {**own.get(TRAIN, {}), MODEL: _MODEL}}
-    for part in parts_of(cfg.strategy).values():
-        phases[TRAIN] |= part.downlink
-    phases |= dict.fromkeys(STEPS, _STEP) if cfg.privacy.secagg else {}
-    for phase in {*phases, *uplink}:
-        added = _of_framework(cfg, phase, bool(sums(uplink.get(phase, {}))))
-        phases[phase] = {**phases.get(phase, {}), **added}
-    stages = next((groups.stages for groups in own.values() if isinstance(groups, Stages)), {"": True})
-    return Downlink(phases, kind.declares_inputs(), stages)
-
-
-_MODEL = Input("the shared parameters")
-"""The model itself checks them, since some models accept several shapes."""
-
-_STEP = {
-    SECAGG: Input("keys, envelopes and consents of the other clients in a secure sum"),
-    SIGNATURES: Input("the clients' signatures of their keys"),
-}
-
-
-def _of_framework(cfg: RunConfig, phase: str, summed: bool) -> dict[str, Input]:
-    """Return the groups that the framework adds to a phase."""
-    groups = {}
-    if cfg.train.class_weights == "federated" and phase not in (DESCRIBE, EVALUATE):
-        groups[CLASS_WEIGHTS] = Input("class weights", {"w": ArrayField(("C",), "float64", 0)})
-    if cfg.privacy.adaptive and summed:
-        groups[CLIPPING] = Input("the clipping norms of this exchange")
-    if cfg.privacy.secagg and (summed or phase == TRAIN):
-        groups[SECAGG] = Input("the members of a secure sum, with sealed shares of their secrets")
-    return groups

@@ -23,11 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.config.parts import parts_of
-from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.labels import LABELS
-from fedgraph_flwr.wire.messages import CLIPPED, DESCRIBE, METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField, NumberField
 
 Fields = Mapping[str, ArrayField | NumberField]
@@ -151,52 +147,6 @@ def model_only(cfg: RunConfig, params: Any) -> Uplink:
 def every_model(cfg: RunConfig, params: Any) -> Uplink:
     """Return the uplink of a method whose server mixes the clients' models into one model per client."""
     return {TRAIN: {MODEL: Individual(ARRAYS, why="each client receives its own mixture of models")}}
-
-
-def declared(side: Any, cfg: RunConfig) -> dict[str, Groups]:
-    """Return the uplink of a method's server or client class, with the framework's own phases.
-
-    Raises:
-        FedGraphError: a declared group is not a `Reducer`.
-    """
-    found = dict(side.uplink(cfg, method_params(side, cfg)))
-    for phase, groups in found.items():
-        for group, reducer in groups.items():
-            if not isinstance(reducer, Reducer):
-                raise FedGraphError(
-                    f"uplink of {side.__name__}: phase '{phase}', group '{group}' is {reducer!r}, expected Mean, Sum, LateMean,"
-                    " Relay, Individual or Public"
-                )
-            if phase == DESCRIBE and isinstance(reducer, Public) and not _sizes(reducer):
-                raise FedGraphError(
-                    f"uplink of {side.__name__}: a client describes itself by Public '{group}', expected whole numbers, which are"
-                    " sizes: declare other values as Individual"
-                )
-    if cfg.train.class_weights == "federated":
-        share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
-        found[LABELS] = Once({LABELS: Mean(share, weight="train")})
-    for part in parts_of(cfg.strategy).values():
-        found[TRAIN] = {**found.get(TRAIN, {}), **part.uplink}
-    if cfg.privacy.adaptive and cfg.privacy.side != "server":
-        found = {phase: _with_bits(groups) for phase, groups in found.items()}
-    found.setdefault(TRAIN, {})
-    found.setdefault(DESCRIBE, {})
-    return found
-
-
-def _sizes(reducer: Reducer) -> bool:
-    """Return whether all fields are whole numbers."""
-    fields = reducer.fields.values() if isinstance(reducer.fields, Mapping) else [None]
-    return all(isinstance(field, NumberField) and field.whole for field in fields)
-
-
-def _with_bits(groups: Groups) -> Groups:
-    """Groups of a phase, with the bits of adaptive clipping norms if some are added up."""
-    if not (summed := sums(groups)):
-        return groups
-    bits = {group: ArrayField((1,), "float64", low=-0.5, high=0.5) for group in summed}
-    more = {CLIPPED: Sum(bits)}
-    return groups.also(more) if isinstance(groups, Exchanges) else {**groups, **more}
 
 
 def signature(uplink: Uplink) -> dict[tuple[str, str], tuple[Any, ...]]:

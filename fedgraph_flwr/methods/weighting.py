@@ -87,7 +87,7 @@ def private_factors(reducer: Reducer, cfg: RunConfig) -> dict[int, float]:
 
 
 def in_sum(
-    reducer: Reducer, cfg: RunConfig, sizes: Mapping[int, NDArray[np.int64]], members: list[int]
+    reducer: Reducer, cfg: RunConfig, private: bool, sizes: Mapping[int, NDArray[np.int64]], members: list[int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return each member's weight in a secure sum, and its share p_i of the weights: [m] each.
 
@@ -96,10 +96,11 @@ def in_sum(
     Args:
         reducer: the declaration of the group.
         cfg: the run's configuration.
+        private: whether differential privacy hides sizes.
         sizes: [2] by client: training items and nodes, in the order of `SIZE_KEYS`.
         members: the members of the sum.
     """
-    if cfg.privacy.dp != "none":
+    if private:
         factors = private_factors(reducer, cfg)
         weights = np.array([factors[client] for client in members])
         return weights, weights / len(members)

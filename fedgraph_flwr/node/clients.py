@@ -20,20 +20,19 @@ from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combinations import check_unit
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
-from fedgraph_flwr.clients.replies import plain_reply, protected, sum_request, summed_groups
+from fedgraph_flwr.clients.replies import plain_reply, protected, summed_groups, taken
 from fedgraph_flwr.clients.saved_models import WHOLE
 from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
-from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.node import records, settings, start
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure import protections
+from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
-from fedgraph_flwr.secure.secagg import AGREE
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
     EVALUATE,
@@ -121,7 +120,9 @@ class Member:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )
-        most = client.policy.most(phase, messages_of(type(client), phase, client.uplink_of))
+        around = client.protection.exchanges
+        usual = messages_of(type(client), phase, client.uplink_of, around)
+        most = client.policy.most(phase, usual)
         if not 0 <= request.round <= client.cfg.rounds:
             raise Refusal(
                 f"the server requests phase '{phase}' of round {request.round} in a run of"
@@ -222,14 +223,11 @@ class Member:
     def reply(self, request: Request) -> ReplyContent:
         """Return the client's reply, checked against its uplink and masked in secure sums."""
         client, phase = self.client, request.phase
-        content = plain_reply
-        if client.graph.client in client.cfg.adversary.clients:
-            from fedgraph_flwr.clients.malicious import forged_reply as content
         with self.node.withheld(client.cfg, phase):
-            part = sum_request(client, phase, request.groups)
+            part = taken(client, phase, request.groups)
             summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
-                plain = content(client, phase, request.groups, request.scalars)
+                plain = plain_reply(client, phase, request.groups, request.scalars)
             return protected(client, phase, plain, part, summed)
 
     @contextlib.contextmanager
@@ -255,8 +253,8 @@ class Member:
         """Store what the request changed."""
         client, phase = self.client, request.phase
         scored = phase == EVALUATE and client.saved_models.state
-        if phase == AGREE and client.member.fixed and client.cfg.agreement:
-            self.node.beginning.keep_lists(client.member.lists)
+        if client.cfg.agreement and (lists := client.protection.lists(phase)):
+            self.node.beginning.keep_lists(lists)
         if phase not in (DESCRIBE, EVALUATE) or scored:
             self._keep()
         checkpoints = self._checkpoints(request)
@@ -363,12 +361,10 @@ def _built(node: Node) -> GraphClient:
     with node.withheld(cfg):
         client = kind(cfg, graph, settings.device(node.settings, cfg), file)
     client.policy = policy
-    client.member.floor, client.member.max_share = policy.min_clients, policy.max_share
+    client.protection.admit(policy.min_clients, policy.max_share, policy.trusting)
     client.keyring = _keyring(node, client)
     if agreement:
         client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
-    if cfg.privacy.secagg:
-        client.member.fixed = not policy.trusting and cfg.privacy.dp == "none"
     policy.check_client(client)
     client.saved_models.what = node.saved_models
     return client
@@ -406,7 +402,7 @@ def _class_of(node: Node) -> type[GraphClient]:
             " subclass of GraphClient"
         )
     check_unit(cfg, kind)
-    protections.check(cfg, declared(kind, cfg))
+    eligibility.check(cfg, uplink_of(kind, cfg))
     node.check_kind(cfg, kind)
     return kind
 

@@ -30,7 +30,7 @@ from fedgraph_flwr.node import settings
 from fedgraph_flwr.node.beginning import Beginning
 from fedgraph_flwr.node.model_size import check_size
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
-from fedgraph_flwr.secure.secagg import STEPS
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.wire.messages import FAILED
 
 Key = tuple[int, int]
@@ -313,17 +313,17 @@ class Party(Node):
         except MemoryError:
             raise
         except Exception as error:
-            if cfg.privacy.dp == "none" or phase in STEPS:
+            if not (key := protection_of(cfg).withheld(phase)):
                 raise
             log(ERROR, str(error), exc_info=None if isinstance(error, FedGraphError) else error)
             raise Refusal(
-                f"this node refuses the request; under privacy.dp={cfg.privacy.dp} only its own log"
+                f"this node refuses the request; under {key} only its own log"
                 " has the reason, which may depend on its data"
             ) from error
 
     def check_kind(self, cfg: RunConfig, kind: type[GraphClient]) -> None:
         """Refuse secure sums without pinned keys, and what the class cannot train."""
-        if cfg.privacy.secagg:
+        if protection_of(cfg).pinned:
             settings.check_secure_node(self.settings)
         combinations.check(cfg, kind)
 

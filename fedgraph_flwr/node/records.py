@@ -69,9 +69,9 @@ class Requests:
 
 def releases(client: GraphClient, request: Request) -> int:
     """Return the number of releases with noise that a reply may hold: a sum, and noised scores."""
-    count = int(bool(summed_groups(client, request.phase, request.scalars)))
+    summed = bool(summed_groups(client, request.phase, request.scalars))
     scored = request.phase == EVALUATE or request.sends_scores
-    return count + (client.cfg.privacy.scores == "noised" and scored)
+    return client.protection.releases(summed, scored)
 
 
 def book_releases(node: Node, client: GraphClient, count: int) -> None:

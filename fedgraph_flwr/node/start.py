@@ -12,7 +12,7 @@ import numpy as np
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import Refusal, sanitize
-from fedgraph_flwr.methods.cohorts import left_out
+from fedgraph_flwr.methods.cohorts import draw
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.wire.messages import derive_seed
@@ -24,7 +24,19 @@ def comes_late(client: GraphClient, server_round: int) -> bool:
     The cohorts say so. A server that could say "round 2" to a new node would choose
     the parameters of its first step, which reveal its features.
     """
-    return server_round > 1 and left_out(client.cfg, client.graph.client, server_round)
+    cfg, protection = client.cfg, client.protection
+    everyone = range(cfg.num_clients)
+    return server_round > 1 and not any(
+        client.graph.client
+        in draw(
+            protection.places(earlier, everyone),
+            protection.cohort_size(earlier, everyone),
+            cfg.seed,
+            "cohort",
+            earlier,
+        )
+        for earlier in range(1, server_round)
+    )
 
 
 def check_start(client: GraphClient, received: Mapping[str, Any], root: str = "") -> None:

@@ -26,9 +26,9 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.labels import LABELS, weights
 from fedgraph_flwr.methods.side import Side, refuse_overrides
-from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Exchange, with_own
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -87,7 +87,7 @@ class GraphStrategy(Side, Server):
     def __init__(self, cfg: RunConfig):
         super().__init__(cfg)
         self.params = method_params(type(self), cfg)
-        self.uplink_of = declared(type(self), cfg)
+        self.uplink_of = uplink_of(type(self), cfg)
         declared_parts = parts_of(cfg.strategy)
         halves = {name: part.server for name, part in declared_parts.items() if part.server}
         self.combined: list[ServerPart] = [

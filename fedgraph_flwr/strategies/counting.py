@@ -13,6 +13,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods import weighting
 from fedgraph_flwr.methods.uplink import Mean, Reducer
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.strategies.connection import ClientInfo
 
 
@@ -29,7 +30,7 @@ class Counting:
         protection: the key that protects single values, with its value; empty: none does.
     """
 
-    __slots__ = ("cfg", "clients", "private", "protection", "rule")
+    __slots__ = ("_half", "cfg", "clients", "private", "protection", "rule")
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class Counting:
         self.cfg = cfg
         self.clients = clients
         self.rule = rule
-        self.private = cfg.privacy.dp != "none"
-        noised = f"privacy.dp={cfg.privacy.dp}" if self.private else ""
-        self.protection = "privacy.secagg=true" if cfg.privacy.secagg else noised
+        self._half = protection_of(cfg)
+        self.private = self._half.private
+        self.protection = self._half.key
 
     @property
     def hidden(self) -> Set[str]:
@@ -56,16 +57,11 @@ class Counting:
             server_round: the round; 0: for purposes other than training.
             present: the clients that are there.
         """
-        if self.cfg.privacy.secagg:
-            return weighting.batch_of(self.cfg, server_round)
-        return range(self.cfg.num_clients) if self.private else present
+        return self._half.places(server_round, present)
 
     def cohort_size(self, server_round: int) -> int:
-        """Return the number of places that a round draws; a batch of secure sums trains as a whole."""
-        if self.cfg.privacy.secagg:
-            return len(weighting.batch_of(self.cfg, max(server_round, 1)))
-        places = self.places(server_round, sorted(self.clients()))
-        return self.cfg.strategy.cohort_size(len(places))
+        """Return the number of places that a round draws."""
+        return self._half.cohort_size(server_round, sorted(self.clients()))
 
     def meant_for(self, server_round: int) -> int:
         """Return the number of clients that the configuration samples for an exchange."""

@@ -12,8 +12,8 @@ class Seeded(GraphClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Train, and seed the noise of the reply."""
-        assert self.member.noise is not None
-        self.member.noise.generator = np.random.default_rng([self.graph.client, self.server_round])
+        assert self.protection.noise is not None
+        self.protection.noise.generator = np.random.default_rng([self.graph.client, self.server_round])
         return super().fit(parameters, config)
 
 

@@ -19,7 +19,8 @@ from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.methods.declarations import declaration
-from fedgraph_flwr.methods.uplink import declared, shown
+from fedgraph_flwr.methods.declared import uplink_of as declared
+from fedgraph_flwr.methods.uplink import shown
 from fedgraph_flwr.strategies.loop import Loop
 from tests.support import Finished
 from tests.typed_graphs import typed_client

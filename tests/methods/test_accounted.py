@@ -8,8 +8,9 @@ import pytest
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.uplink import ARRAYS, Public, declared, shown
-from fedgraph_flwr.secure.protections import not_private
+from fedgraph_flwr.methods.declared import uplink_of as declared
+from fedgraph_flwr.methods.uplink import ARRAYS, Public, shown
+from fedgraph_flwr.secure.eligibility import not_private
 from fedgraph_flwr.wire.messages import METRICS, MODEL, SPEAKS, from_record
 from tests.conftest import client_graph
 from tests.methods.small_runs import METHODS, sampled

@@ -11,7 +11,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid
-from fedgraph_flwr.methods.downlink import Input, Stages, received
+from fedgraph_flwr.methods.downlink import Input, Stages
 from fedgraph_flwr.methods.uplink import model_only
 from fedgraph_flwr.node.request import check_input
 from fedgraph_flwr.wire.messages import VERSIONS
@@ -172,11 +172,12 @@ def test_a_client_without_a_declaration_takes_any_group(node):
 def test_the_frameworks_groups_are_declared_where_a_run_has_them():
     def groups(*words):
         from fedgraph_flwr.config import compose
-        from fedgraph_flwr.methods.uplink import declared
+        from fedgraph_flwr.methods.declared import downlink_of
+        from fedgraph_flwr.methods.declared import uplink_of as declared
 
         cfg = compose(["num_clients=5", *words])
         kind = locate(cfg.strategy.client)
-        return received(kind, cfg, declared(kind, cfg)).groups("train").keys()
+        return downlink_of(kind, cfg, declared(kind, cfg)).groups("train").keys()
 
     assert groups() == {"model"}
     assert groups("privacy.secagg=true") == {"model", "secagg"}

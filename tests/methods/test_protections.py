@@ -9,8 +9,9 @@ from fedgraph_flwr.config import AGGREGATORS, PrivacyConfig, RunConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_clients, check_method
-from fedgraph_flwr.methods.uplink import declared, releases, signature
-from fedgraph_flwr.secure.protections import not_added, not_private, not_robust, not_secure
+from fedgraph_flwr.methods.declared import uplink_of as declared
+from fedgraph_flwr.methods.uplink import releases, signature
+from fedgraph_flwr.secure.eligibility import not_added, not_private, not_robust, not_secure
 from tests.methods.small_runs import METHODS, by_default, sampled
 
 DP = ("none", "server_fixed", "client_fixed", "distributed")

@@ -14,7 +14,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import run_identity
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.launch.checks import check_method
-from fedgraph_flwr.methods.uplink import declared
+from fedgraph_flwr.methods.declared import uplink_of as declared
 from fedgraph_flwr.plugin import (
     ARRAYS,
     METRICS,

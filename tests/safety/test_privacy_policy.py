@@ -12,12 +12,12 @@ from fedgraph_flwr.clients.fedomd import range_of
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.methods.declared import uplink_of as declared
 from fedgraph_flwr.methods.moments import central_moments, powers_about
-from fedgraph_flwr.methods.uplink import declared
 from fedgraph_flwr.node import records
 from fedgraph_flwr.secure.accounting import cost
+from fedgraph_flwr.secure.eligibility import not_private
 from fedgraph_flwr.secure.policy import Policy, read_policy
-from fedgraph_flwr.secure.protections import not_private
 from fedgraph_flwr.secure.spent import DELTA, SpentPrivacy, spent
 from fedgraph_flwr.strategies.fedomd import impossible
 from tests.methods.small_runs import METHODS, by_default, sampled

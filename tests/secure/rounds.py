@@ -4,8 +4,8 @@ import numpy as np
 
 from fedgraph_flwr.config import PrivacyConfig
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.methods.uplink import declared
-from fedgraph_flwr.secure.protections import not_secure
+from fedgraph_flwr.methods.declared import uplink_of as declared
+from fedgraph_flwr.secure.eligibility import not_secure
 from fedgraph_flwr.secure.secagg import MODELS, Member, threshold, unmasked
 from fedgraph_flwr.wire.messages import MODEL
 from tests.methods.small_runs import by_default

@@ -9,11 +9,11 @@ from scipy.stats import skellam as exact_skellam
 
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.secure import distributed, lattice, noise
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.adaptive import adapted, count_noise, value_multiplier
 from fedgraph_flwr.secure.distributed import DistributedNoise
+from fedgraph_flwr.secure.protection.clipped import Clipped
 from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, TRAIN, from_record, to_record
@@ -268,15 +268,15 @@ def test_a_client_refuses_a_norm_that_is_none(run, monkeypatch, norm):
 
 
 def test_a_client_that_sends_another_bit_is_refused_by_name(run, monkeypatch):
-    reply = node_clients.plain_reply
+    leave = Clipped.leave
 
-    def lies(self, name, groups, config):
-        sent, numbers = reply(self, name, groups, config)
-        if self.graph.client == 1 and CLIPPED in sent:
+    def lies(self, leaving):
+        sent = leave(self, leaving)
+        if leaving.client == 1 and CLIPPED in sent:
             sent[CLIPPED] = {MODEL: np.array([-100.0])}
-        return sent, numbers
+        return sent
 
-    monkeypatch.setattr(node_clients, "plain_reply", lies)
+    monkeypatch.setattr(Clipped, "leave", lies)
     done = run(UNIFORM, "privacy.dp=client_adaptive", "privacy.noise_multiplier=1", "rounds=1")
     assert list(done.summary["failures"]) == ["1 (train)"]
 

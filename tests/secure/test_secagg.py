@@ -13,7 +13,7 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.launch.checks import check_method, startup_notes
-from fedgraph_flwr.methods import uplink
+from fedgraph_flwr.methods import declared
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.secure.secagg import Member, limit, unmasked
@@ -395,7 +395,7 @@ def test_what_cannot_be_summed_is_refused_before_clients_start(overrides, senten
 def test_a_reply_that_a_client_does_not_declare_never_leaves(run, monkeypatch):
     """Whatever the server asks, or its schema accepts."""
     plain = compose(["num_clients=3"])
-    monkeypatch.setattr(base, "declared", lambda kind, cfg: uplink.declared(kind, plain))
+    monkeypatch.setattr(base, "uplink_of", lambda kind, cfg: declared.uplink_of(kind, plain))
     with pytest.raises(RunFailed, match="reply to 'train' holds group 'variates', which its uplink does not declare"):
         run("strategy=scaffold")
 

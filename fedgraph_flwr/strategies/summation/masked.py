@@ -170,7 +170,9 @@ class Masked(Summation):
         self._enough(DEAL, len(dealt), len(self.keys))
         server.drop(set(clients) - set(dealt))
         for name in sums(declared):
-            _, shares = in_sum(declared[name], server.cfg, sizes, self.members)
+            _, shares = in_sum(
+                declared[name], server.cfg, server.counting.private, sizes, self.members
+            )
             self.ratios[name] = dict(zip(self.members, shares.tolist(), strict=True))
         members = np.array(self.members, np.int64)
         envelopes = {

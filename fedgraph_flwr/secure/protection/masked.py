@@ -1,0 +1,154 @@
+"""Secure aggregation at the client (``privacy.secagg``): exchanges around a sum, and its masked term (`secure.secagg`)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.methods.downlink import Input
+from fedgraph_flwr.methods.uplink import ARRAYS, sums
+from fedgraph_flwr.methods.weighting import batch_of, in_sum
+from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
+from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.protection.plain import Layer, Leaving, Protection, Taken
+from fedgraph_flwr.secure.secagg import (
+    AGREE,
+    AGREED,
+    CLIENTS,
+    DEAL,
+    ENVELOPES,
+    KEYS,
+    MEMBERS,
+    MODELS,
+    PUBLISH,
+    SECAGG,
+    SIZES,
+    STEPS,
+    SURVIVORS,
+    Member,
+    publication,
+    unpacked,
+)
+from fedgraph_flwr.wire.messages import TRAIN, Arrays
+from fedgraph_flwr.wire.trees import as_arrays
+
+LISTS = "lists"
+"""Part of a client's state: the clients of this run's secure sums, by kind of values."""
+
+_STEP = {
+    SECAGG: Input("keys, envelopes and consents of the other clients in a secure sum"),
+    SIGNATURES: Input("the clients' signatures of their keys"),
+}
+
+
+class Masked(Layer):
+    """Clients mask their terms, and the server opens sums.
+
+    Args:
+        inner: the protection of a term before it is masked.
+        client: index of the client.
+
+    Attributes:
+        member: the client's part in the current sum.
+    """
+
+    exchanges = STEPS
+    pinned = True
+
+    def __init__(self, inner: Protection, client: int):
+        super().__init__(inner)
+        rules, self.key = self.cfg.privacy, "privacy.secagg=true"
+        self.member = Member(client, rules.secagg_threshold, rules.secagg_bits, inner.noise)
+
+    def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
+        """Add the exchanges around a sum, and what a member of it receives."""
+        found = {phase: dict(_STEP) for phase in STEPS} | super().downlink(summed)
+        part = Input("the members of a secure sum, with sealed shares of their secrets")
+        for phase in {TRAIN, *summed}:
+            found[phase] = {**found.get(phase, {}), SECAGG: part}
+        return found
+
+    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
+        """Return the batch of a round."""
+        return batch_of(self.cfg, server_round)
+
+    def cohort_size(self, server_round: int, present: Sequence[int]) -> int:
+        """Return the size of the batch, which trains as a whole."""
+        return len(batch_of(self.cfg, max(server_round, 1)))
+
+    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+        """Take the server's part of a sum; all groups that do not differ by client bind the masks."""
+        if phase in STEPS:
+            return Taken({})
+        part = groups.pop(SECAGG, {})
+        common = {
+            f"{group}/{name}": a for group, arrays in groups.items() if group not in own for name, a in arrays.items()
+        }
+        found = super().take(phase, groups, own)
+        return replace(found, groups={**found.groups, SECAGG: part}, digest=digest(common))
+
+    def answer(
+        self, phase: str, at: tuple[int, int], groups: Mapping[str, Arrays], sizes: Sequence[int], keyring: Keyring
+    ) -> dict[str, Arrays]:
+        """Reply to a request for keys (`PUBLISH`), shares (`DEAL`), a signature (`AGREE`), or shares that unmask a sum."""
+        member, server_round, request = self.member, at[0], groups.get(SECAGG, {})
+        if phase == PUBLISH:
+            published = member.publish(*at, sizes)
+            content = publication(published[KEYS], published[SIZES])
+            return {SECAGG: published | keyring.sign(self._subject(server_round), content)}
+        if phase == DEAL:
+            dealt = request[CLIENTS], request[KEYS], request[SIZES]
+            signed = {int(c): publication(k, s) for c, k, s in zip(*dealt, strict=True)}
+
+            def verify() -> None:
+                own, signatures = signed[member.client], groups.get(SIGNATURES, {})
+                keyring.check(self._subject(server_round), own, signed, signatures)
+
+            return {SECAGG: member.deal(*dealt, server_round, batch_of(self.cfg, server_round), verify)}
+        if phase == AGREE:
+            return {SECAGG: member.agree(request[SURVIVORS], server_round)}
+        return {SECAGG: member.reveal(unpacked(request), server_round)}
+
+    def _subject(self, server_round: int) -> str:
+        """Return the subject of a signature, which keeps keys of one sum from being reused in another sum of the round."""
+        return f"{PUBLISH} {server_round} {self.member.exchange}"
+
+    def leave(self, leaving: Leaving) -> dict[str, Arrays]:
+        """Mask the groups that are summed, with weights that the client computes; the others do not change.
+
+        Raises:
+            RunFailed: the server requests arrays outside a sum.
+        """
+        sent, declared = super().leave(leaving), leaving.declared
+        terms = {group: sent[group] for group in sums(declared) if group in sent}
+        if not terms:
+            return sent
+        member, part = self.member, leaving.taken.groups[SECAGG]
+        if not part:
+            raise RunFailed(
+                f"client {member.client}: the server requested an unmasked reply in round {leaving.round}, which"
+                f" {self.key} refuses"
+            )
+        members = part[MEMBERS]
+        sizes = member.sizes_of(members)
+        weights = {group: in_sum(declared[group], self.cfg, self.private, sizes, members.tolist()) for group in terms}
+        kinds = {group: MODELS for group in terms if declared[group].fields == ARRAYS}
+        own = part[ENVELOPES], leaving.round, leaving.taken.digest, kinds
+        return {**sent, **member.masked(terms, weights, members, *own), SECAGG: {AGREED: member.state[AGREED]}}
+
+    def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
+        """Note the bounds; of a party, all sums without noise have one list of clients."""
+        self.member.floor, self.member.max_share = min_clients, max_share
+        self.member.fixed = not (trusting or self.private)
+
+    def lists(self, phase: str) -> Arrays:
+        """Return the fixed lists, once they are signed."""
+        return self.member.lists if phase == AGREE and self.member.fixed else {}
+
+    def save(self, secrets: bool) -> dict[str, Any]:
+        """Return this round's keys, which no checkpoint stores, and the lists of clients."""
+        return {**({SECAGG: self.member.state} if secrets else {}), LISTS: self.member.lists}
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        """Restore both."""
+        self.member.state, self.member.lists = as_arrays(tree.get(SECAGG, {})), as_arrays(tree.get(LISTS, {}))

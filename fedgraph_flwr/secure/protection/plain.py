@@ -1,0 +1,200 @@
+"""What a protection offers both sides of a run; without one, a reply leaves as it is."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.methods.downlink import Input
+from fedgraph_flwr.methods.uplink import Groups
+from fedgraph_flwr.secure.distributed import DistributedNoise
+from fedgraph_flwr.secure.keyring import Keyring
+from fedgraph_flwr.wire.messages import MODEL, Arrays
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a protection takes out of a request.
+
+    Attributes:
+        model: the shared parameters that came with it, the origin of updates.
+        groups: the protection's own groups.
+        digest: of what all clients of a sum must receive alike.
+    """
+
+    model: Arrays
+    groups: Mapping[str, Arrays] = field(default_factory=dict)
+    digest: bytes = b""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A reply that is about to leave a client.
+
+    Attributes:
+        client: index of the client.
+        phase: the phase.
+        round: the round.
+        groups: its groups of arrays.
+        declared: the uplink of the phase.
+        taken: of the request.
+        booked: groups whose release the node booked.
+    """
+
+    client: int
+    phase: str
+    round: int
+    groups: dict[str, Arrays]
+    declared: Groups
+    taken: Taken
+    booked: Collection[str]
+
+
+class Protection:
+    """The way of a run's replies out of its clients. The defaults are those of a run without protection.
+
+    Args:
+        cfg: the run's configuration.
+
+    Attributes:
+        key: the key that protects single values, with its value; empty: none does.
+        private: whether differential privacy hides the clients' sizes.
+        noise: what clients add to their terms of a masked sum; None: nothing.
+        exchanges: phases of its own, in order.
+        pinned: whether it needs pinned keys of the other clients.
+    """
+
+    key = ""
+    private = False
+    noise: DistributedNoise | None = None
+    exchanges: tuple[str, ...] = ()
+    pinned = False
+
+    def __init__(self, cfg: RunConfig):
+        self.cfg = cfg
+
+    # --- declarations, the same on both sides -------------------------------------------------------------------------
+
+    def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
+        """Return a method's uplink with the groups that the protection adds."""
+        return dict(phases)
+
+    def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
+        """Return the groups that the protection adds to messages, by phase.
+
+        Args:
+            summed: phases with a sum.
+        """
+        return {}
+
+    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
+        """Return the clients among which a round draws, whether or not they are there.
+
+        Args:
+            server_round: the round; 0: for purposes other than training.
+            present: the clients that are there.
+        """
+        return present
+
+    def cohort_size(self, server_round: int, present: Sequence[int]) -> int:
+        """Return the number of places that a round draws."""
+        return self.cfg.strategy.cohort_size(len(self.places(server_round, present)))
+
+    # --- one reply ----------------------------------------------------------------------------------------------------
+
+    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+        """Take the protection's groups out of a request.
+
+        Args:
+            phase: its phase.
+            groups: its groups of arrays.
+            own: those that differ by client.
+        """
+        return Taken(groups.get(MODEL, {}))
+
+    def answer(
+        self, phase: str, at: tuple[int, int], groups: Mapping[str, Arrays], sizes: Sequence[int], keyring: Keyring
+    ) -> dict[str, Arrays]:
+        """Reply to a request for one of `exchanges`.
+
+        Args:
+            phase: the exchange.
+            at: the round, and the number of earlier exchanges of the phase in it.
+            groups: groups of arrays, as received.
+            sizes: the client's sizes, as it describes itself.
+            keyring: the client's keys.
+        """
+        raise NotImplementedError
+
+    def leave(self, leaving: Leaving) -> dict[str, Arrays]:
+        """Return the groups of a reply as they leave the client."""
+        return leaving.groups
+
+    def releases(self, summed: bool, scored: bool) -> int:
+        """Return the number of releases with noise that a reply may hold.
+
+        Args:
+            summed: whether it may hold a group that is summed.
+            scored: whether it may hold scores.
+        """
+        return 0
+
+    def withheld(self, phase: str) -> str:
+        """Return the key because of which reasons of failures stay in the node's log; empty: they do not."""
+        return ""
+
+    # --- a client's part in it ----------------------------------------------------------------------------------------
+
+    def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
+        """Note what a node's policy accepts: fewest clients and largest share of a sum; ``trusting``: it trusts the server."""
+
+    def lists(self, phase: str) -> Arrays:
+        """Return the lists of clients, by kind of values, that sums keep to after a phase; empty: it fixes none."""
+        return {}
+
+    def save(self, secrets: bool) -> dict[str, Any]:
+        """Return the state between messages; with ``secrets`` also keys that no checkpoint stores."""
+        return {}
+
+    def load(self, tree: Mapping[str, Any]) -> None:
+        """Restore what `save` returned, from a client's tree."""
+
+
+class Layer(Protection):
+    """A protection around another, whose steps come first.
+
+    Args:
+        inner: the other.
+    """
+
+    def __init__(self, inner: Protection):
+        super().__init__(inner.cfg)
+        self.inner, self.key, self.private, self.noise = inner, inner.key, inner.private, inner.noise
+
+    def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
+        """Add those of the inner one."""
+        return self.inner.uplink(phases)
+
+    def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
+        """Add those of the inner one."""
+        return self.inner.downlink(summed)
+
+    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
+        """Return those of the inner one."""
+        return self.inner.places(server_round, present)
+
+    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+        """Take those of the inner one."""
+        return self.inner.take(phase, groups, own)
+
+    def leave(self, leaving: Leaving) -> dict[str, Arrays]:
+        """Return what the inner one lets leave."""
+        return self.inner.leave(leaving)
+
+    def releases(self, summed: bool, scored: bool) -> int:
+        """Return those of the inner one."""
+        return self.inner.releases(summed, scored)
+
+    def withheld(self, phase: str) -> str:
+        """Return that of the inner one."""
+        return self.inner.withheld(phase)
