@@ -158,7 +158,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
         Raises:
             FedGraphError: the policy requires several nodes in every statistic.
         """
-        if self.policy.min_nodes > 1 and not self.cfg.privacy.secagg:
+        if self.policy.min_nodes > 1 and not self.protection.sums_only:
             raise FedGraphError(
                 f"client {self.graph.client} refuses to compare rows with features of single nodes: its node's policy requires at"
                 f" least min_nodes={self.policy.min_nodes} nodes in every statistic; set privacy.secagg=true, or min_nodes: 1 in"

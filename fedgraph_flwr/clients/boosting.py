@@ -237,7 +237,7 @@ class BoostingClient(GraphClient):
 
     def _check_same(self, edges: Arrays) -> None:
         """Refuse other edges than those of this run: one edge after the other would find a value. Noise allows them."""
-        if self.floor <= 1 or BINS not in self.memory or self.cfg.privacy.side == "distributed":
+        if self.floor <= 1 or BINS not in self.memory or self.protection.noise:
             return
         held = as_arrays(self.memory[BINS])
         if any(not np.array_equal(held[name], edges[name]) for name in held):
@@ -279,7 +279,7 @@ class BoostingClient(GraphClient):
                 f"strategy.min_data_in_leaf={self.params.min_data_in_leaf} allows leaves of fewer than {least} items, which this"
                 f" node's policy requires (min_nodes): set at least {least}"
             )
-        if self.params.mode == "histogram" and not self.cfg.privacy.secagg:
+        if self.params.mode == "histogram" and not self.protection.sums_only:
             raise FedGraphError(
                 f"histograms have bins of fewer than {least} items, which this node's policy requires (min_nodes): set"
                 " privacy.secagg=true, so that the server sees only sums over clients"

@@ -5,6 +5,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import fingerprint, link_number
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.tasks import reads_edges
 
 
@@ -25,7 +26,7 @@ def describe(cfg: RunConfig, graph: ClientGraph, num_train: int, width: int) -> 
 
 def client_description(cfg: RunConfig, nodes: Any, sizes: dict[str, Any]) -> dict[str, Any]:
     """Return the sizes of a client's graph; its number of nodes, per part, only where nodes weigh clients."""
-    if cfg.privacy.dp != "none":
+    if protection_of(cfg).private:
         sizes = {key: size for key, size in sizes.items() if key != "num_train"}
     counts = cfg.strategy.weighting == "nodes" or cfg.evaluation.average == "nodes"
     return {**sizes, "num_nodes": nodes} if counts else sizes

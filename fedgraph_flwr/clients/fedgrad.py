@@ -23,6 +23,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.methods.fedgrad import FedGradParams
 from fedgraph_flwr.models import Model
+from fedgraph_flwr.secure.protection import protection_of
 
 
 class FedGradClient(GraphClient):
@@ -47,7 +48,7 @@ class FedGradClient(GraphClient):
         super().check(cfg, model)
         if cfg.train.loss not in cls.losses:
             raise unfit(cfg, f"train.loss={' or '.join(cls.losses)}", f"train.loss={cfg.train.loss}", "set it")
-        if cfg.privacy.unit != "client":
+        if protection_of(cfg).unit != "client":
             check_rows(cfg, model)
 
     @cached_property
@@ -86,7 +87,7 @@ class FedGradClient(GraphClient):
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
         """Return gradients instead of parameters; zeros for a client without training nodes."""
-        if self.cfg.privacy.unit != "client":
+        if self.protection.unit != "client":
             if parameters:
                 self.set_parameters(parameters)
             self.saved_models.take(self, {}, config)

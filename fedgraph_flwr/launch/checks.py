@@ -12,19 +12,18 @@ from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config.composition import compose, unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import function, locate, maker, method_params, own_keys
-from fedgraph_flwr.config.schema import AUTO, FEW_ROWS, RunConfig, is_own
+from fedgraph_flwr.config.schema import AUTO, RunConfig, is_own
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.launch.part_checks import check_parts, check_personal
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.side import inherits
-from fedgraph_flwr.methods.uplink import Mean, Sum, Uplink, shown, signature
+from fedgraph_flwr.methods.uplink import Sum, Uplink, signature
 from fedgraph_flwr.models import network
 from fedgraph_flwr.models.wrapped import replaced_defaults
 from fedgraph_flwr.secure import eligibility
-from fedgraph_flwr.secure.accounting import relation
-from fedgraph_flwr.secure.secagg import MIN_CLIENTS
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.strategies import aggregators, privacy
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.tasks import probe
@@ -59,12 +58,7 @@ def check_method(cfg: RunConfig) -> None:
         raise FedGraphError(f"evaluate={cfg.evaluate}: {what}: {fix}")
     if cfg.init:
         _check_init(cfg, *sides)
-    if cfg.privacy.secagg and (size := cfg.strategy.cohort_size(cfg.num_clients)) < MIN_CLIENTS:
-        sizes = f"this run has {size} (num_clients={cfg.num_clients}, strategy.fraction={cfg.strategy.fraction:g})"
-        raise FedGraphError(
-            f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but {sizes}"
-        )
-    if (cfg.privacy.dp != "none" or cfg.privacy.secagg) and not inherits(sides[0], ["weights"]):
+    if protection_of(cfg).key and not inherits(sides[0], ["weights"]):
         what = f"{sides[0].__name__} has its own weights of clients, which privacy.dp and privacy.secagg cannot check"
         raise FedGraphError(f"{what}: declare Mean(weight=..., scale=...) in uplink")
     model = probe(cfg)
@@ -189,48 +183,13 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
     notes = [note for side in sides if (note := side.startup_note(cfg))]
     notes += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
-    if groups := ", ".join(cfg.privacy.reveal):
-        notes.append(
-            f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}"
-        )
-    if cfg.privacy.secagg and cfg.privacy.side != "distributed":
-        notes.append(
-            "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
-            " up: only noise bounds what they reveal of a client (SECURITY.md)"
-        )
     if replaced := replaced_defaults(network(cfg.model), cfg.model):
         notes.append(replaced)
-    notes += _unit_notes(cfg)
-    means = [
-        (group, mean)
-        for _, group, mean in shown(uplink_of(sides[0], cfg))
-        if isinstance(mean, Mean)
-    ]
-    equal = ", ".join(group for group, mean in means if mean.weight in ("train", "nodes"))
-    if cfg.privacy.dp != "none" and equal:
-        notes.append(
-            f"privacy.dp={cfg.privacy.dp}: clients count the same in {equal}, whose weights are private"
-        )
+    notes += eligibility.notes(cfg, uplink_of(sides[0], cfg))
     notes += _without_new_nodes(cfg)
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
     return notes
-
-
-def _unit_notes(cfg: RunConfig) -> list[str]:
-    """Return what ε protects where the unit is not a client, and a warning for few rows."""
-    rules = cfg.privacy
-    notes = []
-    if rules.unit == "row" and rules.rows < FEW_ROWS:
-        notes.append(
-            f"privacy.unit=row with privacy.rows={rules.rows}: with 10000 rows per party, a model under this noise was not better"
-            f" than a party's own without privacy; expect a gain from {FEW_ROWS} rows (docs/privacy.md)"
-        )
-    return (
-        notes
-        if rules.unit == "client"
-        else [*notes, f"privacy.unit={rules.unit} protects: {relation(rules)}"]
-    )
 
 
 def _without_new_nodes(cfg: RunConfig) -> list[str]:
@@ -267,11 +226,10 @@ def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
     Raises:
         FedGraphError: the model shares running statistics under differential privacy.
     """
-    buffers = (
-        {name for name, _ in model.named_buffers()} if cfg.privacy.dp != "none" else set[str]()
-    )
+    protection = protection_of(cfg)
+    buffers = {name for name, _ in model.named_buffers()} if protection.private else set[str]()
     if shared := sorted(buffers & model.shared(cfg.strategy.shared, cfg.strategy.private).keys()):
-        what = f"privacy.dp={cfg.privacy.dp} may make variances among the running statistics {', '.join(shared[:3])} negative"
+        what = f"{protection.key} may make variances among the running statistics {', '.join(shared[:3])} negative"
         raise FedGraphError(
             f"{what}: set model.norm to layer or none, or strategy.personalization=norm"
         )

@@ -7,6 +7,7 @@ from typing import Any
 from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.methods.downlink import Input, Inputs
 from fedgraph_flwr.methods.uplink import ARRAYS, Groups, Individual, Mean, Public, Uplink, model_only
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
 
@@ -49,7 +50,7 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         return found
     shape = cfg.model.layers - 1, cfg.model.hidden
     weight = "nodes" if params.cmd_nodes == "all" else "train"
-    if weight == "nodes" and cfg.privacy.dp == "none":
+    if weight == "nodes" and not protection_of(cfg).private:
         found[DESCRIBE] = {
             METRICS: Public({"num_nodes": NumberField(1, LARGEST, whole=True)}, why="a size, as num_train")
         }

@@ -323,7 +323,7 @@ class Party(Node):
 
     def check_kind(self, cfg: RunConfig, kind: type[GraphClient]) -> None:
         """Refuse secure sums without pinned keys, and what the class cannot train."""
-        if protection_of(cfg).pinned:
+        if protection_of(cfg).sums_only:
             settings.check_secure_node(self.settings)
         combinations.check(cfg, kind)
 

@@ -4,9 +4,12 @@ The server checks it before any client starts, and each client before it sends a
 """
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.config.schema import FEW_ROWS
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
+from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.adaptive import value_multiplier
+from fedgraph_flwr.secure.secagg import MIN_CLIENTS
 from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN
 
 
@@ -85,6 +88,9 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
         _require_all(not_robust(cfg, uplink), promise, method, "strategy.aggregator=mean")
     if privacy.dp != "none":
         _check_privacy(cfg, uplink)
+    if privacy.secagg and (size := rules.cohort_size(cfg.num_clients)) < MIN_CLIENTS:
+        sizes = f"this run has {size} (num_clients={cfg.num_clients}, strategy.fraction={rules.fraction:g})"
+        raise FedGraphError(f"privacy.secagg=true requires at least {MIN_CLIENTS} clients per round, but {sizes}")
     mean = uplink[TRAIN].get(MODEL)
     averaged = isinstance(mean, LateMean) or (isinstance(mean, Mean) and mean.weight == "weighting")
     if rules.max_share < 1 and (rules.aggregator != "mean" or not averaged):
@@ -113,6 +119,30 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
             value_multiplier(privacy, count, rules.cohort_size(cfg.num_clients))
     known = sorted({g for _, g, r in shown(uplink) if r.early} - {CLIPPED})
     check_names(sorted(privacy.clipping_norms), known, f"privacy.clipping_norms: group of strategy={rules.name}")
+
+
+def notes(cfg: RunConfig, uplink: Uplink) -> list[str]:
+    """Return notes for the user at the start, on what a run's protections do not cover."""
+    rules, found = cfg.privacy, list[str]()
+    if groups := ", ".join(rules.reveal):
+        found.append(f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}")
+    if rules.secagg and rules.side != "distributed":
+        found.append(
+            "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
+            " up: only noise bounds what they reveal of a client (SECURITY.md)"
+        )
+    if rules.unit == "row" and rules.rows < FEW_ROWS:
+        found.append(
+            f"privacy.unit=row with privacy.rows={rules.rows}: with 10000 rows per party, a model under this noise was not better"
+            f" than a party's own without privacy; expect a gain from {FEW_ROWS} rows (docs/privacy.md)"
+        )
+    if rules.unit != "client":
+        found.append(f"privacy.unit={rules.unit} protects: {relation(rules)}")
+    means = [(group, mean) for _, group, mean in shown(uplink) if isinstance(mean, Mean)]
+    equal = ", ".join(group for group, mean in means if mean.weight in ("train", "nodes"))
+    if rules.dp != "none" and equal:
+        found.append(f"privacy.dp={rules.dp}: clients count the same in {equal}, whose weights are private")
+    return found
 
 
 def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbers: object, allowed: set[str]) -> None:

@@ -113,7 +113,7 @@ class Counting:
             RunFailed: no client has a training node.
         """
         if self.private:
-            return float(self.cohort_size(server_round) * self.cfg.privacy.expected_rows)
+            return float(self.cohort_size(server_round) * self._half.rows)
         total = sum(self.counts("num_train", clients))
         if not total:
             raise RunFailed(

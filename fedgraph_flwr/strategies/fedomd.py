@@ -51,6 +51,7 @@ from fedgraph_flwr.methods import fedomd
 from fedgraph_flwr.methods.fedomd import MOMENTS, RANGE, TARGET
 from fedgraph_flwr.methods.moments import ORDERS, central
 from fedgraph_flwr.models import Model
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
@@ -64,15 +65,7 @@ class FedOMD(GraphStrategy, method=fedomd):
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
         """Refuse two exchanges under protected sums."""
-        params = method_params(cls, cfg)
-        privacy = cfg.privacy
-        key = (
-            "privacy.secagg=true"
-            if privacy.secagg
-            else f"privacy.dp={privacy.dp}"
-            if privacy.dp != "none"
-            else ""
-        )
+        params, key = method_params(cls, cfg), protection_of(cfg).key
         if key and params.cmd and params.beta and params.exchange != "one_phase":
             raise FedGraphError(
                 f"{key} protects all moments in one sum: set strategy.exchange=one_phase, not {params.exchange}"

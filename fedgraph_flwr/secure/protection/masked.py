@@ -53,7 +53,7 @@ class Masked(Layer):
     """
 
     exchanges = STEPS
-    pinned = True
+    sums_only = True
 
     def __init__(self, inner: Protection, client: int):
         super().__init__(inner)

@@ -24,7 +24,9 @@ class Noised(Layer):
 
     def __init__(self, inner: Protection, noise: DistributedNoise | None):
         super().__init__(inner)
-        self.key, self.private, self.noise = f"privacy.dp={self.cfg.privacy.dp}", True, noise
+        rules = self.cfg.privacy
+        self.key, self.private, self.noise = f"privacy.dp={rules.dp}", True, noise
+        self.unit, self.rows = rules.unit, rules.expected_rows
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
         """Return all places, so that an absent client changes no other contribution."""

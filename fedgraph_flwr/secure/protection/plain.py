@@ -61,14 +61,18 @@ class Protection:
         private: whether differential privacy hides the clients' sizes.
         noise: what clients add to their terms of a masked sum; None: nothing.
         exchanges: phases of its own, in order.
-        pinned: whether it needs pinned keys of the other clients.
+        sums_only: whether the server learns sums alone, if clients have pinned each other's keys.
+        unit: what noise protects, as ``privacy.unit``.
+        rows: public number of rows that a client is expected to draw for a step, 1 if the unit is a client.
     """
 
     key = ""
     private = False
     noise: DistributedNoise | None = None
     exchanges: tuple[str, ...] = ()
-    pinned = False
+    sums_only = False
+    unit = "client"
+    rows = 1
 
     def __init__(self, cfg: RunConfig):
         self.cfg = cfg
@@ -170,6 +174,7 @@ class Layer(Protection):
     def __init__(self, inner: Protection):
         super().__init__(inner.cfg)
         self.inner, self.key, self.private, self.noise = inner, inner.key, inner.private, inner.noise
+        self.unit, self.rows = inner.unit, inner.rows
 
     def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
         """Add those of the inner one."""
