@@ -66,8 +66,8 @@ FAULTS = (
     ),
     Fault(
         "a client forgets its method's state between messages",
-        '"method": client.save(), SECAGG',
-        '"method": {}, SECAGG',
+        '"method": client.save(), **client',
+        '"method": {}, **client',
         CONTRACT,
         "moon",
     ),
@@ -140,8 +140,8 @@ FAULTS = (
     ),
     Fault(
         "an update is clipped to twice the norm",
-        "bounded[group] = clipped_model(own, origin, norm)",
-        "bounded[group] = clipped_model(own, origin, 2 * norm)",
+        "bounded[group] = clipped_model(arrays, origin, norm)",
+        "bounded[group] = clipped_model(arrays, origin, 2 * norm)",
         ("tests/strategies/test_privacy.py", "tests/methods/test_accounted.py"),
         "scaled_to_the_norm or (accounted_for and fedavg)",
     ),
