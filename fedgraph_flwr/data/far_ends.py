@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.data.features import Book, Form, Recipe, columns_at, views
+from fedgraph_flwr.data.features import Book, Form, Recipe, columns_at, of_payer, views
 from fedgraph_flwr.data.graph import ClientGraph, Graph, grown, joined_edge_data, rows_at
 from fedgraph_flwr.data.own_columns import node_columns_of, recipe_of
 from fedgraph_flwr.data.schema import NODE, agreed_schema, feature_names
@@ -289,30 +289,35 @@ def with_told_records(graph: Graph, share: Sequence[str], floor: int) -> tuple[G
     """Return a whole graph whose edges between parties have the shared columns of targets as their sources' parties read them.
 
     Args:
-        graph: a graph with a recipe, whose nodes have groups, which are parties.
+        graph: a graph; with a recipe, and groups of nodes, which are parties, their edges have columns of own records.
         share: entries that name the columns.
         floor: fewest records of an account, besides those with the receiver, of which a party tells.
 
     Returns:
-        The graph, and the features of its edges as the targets' parties read them [E, D]: of the own columns only the shared
-        ones of sources; None without shared columns.
+        The graph, and the features of its edges as the targets' parties read them [E, D]: the columns that they compute from
+        their own books, with the shared ones of sources; None where edges have no columns of single parties' records.
 
     Raises:
         FedGraphError: its edges are not the records of its book.
     """
-    columns = shared_records(graph, share)
-    if not columns:
-        return graph, None
-    recipe = recipe_of(graph)
+    columns, recipe = shared_records(graph, share), recipe_of(graph)
     if recipe is None or not graph.group.numel() or not torch.equal(graph.book[:2], graph.edge_index):
-        raise FedGraphError(f"share: {columns[0][0].name} needs the records of several parties: set dataset=payments")
+        if columns:
+            raise FedGraphError(
+                f"share: {columns[0][0].name} needs the records of several parties: set dataset=payments"
+            )
+        return graph, None
     book, party, base = Book.of(graph.book), graph.group.numpy(), graph.num_shared_edge_features
     ends = np.stack([book.source, book.target])
     between = party[ends[0]] != party[ends[1]]
+    seen = views(book, recipe, party)
+    if not columns and not np.array_equal(seen[0], graph.edge_attr[:, base:]):  # columns of all books
+        return graph, None
     total = np.bincount(ends.ravel(), minlength=graph.num_nodes)
     attr, arriving = graph.edge_attr.clone(), graph.edge_attr.clone()
-    arriving[:, base:] = 0
-    seen = views(book, recipe, party)
+    arriving[:, base:] = torch.from_numpy(seen[1] * between[:, None])
+    if not columns:
+        return graph, arriving
     for end, (own, read) in enumerate(
         ((seen[1], arriving), (seen[0], attr))
     ):  # the far end is the source, then the target
@@ -580,8 +585,9 @@ def neighbour_means(graph: ClientGraph) -> Tensor:
 def edge_maxima(graph: ClientGraph) -> Tensor:
     """Return the largest columns of the edges that leave each node, and of those that reach it, float64 [N, 2 D].
 
-    Cut edges count. Of an edge from another party, columns of the recipe are those that its party shares. NaN without known
-    ones.
+    Cut edges count. Of an edge from another party, columns of own records are those of the recipe that tell of the receiver or of
+    both ends, and of the payer those that its party shares. An edge of which the party computed no columns, since only the other
+    party booked it, has none. NaN without known ones.
 
     Raises:
         FedGraphError: some edges have no columns.
@@ -598,7 +604,11 @@ def edge_maxima(graph: ClientGraph) -> Tensor:
     foreign[inner.size(1) + leaving.numel() :] = True
     if graph.far:  # far ends are nodes
         foreign[: inner.size(1)] = graph.x[inner[0], graph.far["marks"]] == 1
-    unknown = torch.arange(attr.size(1)) >= graph.num_shared_edge_features
+    unknown = torch.arange(attr.size(1)) >= (base := graph.num_shared_edge_features)
+    computed = (attr[:, base:] != 0).any(1) | ~unknown.any()
+    attr[~computed] = attr[~computed].masked_fill(unknown, -torch.inf)
+    if recipe := recipe_of(graph):
+        unknown[base:] = torch.tensor([of_payer(column.name) for column in recipe.edge_columns], dtype=torch.bool)
     unknown[told_places(graph)[0]] = False
     attr = attr.masked_fill(foreign[:, None] & unknown, -torch.inf)
     rows = torch.arange(len(attr))

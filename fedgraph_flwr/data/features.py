@@ -435,11 +435,16 @@ def views(book: Book, recipe: Recipe, party: Ints) -> tuple[NDArray[np.float32],
         party: of each account [A].
     """
     joined, rows = per_party(book.of_days() if recipe.whole else book, party)
-    every = _matrix(_edge_values(joined, recipe), recipe.edge_columns, rows.size)
+    every = edge_columns(joined, recipe)
     payers = every[: book.time.size]
     receivers = payers.copy()
     receivers[rows[book.time.size :]] = every[book.time.size :]
     return payers, receivers
+
+
+def of_payer(name: str) -> bool:
+    """Return whether a column of records reads other records of the payer, which its own party knows best."""
+    return "_source" in name or name.startswith(("flow_in_", "hop2_in_", "common_"))
 
 
 END_FORMS = {"since": SECONDS, "n": COUNT, "sum": SUM, "partners": COUNT}

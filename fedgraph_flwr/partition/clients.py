@@ -169,7 +169,7 @@ def cut(graph: Graph, parts: list[Tensor], received: Tensor | None = None) -> li
     Args:
         graph: N nodes, E edges.
         parts: global node ids of each client, ascending.
-        received: features of edges as the client of the target reads those of another client [E, D]; None: as the graph has
+        received: features of edges as the client of the target has those from another client [E, D]; None: as the graph has
             them, without the columns of own records, which are the other client's.
     """
     n, m = graph.num_nodes, len(parts)

@@ -212,14 +212,22 @@ def test_means_over_neighbours_are_those_of_a_loop():
             )
 
 
+OF_PAYER = [f"flow_in_{what}" for what in ("count", "kept", "gap", "hours", "depth")]
+
+
 @pytest.mark.parametrize("share", [[], ["partition.share=[edges.n_in_2d:exact]"]])
 def test_largest_columns_of_edges_are_those_of_a_loop(share):
-    """Of payments from another bank, columns of the recipe count if its bank shares them; the amount is on the payment."""
+    """Of payments from another bank, the own book gives the amount and the receiver's columns, and a share the payer's."""
     base = ["dataset=payments", "dataset.accounts=60", "dataset.background=200", "dataset.per_kind=0", "num_clients=2"]
     cfg = compose([*base, *share, "dataset.recipe=payments", "dataset.windows=[2]", "split.min_train=1"])
     graph = load(cfg.dataset, seed=0, num_clients=2)
     width, shared = graph.num_edge_features, graph.num_shared_edge_features
-    told = shared + [column.name for column in recipe_of(graph).edge_columns].index("n_in_source_2d")
+    names = [column.name for column in recipe_of(graph).edge_columns]
+    told, place = shared + names.index("n_in_source_2d"), {name: shared + at for at, name in enumerate(names)}
+    payer = [
+        at for name, at in place.items() if "source" in name or name.split("_2d")[0] in (*OF_PAYER, "hop2_in", "common")
+    ]
+    assert {place[name] for name in ("amount", "pair_before", "sum_out_target_2d", "hop2_out_2d")}.isdisjoint(payer)
     for client in make(graph, cfg):
         own = client.node_id.tolist()
         expected = np.full((len(own), 2 * width), np.nan)
@@ -233,8 +241,8 @@ def test_largest_columns_of_edges_are_those_of_a_loop(share):
                 for side in sides:
                     values = attr[edge].double().numpy().copy()
                     if sides == (1,):
-                        known = [*range(shared), *([told] if share else [])]
-                        values[[place for place in range(width) if place not in known]] = np.nan
+                        assert values[place["amount"]] != 0
+                        values[[at for at in payer if not share or at != told]] = np.nan
                         far += 1
                     node = a if sides != (0, 1) or side == 0 else b
                     part = expected[node, side * width : (side + 1) * width]
@@ -242,6 +250,28 @@ def test_largest_columns_of_edges_are_those_of_a_loop(share):
         assert far > 20
         for read in (client, with_far_ends(client)) if share else (client,):
             np.testing.assert_array_equal(edge_maxima(read)[: len(own)].numpy(), expected)
+
+
+def test_payments_that_only_the_other_bank_booked_have_no_columns_of_own_records():
+    """Their zeros, which a link writes, are no values."""
+    base = ["dataset=payments", "dataset.accounts=60", "dataset.background=200", "dataset.per_kind=0", "num_clients=2"]
+    cfg = compose([*base, "dataset.recipe=payments", "dataset.windows=[2]", "split.min_train=1"])
+    client = make(load(cfg.dataset, seed=0, num_clients=2), cfg)[0]
+    base, width = client.num_shared_edge_features, client.num_edge_features
+    for cut_edges, half in (("cut_out", 0), ("cut_in", width)):
+        name, near = f"{cut_edges}_edge_attr", getattr(client, cut_edges)[0]
+        attr = getattr(client, name).clone()
+        attr[near == near[0], base:] = 0
+        alone = edge_maxima(replace(client, **{name: attr}))[near[0], half : half + width]
+        rest = getattr(client, cut_edges)[:, near != near[0]], attr[near != near[0]]
+        rows = {
+            f"{cut_edges}_{key}": getattr(client, f"{cut_edges}_{key}")[near != near[0]]
+            for key in ("edge_time", "owner")
+        }
+        fewer = replace(client, **{cut_edges: rest[0], name: rest[1]}, **rows)
+        assert torch.equal(
+            alone[base:].nan_to_num(7), edge_maxima(fewer)[near[0], half + base : half + width].nan_to_num(7)
+        )
 
 
 def test_edges_without_columns_have_no_largest_ones():

@@ -64,7 +64,8 @@ def test_columns_of_clients_are_those_of_their_books():
         both = torch.cat([client.edge_attr, client.cut_out_edge_attr])[:, base:]
         expected = np.stack([found[row] for row in rows[own].tolist()])
         np.testing.assert_array_equal(sorted(both.tolist()), sorted(expected.tolist()))
-        assert not client.cut_in_edge_attr[:, base:].any()
+        entering = [found[row] for row in rows[~own].tolist()]
+        np.testing.assert_array_equal(client.cut_in_edge_attr[:, base:].numpy(), entering)
         place = torch.full_like(bank, -1)
         place[client.node_id] = torch.arange(client.num_nodes)
         far = graph.book[:2, rows][place[graph.book[:2, rows]] < 0].unique()

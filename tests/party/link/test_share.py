@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import far_ends
-from fedgraph_flwr.data.far_ends import column_names, far_rows, with_shares
-from fedgraph_flwr.data.features import SUM
-from fedgraph_flwr.data.graph import ClientGraph, unpack_words
-from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.far_ends import column_names, edge_maxima, far_rows, with_shares, with_told_records
+from fedgraph_flwr.data.features import SUM, Book, edge_columns
+from fedgraph_flwr.data.graph import ClientGraph, Graph, unpack_words
+from fedgraph_flwr.data.own_columns import recipe_of, with_edge_columns
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.party.link.client import LinkClient
@@ -26,6 +26,7 @@ from fedgraph_flwr.party.tables.parties import BETWEEN
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.policy import read_policy
 from fedgraph_flwr.tasks.edges import Edges
+from tests.party import bank_books
 from tests.party.linked_banks import BANKS, banks
 from tests.party.two_banks import books, payments
 
@@ -346,3 +347,45 @@ def test_a_node_enters_what_it_tells_in_its_ledger_before_it_is_sent(tmp_path):
     vars(client).update(party=other)
     with pytest.raises(FedGraphError, match="local ε of an account to 4, above 3"):
         client.book_share()
+
+
+@pytest.mark.parametrize("day", ["before", "whole"])
+@pytest.mark.parametrize("share", [[], ["edges.*_2d:exact"]])
+def test_trees_read_the_same_largest_columns_in_a_simulation_and_from_linked_files(tmp_path, day, share):
+    """Of payments from another bank too: the file has the receiver's columns, and so has the partition."""
+    rows = bank_books.payments(days=14)
+    folder = bank_books.banks(tmp_path, rows, day=day, share=share)
+    files = [ClientGraph.load(folder / f"client_{i:04d}.safetensors") for i in range(2)]
+    words = [word for graph in files for word in unpack_words(graph.ids).tolist()]
+    place = {word: row for row, word in enumerate(words)}
+    ends = np.stack([rows[end].map(place).to_numpy() for end in ("source", "target")])
+    time, cents = (
+        rows["at"].to_numpy("datetime64[s]").astype(np.int64),
+        (rows["amount"] * 100).round().to_numpy().astype(np.int64),
+    )
+    party, recipe = np.array([word[0] == "b" for word in words]).astype(np.int64), recipe_of(files[0])
+    book = np.stack([*ends, time, cents])
+    n = len(words)
+    graph = Graph(
+        x=torch.ones(n, 1),
+        edge_index=torch.from_numpy(ends),
+        y=torch.zeros(n, dtype=torch.int64),
+        **{f"{stage}_mask": torch.zeros(n, dtype=torch.bool) for stage in ("train", "val", "test")},
+        num_classes=2,
+        edge_time=torch.from_numpy(time),
+        book=torch.from_numpy(book),
+        group=torch.from_numpy(party),
+    )
+    graph = with_edge_columns(graph, recipe, edge_columns(Book.of(graph.book), recipe, party))
+    whole, arriving = with_told_records(graph, share, 5)
+    for file, part in zip(
+        files, cut(whole, [torch.from_numpy(np.flatnonzero(party == k)) for k in range(2)], arriving), strict=True
+    ):
+        found, expected = edge_maxima(file), edge_maxima(part)
+        assert file.num_shared_edge_features == 0
+        assert file.cut_in.size(1) > 50
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        names = [column.name for column in recipe.edge_columns]
+        into = found[:, len(names) :]
+        amounts = [cents[ends[1] == place[word]].max() / 100 for word in unpack_words(file.ids).tolist()]
+        np.testing.assert_allclose(torch.expm1(into[:, 0] * SUM.scale + SUM.center), amounts, rtol=1e-4)
