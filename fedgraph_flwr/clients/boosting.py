@@ -24,7 +24,6 @@ from fedgraph_flwr.clients.outputs import outputs_of
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
-from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.methods.boosting import (
@@ -47,7 +46,6 @@ from fedgraph_flwr.methods.labels import large_enough
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.forest import Forest, logits_of
 from fedgraph_flwr.numerics.forest import (
-    LARGEST,
     Floats,
     check_forest,
     constants,
@@ -57,8 +55,9 @@ from fedgraph_flwr.numerics.forest import (
     leaves,
     raw_scores,
 )
+from fedgraph_flwr.numerics.gathered import Gathered
 from fedgraph_flwr.tasks import kind_of
-from fedgraph_flwr.tasks.trees import forest_of, num_columns, objective_of
+from fedgraph_flwr.tasks.trees import columns_of, forest_of, num_columns, objective_of
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
 from fedgraph_flwr.wire.trees import as_arrays
@@ -135,16 +134,11 @@ class BoostingClient(GraphClient):
         self.whole = whole
         return (self._plain() if self.params.inputs == "columns" else None), None
 
-    def _plain(self) -> Floats:
-        columns = self.task.columns().double()
-        if self.params.neighbours:
-            columns = torch.cat([columns, neighbour_means(self.graph)], dim=1)
-        if self.params.edge_columns:
-            columns = torch.cat([columns, edge_maxima(self.graph)], dim=1)
-        return columns.clamp(-LARGEST, LARGEST).cpu().numpy()
+    def _plain(self) -> Gathered:
+        return columns_of(self.task, self.graph, self.params.neighbours, self.params.edge_columns)
 
     @property
-    def x(self) -> Floats:
+    def x(self) -> Gathered:
         """What trees read of all items: columns, outputs of another model, or both [V, F], NaN where missing.
 
         Raises:
@@ -159,9 +153,10 @@ class BoostingClient(GraphClient):
                     f"strategy.run={self.params.run} predicts other items than task={self.cfg.task.name} of this run: pass a run"
                     " with the same task, split and client files"
                 )
-            own = [self._plain()] if self.params.inputs == "both" else []
-            self.inputs = np.concatenate([*own, logits.double().clamp(-LARGEST, LARGEST).numpy()], axis=1)
-        return self.inputs
+            own = self._plain().parts if self.params.inputs == "both" else []
+            self.inputs = Gathered([*own, (logits.double().numpy(), np.arange(len(logits)))])
+        found: Gathered = self.inputs
+        return found
 
     @property
     def rows(self) -> np.ndarray:
@@ -213,12 +208,16 @@ class BoostingClient(GraphClient):
         """Return the number of the training items' values in each bin of each column."""
         self.check_policy()
         edges = boosting.unpacked_edges(groups.get(BINS, {}), self.model.columns, 4 * CELLS)
-        x = self.x[self.rows]
         if self.floor <= 1:
-            return {COUNTS: {"count": boosting.bin_counts(x, edges)}}, {}
+            return {COUNTS: {"count": self.bin_counts(edges)}}, {}
         held = boosting.held_bins(edges)
         held[:, -1] = False
-        return {COUNTS: {"count": Cells(x, edges, self.floor).value_counts()[held] / UNIT}}, {}
+        return {COUNTS: {"count": Cells(self.x[self.rows], edges, self.floor).value_counts()[held] / UNIT}}, {}
+
+    def bin_counts(self, edges: Edges) -> Floats:
+        """Return the counts of the training items' values, as `boosting.bin_counts`."""
+        parts = [boosting.bin_counts(x, edges) for x in self.x.at(self.rows).blocks()]
+        return np.sum([np.zeros(sum(len(own) + 1 for own in edges)), *parts], axis=0)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the base rate, or how many trees of the model are those of ``init``, and the edges of bins."""
@@ -232,7 +231,8 @@ class BoostingClient(GraphClient):
             edges = boosting.unpacked_edges(groups[BINS], self.model.columns, self.params.bins)
             self._check_same(groups[BINS])
             if BINS in self.memory and not np.array_equal(self.memory[BINS]["edge"], groups[BINS]["edge"]):
-                self.__dict__.pop("cells", None)
+                for name in ("cells", "binned"):
+                    self.__dict__.pop(name, None)
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(edges).items()}
 
     def _check_same(self, edges: Arrays) -> None:
@@ -314,7 +314,7 @@ class BoostingClient(GraphClient):
         trained = self.trained_outputs()
         self.sits_out, self.ended, self.new = not trained.any(), True, empty_forest()
         if trained.any() and planned > 0 and not bool(self.memory.get("ended", torch.tensor(False))):
-            train, other = (Rows(self.x[r], self.targets_of(r), self.weights_of(r), raw[r]) for r in (rows, val))
+            train, other = (Rows(self.x.at(r), self.targets_of(r), self.weights_of(r), raw[r]) for r in (rows, val))
             self.new, stopped = lightgbm_trees.fit(
                 self.objective, train, other, self.params, planned, trained, self.cfg.seed
             )
@@ -353,7 +353,7 @@ class BoostingClient(GraphClient):
         """Store the raw scores of the training items, from which this iteration's gradients follow; return their loss."""
         self.memory.pop(GROWN, None)
         self._branches = None
-        raw = self.model.raw(self.x[self.rows])
+        raw = self.model.raw(self.x.at(self.rows))
         if not self.model.arrays["start"].size:
             raw = raw + self.start
         self.memory[RAW] = torch.from_numpy(raw)
@@ -364,8 +364,7 @@ class BoostingClient(GraphClient):
         """Edges of the bins: the server's, or the client's own if nothing is shared."""
         columns = self.model.columns
         if BINS not in self.memory:
-            x = self.x[self.rows]
-            found = boosting.agreed_edges(columns, self.params.bins, lambda edges: boosting.bin_counts(x, edges))
+            found = boosting.agreed_edges(columns, self.params.bins, self.bin_counts)
             self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(found).items()}
         return boosting.unpacked_edges(as_arrays(self.memory[BINS]), columns, self.params.bins)
 
@@ -374,18 +373,28 @@ class BoostingClient(GraphClient):
         """The cells in which the training items count."""
         return Cells(self.x[self.rows], self.edges, self.floor)
 
+    @cached_property
+    def binned(self) -> np.ndarray:
+        """The bins of the training items' values [V, F]."""
+        edges = self.edges
+        parts = [boosting.binned(x, edges) for x in self.x.at(self.rows).blocks()]
+        return np.concatenate([boosting.binned(np.zeros((0, len(edges))), edges), *parts])
+
     def sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> Floats:
         """Return the histograms of nodes of the trees that grow [Q, F, B + 1, 3]."""
         edges, rows = self.edges, self.rows
-        x, raw = self.x[rows], self.memory[RAW].cpu().numpy()
+        x, raw = self.x.at(rows), self.memory[RAW].cpu().numpy()
         targets = self.targets_of(rows)
         g, h = self.objective.gradients(raw, targets)
         weights = self.weights_of(rows)[:, None]
-        bins, width = boosting.binned(x, edges), boosting.held_bins(edges).shape[1]
+        width = boosting.held_bins(edges).shape[1]
         places = np.full(len(forest["feature"]) + 1, -1)
         places[forest["start"][tree] + node] = np.arange(len(tree))
         if self.floor <= 1:
-            return boosting.histograms(bins, width, g * weights, h * weights, places[leaves(forest, x)], tree)
+            at = np.concatenate(
+                [places[leaves(forest, x[:0])], *(places[leaves(forest, own)] for own in x.blocks())], axis=1
+            )
+            return boosting.histograms(self.binned, width, g * weights, h * weights, at, tree)
         known, sums = ~np.isnan(targets), np.zeros((len(tree), x.shape[1], width, 3))
         if self._branches is None:
             self._branches = [Branches(self.cells, known[:, k]) for k in range(self.outputs)]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.boosting import BoostingParams, Objective
 from fedgraph_flwr.numerics.forest import LARGEST, Floats, empty_forest, joined
+from fedgraph_flwr.numerics.gathered import AT_ONCE, Gathered
 from fedgraph_flwr.wire.messages import Arrays
 
 _NAMES = {"logistic": "binary", "softmax": "multiclass", "square": "regression"}
@@ -36,27 +37,47 @@ class Rows:
     """Rows to fit trees to, or to stop by.
 
     Args:
-        x: columns [V, F].
+        x: columns [V, F], of which LightGBM reads some rows at a time and keeps bins, a byte each.
         targets: [V, K], NaN where unknown.
         weights: [V].
         start: raw scores to start from [V, K].
     """
 
-    def __init__(self, x: Floats, targets: Floats, weights: Floats, start: Floats):
+    def __init__(self, x: Gathered, targets: Floats, weights: Floats, start: Floats):
         self.x, self.targets, self.weights, self.start = x, targets, weights, start
 
     def of(self, output: int) -> "Rows":
         """Return the rows with a known target of one output."""
         kept = ~np.isnan(self.targets[:, output])
         one = slice(output, output + 1)
-        return Rows(self.x[kept], self.targets[kept, one], self.weights[kept], self.start[kept, one])
+        return Rows(self.x.at(kept), self.targets[kept, one], self.weights[kept], self.start[kept, one])
 
     def data(self, softmax: bool, params: dict[str, Any], reference: Any = None) -> Any:
         """Return LightGBM's data set."""
         label = self.targets.argmax(axis=1) if softmax else self.targets[:, 0]
         start = self.start if softmax else self.start[:, 0]
         held = {"weight": self.weights, "init_score": start, "params": params, "reference": reference}
-        return lightgbm().Dataset(self.x, label, free_raw_data=False, **held)
+        return _data(self.x, label, **held)
+
+
+def _data(x: Gathered, label: NDArray[Any], **held: Any) -> Any:
+    """Return LightGBM's data set of rows that it reads some at a time: the same bins as of a matrix, without the matrix."""
+
+    class Rows(lightgbm().Sequence):  # type: ignore[misc]
+        batch_size = max(AT_ONCE // max(x.shape[1], 1), 1)
+
+        def __len__(self) -> int:
+            return len(x)
+
+        def __getitem__(self, rows: Any) -> Floats:
+            return x[rows]
+
+    class Data(lightgbm().Dataset):  # type: ignore[misc]
+        def get_params(self) -> dict[str, Any]:
+            """Return all parameters: the class leaves out the seed and the fewest rows of a leaf, which bins of a matrix heed."""
+            return dict(self.params)
+
+    return Data(Rows(), label, **held)
 
 
 def fit(

@@ -214,11 +214,16 @@ def unpacked_edges(arrays: Mapping[str, NDArray], columns: int, most: int) -> Ed
     return found
 
 
-def binned(x: Floats, edges: Edges) -> NDArray[np.int64]:
-    """Return the bin of each value, columns [V, F] → [V, F]; a missing value has the bin after the last of the widest column."""
+def binned(x: Floats, edges: Edges) -> NDArray[Any]:
+    """Return the bin of each value, columns [V, F] → [V, F]; a missing value has the bin after the last of the widest column.
+
+    Bins are bytes where there are no more than 256, else of 16 bits.
+    """
     last = max(map(len, edges), default=0) + 1
-    found = np.stack([np.searchsorted(own, x[:, f], side="left") for f, own in enumerate(edges)], axis=1)
-    return np.where(np.isnan(x), last, found)
+    found = np.empty(x.shape, np.uint8 if last < 256 else np.uint16)
+    for f, own in enumerate(edges):
+        found[:, f] = np.where(np.isnan(x[:, f]), last, np.searchsorted(own, x[:, f], side="left"))
+    return found
 
 
 def bin_counts(x: Floats, edges: Edges) -> Floats:
@@ -304,7 +309,7 @@ def agreed_edges(columns: int, bins: int, count: Callable[[Edges], Floats]) -> E
 
 
 def histograms(
-    bins: NDArray[np.int64], width: int, g: Floats, h: Floats, at: NDArray[np.int64], tree: NDArray[np.int64]
+    bins: NDArray[Any], width: int, g: Floats, h: Floats, at: NDArray[np.int64], tree: NDArray[np.int64]
 ) -> Floats:
     """Return Σ g, Σ h and counts by node, column and bin [Q, F, B + 1, 3], in `UNIT`; the last bin has missing values.
 

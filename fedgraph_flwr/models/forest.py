@@ -66,7 +66,7 @@ class Forest(Model):
         check_forest(arrays, self.outputs, self.columns, self.trees, self.nodes, f"{where} sent a model")
         self.hold(arrays)
 
-    def raw(self, columns: np.ndarray) -> np.ndarray:
+    def raw(self, columns: Any) -> np.ndarray:
         """Return raw scores [V, K] of columns [V, F]."""
         return raw_scores(self.arrays, columns, self.outputs)
 

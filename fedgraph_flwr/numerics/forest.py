@@ -17,6 +17,7 @@ Letters: T trees, S nodes of all trees, V rows, F columns, K outputs.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ LARGEST = 1e18
 LEAF = 1e9
 """Largest magnitude of a leaf's score."""
 
-_BLOCK = 2**18  # rows times trees that are evaluated at once
+_BLOCK, _ROWS = 2**18, 2**15  # most rows times trees, and rows, that are evaluated at once
 
 Floats = NDArray[np.float64]
 
@@ -156,19 +157,19 @@ def leaves(forest: Mapping[str, NDArray], x: Floats) -> NDArray[np.int64]:
     return at
 
 
-def raw_scores(forest: Mapping[str, NDArray], x: Floats, outputs: int) -> Floats:
+def raw_scores(forest: Mapping[str, NDArray], x: Any, outputs: int) -> Floats:
     """Return the raw scores of rows: columns [V, F] → [V, K], added in the order of the trees.
 
     Args:
         forest: arrays that `check_forest` accepts.
-        x: columns, NaN where missing.
+        x: columns, NaN where missing, also as `gathered.Gathered`.
         outputs: K.
     """
     found = np.zeros((len(x), outputs))
     if not len(forest["start"]):
         return found
     of = [forest["output"] == output for output in range(outputs)]
-    size = max(_BLOCK // len(forest["start"]), 1)
+    size = min(max(_BLOCK // len(forest["start"]), 1), _ROWS)
     for first in range(0, len(x), size):
         reached = forest["value"][leaves(forest, x[first : first + size])]
         for output, trees in enumerate(of):

@@ -163,8 +163,12 @@ class Task(Capable, values=TaskCapabilities):
 
     def columns(self) -> Tensor:
         """Columns of all items [V, F], NaN where missing: what a model reads of an item without messages."""
+        return torch.cat([table[rows] for table, rows in self.tables()], dim=1)
+
+    def tables(self) -> list[tuple[Tensor, Tensor]]:
+        """Tables whose columns, side by side, are `columns`: their rows [n, f], and the row of each item [V]."""
         if self.ITEMS == "nodes":
-            return self.graph.x
+            return [(self.graph.x, torch.arange(len(self.graph.x)))]
         raise FedGraphError(f"items of task={self.cfg.task.name} have no columns of their own")
 
     @classmethod

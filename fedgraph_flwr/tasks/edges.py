@@ -150,19 +150,17 @@ class Edges(Classification):
         """Day of each edge."""
         return self.time // DAY if self.time.numel() else None
 
-    def columns(self) -> Tensor:
+    def tables(self) -> list[tuple[Tensor, Tensor]]:
         """Those of the edges, then of their sources and of their targets, without what another client owns and does not share."""
-        graph, x = self.whole, self.whole.x
+        graph, n = self.whole, self.whole.num_nodes
         inner, leaving = graph.edge_index, graph.cut_out
-        sources = [x[inner[0]], x[leaving[0]]]
-        targets = [x[inner[1]], far_rows(graph, leaving[1], torch.nan)]
-        if graph.schema.get(ENTERING):
-            entering = graph.cut_in
-            sources.append(far_rows(graph, entering[1], torch.nan))
-            targets.append(x[entering[0]])
-        ends = [torch.cat(sources), torch.cat(targets)]
-        own = [own_rows(graph, "edge_attr")] if graph.num_edge_features else []
-        return torch.cat([*own, *ends], dim=1)[self.order]
+        entering = graph.cut_in if graph.schema.get(ENTERING) else graph.cut_in[:, :0]
+        own = [(own_rows(graph, "edge_attr"), self.order)] if graph.num_edge_features else []
+        far = n + torch.arange(leaving.size(1)), n + torch.arange(entering.size(1))
+        sources, targets = torch.cat([inner[0], leaving[0], far[1]]), torch.cat([inner[1], far[0], entering[0]])
+        ends = (sources, entering[1]), (targets, leaving[1])
+        tables = [(torch.cat([graph.x, far_rows(graph, other, torch.nan)]), at[self.order]) for at, other in ends]
+        return [*own, *tables]
 
     @classmethod
     def num_columns(cls, num_features: int, num_edge_features: int) -> int:

@@ -1,9 +1,15 @@
-"""Objective and forest of a run's task, for gradient boosting."""
+"""Objective, columns and forest of a run's task, for gradient boosting."""
+
+from typing import Any
+
+import torch
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means
 from fedgraph_flwr.methods.boosting import MAX_NODES, BoostingParams, Objective
 from fedgraph_flwr.models.forest import Forest
-from fedgraph_flwr.tasks import kind_of
+from fedgraph_flwr.numerics.gathered import Gathered
+from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.targets import MultiLabel
 
 
@@ -21,6 +27,20 @@ def num_columns(cfg: RunConfig, params: BoostingParams, num_features: int, num_e
     own += 2 * num_features if params.neighbours else 0
     own += 2 * num_edge_features if params.edge_columns else 0
     return own + (width if params.inputs != "columns" else 0)
+
+
+def columns_of(task: Task, graph: Any, neighbours: bool, edge_columns: bool) -> Gathered:
+    """Return what trees read of a client's items besides outputs of another model [V, F], NaN where missing.
+
+    Args:
+        task: the task of the client's graph.
+        graph: what is read of it at first.
+        neighbours: whether mean columns of neighbours are among them.
+        edge_columns: whether the largest columns of an item's edges are among them.
+    """
+    more = ([neighbour_means(graph)] if neighbours else []) + ([edge_maxima(graph)] if edge_columns else [])
+    parts = [*task.tables(), *((table, torch.arange(len(table))) for table in more)]
+    return Gathered([(table.cpu().numpy(), rows.cpu().numpy()) for table, rows in parts])
 
 
 MAX_TREES = 100_000

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgraph_flwr.clients import replies
+from fedgraph_flwr.clients import lightgbm_trees, replies
 from fedgraph_flwr.clients.boosting import BoostingClient
 from fedgraph_flwr.clients.lightgbm_trees import parsed
 from fedgraph_flwr.config import SplitConfig, compose
@@ -31,6 +31,7 @@ from fedgraph_flwr.numerics.forest import (
     joined,
     raw_scores,
 )
+from fedgraph_flwr.numerics.gathered import Gathered
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.secure.policy import Policy
@@ -603,8 +604,8 @@ def test_outputs_of_a_finished_run_are_columns(run):
     }
     party = clients_of(found["both"])[1]
     expected = load_predictor(source.out, 1).logits(party.graph)
-    np.testing.assert_array_equal(party.x[:, 5:], expected.double().numpy())
-    np.testing.assert_array_equal(party.x[:, :5], party.graph.x.double().numpy())
+    np.testing.assert_array_equal(party.x[:][:, 5:], expected.double().numpy())
+    np.testing.assert_array_equal(party.x[:][:, :5], party.graph.x.double().numpy())
     assert clients_of(found["embeddings"])[0].x.shape == (40, 3)
     assert found["embeddings"].arrays["feature"].max() <= 2
     assert load_predictor(found["both"].out, 1).logits(party.graph).shape == (40, 3)
@@ -676,3 +677,44 @@ def test_without_lightgbm_the_extra_is_named(monkeypatch):
     ):
         check_method(compose(["strategy=boosting", "num_clients=3"]))
     check_method(compose(["strategy=boosting", "strategy.mode=histogram", "num_clients=3"]))
+
+
+@pytest.mark.parametrize("rows", [30, 201_000])
+def test_trees_of_rows_that_are_read_in_batches_are_those_of_the_matrix(rows):
+    """Also of more rows than LightGBM draws to choose bins, by the seed, and of few, where it leaves out columns."""
+    rng = np.random.default_rng(0)
+    tables = [
+        rng.normal(size=(rows, 2)).astype(np.float32),
+        np.where(rng.random((7, 2)) < 0.2, np.nan, rng.random((7, 2))),
+    ]
+    place = rng.integers(7, size=rows)
+    x = Gathered([(tables[0], np.arange(rows)), (tables[1], place), (np.zeros((7, 1)), place)])
+    matrix = np.concatenate([tables[0].astype(np.float64), tables[1][place], np.zeros((rows, 1))], axis=1)
+    np.testing.assert_array_equal(x, matrix)
+    np.testing.assert_array_equal(np.concatenate([*x.blocks()]), matrix)
+    y = (matrix[:, 0] + np.nan_to_num(matrix[:, 2]) + rng.normal(size=rows) > 0.5) * 1.0
+    rules = BoostingParams(trees=3, min_data_in_leaf=2, patience=0, leaves=7)
+    one = lightgbm_trees.Rows(x, y[:, None], np.ones(rows), np.zeros((rows, 1)))
+    trees, _ = lightgbm_trees.fit(Objective("logistic", 2, binary=True), one, one, rules, 3, np.ones(1, bool), 5)
+    keys = {"objective": "binary", "num_leaves": 7, "max_depth": 6, "lambda_l2": 1.0, "min_data_in_leaf": 2, "seed": 5}
+    keys |= {
+        "boost_from_average": False,
+        "deterministic": True,
+        "force_row_wise": True,
+        "num_threads": 1,
+        "verbosity": -1,
+    }
+    data = lightgbm.Dataset(matrix, y, weight=np.ones(rows), init_score=np.zeros(rows), params=keys)
+    expected = lightgbm_trees.parsed(lightgbm.train(keys, data, 3).model_to_string(), 1)
+    assert len(trees["start"]) == 3
+    for name, values in expected.items():
+        np.testing.assert_array_equal(trees[name], values, err_msg=name)
+
+
+def test_bins_are_bytes_where_there_are_few():
+    x = np.array([[0.0, np.nan], [2.0, 5.0]])
+    few, many = boosting.binned(x, [np.arange(254.0)] * 2), boosting.binned(x, [np.arange(255.0)] * 2)
+    assert few.dtype == np.uint8
+    assert many.dtype == np.uint16
+    assert few.tolist() == [[0, 255], [2, 5]]
+    assert many.tolist() == [[0, 256], [2, 5]]

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means, with_far_ends
+from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Schema
@@ -38,7 +38,7 @@ from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.methods.boosting import MAX_NODES
 from fedgraph_flwr.models.forest import logits_of
 from fedgraph_flwr.models.plain import Plain
-from fedgraph_flwr.numerics.forest import LARGEST, check_forest, raw_scores
+from fedgraph_flwr.numerics.forest import check_forest, raw_scores
 from fedgraph_flwr.party.use.blend import Blended, weights_of
 from fedgraph_flwr.party.use.card import blend_card, model_card, scores, write_export
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
@@ -49,7 +49,7 @@ from fedgraph_flwr.tasks import Task, task_class
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.tasks.targets import Regression
-from fedgraph_flwr.tasks.trees import MAX_TREES
+from fedgraph_flwr.tasks.trees import MAX_TREES, columns_of
 
 MODULES = Path(__file__).parent / "plain"
 NAMES = ("stack", "decoupled", "acm", "fedspa", "edge_network")
@@ -356,15 +356,10 @@ class ExportedTrees(ExportedModel):
         """As `TaskPredictor.outputs`, by the trees."""
         own = self.read(graph)
         task = self.task(self.cfg, own)
-        columns = task.columns().double()
-        if self.neighbours:
-            columns = torch.cat([columns, neighbour_means(own)], dim=1)
-        if self.edge_columns:
-            columns = torch.cat([columns, edge_maxima(own)], dim=1)
-        if columns.size(1) != self.columns:
-            what = f"reads {self.columns} columns of each item, but this graph has {columns.size(1)}"
+        x = columns_of(task, own, self.neighbours, self.edge_columns)
+        if x.shape[1] != self.columns:
+            what = f"reads {self.columns} columns of each item, but this graph has {x.shape[1]}"
             raise FedGraphError(f"{self.source} {what}: pass the columns of the run")
-        x = columns.clamp(-LARGEST, LARGEST).numpy()
         raw = raw_scores(self.forest, x, self.num_outputs)
         return self.of_items(graph, torch.from_numpy(logits_of(raw, self.binary)), task)
 

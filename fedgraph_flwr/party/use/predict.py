@@ -581,8 +581,7 @@ class Predictor(TaskPredictor):
         """Return what trees read of a graph's items, in the order of `outputs`, NaN where missing [V, F]."""
         with same_process_state():
             client: Any = self._ready(graph)
-            found: np.ndarray = client.x
-        return found
+            return np.asarray(client.x)
 
     def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
         """Return names of the features of a graph's nodes [F] and edges [D], numbers where unknown."""
