@@ -1,15 +1,18 @@
-"""Do linking and federating pay? Own trees on the recipe against columns that only several banks together can compute.
+"""Do linking and federating pay? Methods that a bank has alone against columns that only several banks together can compute.
 
-    python -m benchmarks.consortium_columns                 # about 10 CPU minutes; resumes where it stopped
+    python -m benchmarks.consortium_columns                 # about 40 CPU minutes; resumes where it stopped
     python -m benchmarks.consortium_columns --seeds 2 --only accounts/hours
     python -m benchmarks.consortium_columns --write         # put the tables of the stored rows into docs/links-worth.md
 
 Books of `benchmarks.dates_and_hours`, and harder ones with decoys. Average precision on test items, mean over banks, at the best
-validation round, with default hyper-parameters. Seeds 0 to 3 served to choose the columns, 10 to 19 are measured.
+validation round, with default hyper-parameters. Hand-made columns are those of `benchmarks.dates_and_hours`. The best own method
+is that with the highest mean among those that a bank has without others. Seeds 0 to 3 served to choose the columns, 10 to 19 are
+measured.
 """
 
 import argparse
 import csv
+import itertools
 import logging
 import subprocess
 import tempfile
@@ -17,11 +20,12 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 
-from benchmarks.dates_and_hours import BOOKS, RECIPE, TASKS, TIMES
+from benchmarks.dates_and_hours import BOOKS, NETWORKS, RECIPE, TASKS, TIMES, TRAINED, own
 from fedgraph_flwr import api
 from fedgraph_flwr.evaluation.intervals import Interval, interval, paired
 
@@ -37,19 +41,24 @@ SEEDS = 10
 DATA = {
     "hours": TIMES["hours"],
     "dates": TIMES["dates"],
+    "hours, whole days": TIMES["hours, whole days"],
     "hours, decoys": [*TIMES["hours"], "dataset.decoy_dir=1", "dataset.decoy_time=1"],
 }
 SHARED = ["partition.share=['edges.*']", "partition.min_records=5"]
 OF_EDGES = ["strategy.edge_columns=true"]
 OWN, ALL = ["strategy=boosting", "strategy.shared=[]"], ["dataset.counts=all", "strategy.pooled=true"]
-OWN_TREES, OWN_EDGES, LINKED, FEDERATED, BOTH, POOLED = METHODS = (
+HAND, OWN_TREES, OWN_EDGES, LINKED, FEDERATED, BOTH, POOLED, *OF_NETWORKS = METHODS = (
+    "own trees, hand-made columns",
     "own trees on the recipe",
     "own trees, with columns of payments",
     "own trees, with far-end columns",
     "federated trees",
     "federated trees, with far-end columns",
     "pooled trees, columns of all books",
+    *NETWORKS,
 )
+ALONE = (HAND, OWN_TREES, OWN_EDGES, "Local")
+BEST = "best own method"
 WORDS = {
     OWN_TREES: OWN,
     OWN_EDGES: OWN,
@@ -57,6 +66,7 @@ WORDS = {
     FEDERATED: ["strategy=boosting"],
     BOTH: ["strategy=boosting", *SHARED],
     POOLED: ["strategy=boosting", *ALL],
+    **NETWORKS,
 }
 DIFFERENCES = [
     (OWN_EDGES, OWN_TREES),
@@ -66,6 +76,9 @@ DIFFERENCES = [
     (BOTH, FEDERATED),
     (BOTH, OWN_EDGES),
     (POOLED, BOTH),
+    (FEDERATED, BEST),
+    (BOTH, BEST),
+    ("FedAvg", BEST),
 ]
 """Compared methods."""
 
@@ -81,20 +94,31 @@ class Cell(NamedTuple):
     @property
     def words(self) -> list[str]:
         """Keys of its run."""
+        if self.method in OF_NETWORKS:
+            return [*self.books, *TRAINED[self.task], *WORDS[self.method]]
         reads = self.task == "accounts" and self.method not in (OWN_TREES, FEDERATED)
-        books = [*TASKS[self.task], *BOOKS, *RECIPE, *DATA[self.data], f"seed={self.seed}"]
-        return [*books, *WORDS[self.method], *(OF_EDGES if reads else [])]
+        return [*self.books, *WORDS[self.method], *(OF_EDGES if reads else [])]
+
+    @property
+    def books(self) -> list[str]:
+        """Keys of its books."""
+        return [*TASKS[self.task], *BOOKS, *RECIPE, *DATA[self.data], f"seed={self.seed}"]
+
+    @property
+    def asked(self) -> bool:
+        """Whether its row is in the table: a payment's columns are those of payments anyway, and networks read earlier hours."""
+        if self.method in OF_NETWORKS:
+            return self.data in ("hours", "dates")
+        return self.task == "accounts" or self.method != OWN_EDGES
 
 
 def cells(seeds: int, only: str) -> Iterator[Cell]:
-    """Yield the cells whose TASK/DATA/METHOD/SEED has the text; a payment's columns are those of payments anyway."""
-    for data in DATA:
-        for seed in range(FIRST, FIRST + seeds):
-            for task in TASKS:
-                for method in METHODS:
-                    cell = Cell(task, data, method, seed)
-                    if (task == "accounts" or method != OWN_EDGES) and only in "/".join(map(str, cell)):
-                        yield cell
+    """Yield the cells whose TASK/DATA/METHOD/SEED has the text, networks last."""
+    groups = [[method for method in METHODS if (method in OF_NETWORKS) == slow] for slow in (False, True)]
+    for methods, seed in itertools.product(groups, range(FIRST, FIRST + seeds)):
+        for cell in itertools.starmap(Cell, itertools.product(TASKS, DATA, methods, [seed])):
+            if cell.asked and only in "/".join(map(str, cell)):
+                yield cell
 
 
 def stored(path: Path) -> dict[Cell, float]:
@@ -117,10 +141,10 @@ def run(seeds: int, only: str, path: Path) -> None:
         if cell in known:
             continue
         start = time.process_time()
-        with tempfile.TemporaryDirectory() as folder:
-            options = ["checkpoint_every=0", f"out={folder}/run"]
-            found = api.run(*cell.words, *options, progress=False).summary["metrics"]["best_val"]
-        row = cell._asdict() | {"test": found["test_average_precision"], "validation": found["val_average_precision"]}
+        scores = (
+            {"test": own(cell.task, cell.books, cell.seed), "validation": ""} if cell.method == HAND else trained(cell)
+        )
+        row = cell._asdict() | scores
         row |= {"cpu_seconds": round(time.process_time() - start, 1), "commit": commit}
         fresh = not path.is_file()
         with path.open("a", newline="") as file:
@@ -129,6 +153,14 @@ def run(seeds: int, only: str, path: Path) -> None:
                 writer.writeheader()
             writer.writerow(row)
         print(f"{' / '.join(map(str, cell))}: {100 * float(row['test']):.1f}", flush=True)
+
+
+def trained(cell: Cell) -> dict[str, float]:
+    """Run a cell, and return its scores."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["checkpoint_every=0", f"out={folder}/run"]
+        found = api.run(*cell.words, *options, progress=False).summary["metrics"]["best_val"]
+    return {"test": found["test_average_precision"], "validation": found["val_average_precision"]}
 
 
 def tables(scores: dict[Cell, float]) -> str:
@@ -147,13 +179,17 @@ def tables(scores: dict[Cell, float]) -> str:
 
     names = [f"{task}, {data}" for task, data in heads]
     rows = [line("average precision", names), line("---", ["---"] * len(heads))]
-    for method in METHODS:
+    for method in [method for method in METHODS if any((*head, method) in held for head in heads)]:
         of = [held.get((*head, method), {}) for head in heads]
         rows.append(line(method, [shown(interval([*values.values()]) if values else None) for values in of]))
     rows += ["", line("paired by seed", names), line("---", ["---"] * len(heads))]
+    for head in heads:
+        alone = [of for method in ALONE if len(of := held.get((*head, method), {})) > 1]
+        held[*head, BEST] = max(alone, key=lambda of: fmean(of.values()), default={})
     for first, second in DIFFERENCES:
         pairs = [paired(held.get((*head, first), {}), held.get((*head, second), {})) for head in heads]
-        rows.append(line(f"{first} − {second}", [shown(found, "+") for found in pairs]))
+        if any(pairs):
+            rows.append(line(f"{first} − {second}", [shown(found, "+") for found in pairs]))
     return "\n".join(rows)
 
 

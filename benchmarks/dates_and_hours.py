@@ -119,7 +119,7 @@ def cells(seeds: int, only: str, without: str) -> Iterator[Cell]:
 def score(cell: Cell, folder: Path) -> float:
     """Return the average precision of a cell; a blend reads or makes the runs of its two parts."""
     if cell.method == OWN:
-        return own(cell)
+        return own(cell.task, cell.books, cell.seed)
     out = folder / "-".join(map(str, cell)).replace(", ", "-").replace(" ", "-")
     if cell.method == BLEND:
         parts = [cell._replace(method=name) for name in ("FedAvg", "boosting, bagging")]
@@ -137,21 +137,21 @@ def score(cell: Cell, folder: Path) -> float:
     return float(summary["metrics"]["best_val"]["test_average_precision"])
 
 
-def own(cell: Cell) -> float:
-    """Return the average precision of LightGBM on hand-made columns, one model per bank, mean over banks."""
+def own(task: str, books: list[str], seed: int) -> float:
+    """Return the average precision of LightGBM on hand-made columns of books, one model per bank, mean over banks."""
     import lightgbm
 
-    cfg = compose(cell.books)
+    cfg = compose(books)
     spec: PaymentsSpec = typed(PaymentsSpec, cfg.dataset.params, "dataset=payments")
-    p = generate(spec, seed=cell.seed, banks=BANKS)
-    graph: Any = datasets.load(cfg.dataset, seed=cell.seed, num_clients=BANKS)
+    p = generate(spec, seed=seed, banks=BANKS)
+    graph: Any = datasets.load(cfg.dataset, seed=seed, num_clients=BANKS)
     found = []
     for bank, client in enumerate(make(graph, cfg)):
         book = book_of(p, bank)
-        if cell.task == "payments":
+        if task == "payments":
             paid = p.bank[p.source] == bank
             x = of_payments(book)[p.bank[book["source"].to_numpy()] == bank]
-            y, stage = p.label[paid], split_graph(graph, cfg.split, cell.seed).edge_split.numpy()[paid]
+            y, stage = p.label[paid], split_graph(graph, cfg.split, seed).edge_split.numpy()[paid]
         else:
             nodes = client.node_id.numpy()
             x, y = of_accounts(book).reindex(nodes).fillna(0).to_numpy(), client.y.numpy()
