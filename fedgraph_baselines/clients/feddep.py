@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedgraph_baselines.methods import feddep
 from fedgraph_baselines.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Peers, clustered
-from fedgraph_baselines.methods.impaired import ADDED, HIDDEN_SHARE, Impaired, nearest, places, whole_numbers
+from fedgraph_baselines.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
@@ -64,8 +64,7 @@ class FedDEPClient(GraphClient, method=feddep):
     @cached_property
     def impaired(self) -> Impaired:
         """The graph without the hidden nodes."""
-        seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
-        return Impaired.of(self.graph, HIDDEN_SHARE, self.params.neighbours, seed)
+        return Impaired.of(self.graph, self.params.neighbours, self.cfg.seed)
 
     def encode(self, groups: dict[str, Arrays], graph: Any = None) -> tuple[Tensor, Any]:
         """Return the embeddings [n, H] of a graph (default: the client's) under the encoder in a message, and its inputs."""

@@ -47,7 +47,7 @@ from fedgraph_baselines.methods.fedsage import (
     drawn_neighbours,
     with_neighbours,
 )
-from fedgraph_baselines.methods.impaired import ADDED, HIDDEN_SHARE, Impaired, apart, nearest, places, whole_numbers
+from fedgraph_baselines.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
 from fedgraph_baselines.models.neighgen import NeighGen
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.client_part import assign
@@ -170,8 +170,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     @cached_property
     def impaired(self) -> Impaired:
         """The graph without the hidden nodes."""
-        seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
-        return Impaired.of(self.graph, HIDDEN_SHARE, self.params.neighbours, seed)
+        return Impaired.of(self.graph, self.params.neighbours, self.cfg.seed)
 
     @cached_property
     def searched(self) -> Tensor | SparseMatrix:

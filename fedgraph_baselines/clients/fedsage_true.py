@@ -16,7 +16,7 @@ from fedgraph_baselines.methods.owners import external_nodes
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
 from fedgraph_flwr.wire.messages import Arrays
@@ -116,14 +116,11 @@ class FedSageTrueClient(FedGradClient):
         graph, own = self.graph, self.graph.num_nodes
         outgoing = torch.stack([graph.cut_out[0], own + torch.searchsorted(self.external, graph.cut_out[1])])
         incoming = torch.stack([own + torch.searchsorted(self.external, graph.cut_in[1]), graph.cut_in[0]])
-        nothing = torch.zeros(own + external_x.size(0), dtype=torch.bool)
         extended = Graph(
             x=torch.cat([graph.x, external_x]),
             edge_index=torch.cat([graph.edge_index, outgoing, incoming], dim=1),
             y=torch.cat([graph.y, graph.y.new_full((external_x.size(0),), -1)]),
-            train_mask=nothing,
-            val_mask=nothing,
-            test_mask=nothing,
+            **unsplit(own + external_x.size(0)),
             num_classes=graph.num_classes,
         )
         self.external_x = external_x

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_baselines.methods.prototypes import WIDTH
+from fedgraph_baselines.methods.prototypes import described_width
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.methods.downlink import Input, Inputs
-from fedgraph_flwr.methods.uplink import Individual, Once, Public, Uplink, model_only
+from fedgraph_flwr.methods.uplink import Individual, Once, Uplink, model_only
 from fedgraph_flwr.models.structure_learner import top_k
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, TRAIN
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
+from fedgraph_flwr.wire.messages import EVALUATE, TRAIN
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 IDS = "ids"
 """Group, up, once: global ids of a client's nodes, ``node`` int64 [N], ascending."""
@@ -86,14 +86,13 @@ def among(
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model; with pseudo labels or graph, ids of nodes once, and the client's predictions for each node."""
     model = model_only(cfg, params)[TRAIN]
-    width = {DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})}}
     if not params.discovers:
-        return {TRAIN: model, **width}
+        return {TRAIN: model, **described_width()}
     ids = {"node": ArrayField((range(1, LARGEST),), "int64", 0, LARGEST)}
     return {
         "identify": Once({IDS: Individual(ids, why="the server finds the nodes that several clients hold")}),
         TRAIN: {**model, NODES: Individual(why="predictions are fused node by node")},
-        **width,
+        **described_width(),
     }
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from fedgraph_baselines.methods.prototypes import WIDTH
+from fedgraph_baselines.methods.prototypes import WIDTH, described_width
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph, unsplit
-from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Public, Uplink
-from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN, derive_seed
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Uplink
+from fedgraph_flwr.wire.messages import MODEL, TRAIN, derive_seed
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 EMBEDDING = "embedding"
 """Group, up: ``mean`` [D], the functional embedding."""
@@ -53,7 +53,7 @@ def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model, and its embedding of a random graph."""
     return {
-        DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})},
+        **described_width(),
         TRAIN: {
             MODEL: Individual(ARRAYS, why="each client receives its own mixture of models"),
             EMBEDDING: Individual(

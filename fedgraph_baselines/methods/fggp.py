@@ -13,13 +13,13 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from fedgraph_baselines.methods.prototypes import WIDTH
+from fedgraph_baselines.methods.prototypes import WIDTH, described_width
 from fedgraph_baselines.methods.similarity import cosines
 from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.methods.downlink import Input, Inputs
-from fedgraph_flwr.methods.uplink import Individual, Public, Uplink, model_only
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, METRICS, TRAIN
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
+from fedgraph_flwr.methods.uplink import Individual, Uplink, model_only
+from fedgraph_flwr.wire.messages import EVALUATE, TRAIN
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 PROTOTYPES = "prototypes"
 """Group sent to the server: ``mean`` [C, D] and ``known`` [C]."""
@@ -109,7 +109,7 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model and a prototype per class."""
     fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "known": ArrayField(("C",), "bool")}
     return {
-        DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})},
+        **described_width(),
         TRAIN: {
             **model_only(cfg, params)[TRAIN],
             PROTOTYPES: Individual(fields, why="the server clusters all clients' prototypes"),

@@ -11,11 +11,11 @@ from logging import INFO, WARNING
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.sparse import SparseMatrix
-from fedgraph_flwr.wire.messages import Reply
+from fedgraph_flwr.wire.messages import Reply, derive_seed
 
 ADDED = "added"  # the number of generated neighbours in a client's reply
 BLOCK = 256  # rows whose candidates are gathered at once
@@ -134,20 +134,19 @@ class Impaired:
     truth: Tensor
 
     @classmethod
-    def of(cls, graph: Graph, share: float, limit: int, seed: int) -> "Impaired":
-        """Hide a share of the nodes outside the training and test sets, drawn by ``seed``; ``limit`` is P."""
+    def of(cls, graph: ClientGraph, limit: int, seed: int) -> "Impaired":
+        """Hide some nodes outside the training and test sets, drawn by the run's ``seed``; ``limit`` is P."""
         spare = (~graph.train_mask & ~graph.test_mask).nonzero().view(-1)
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(derive_seed(seed, graph.client, "hidden"))
         hidden = torch.zeros(graph.num_nodes, dtype=torch.bool)
-        hidden[spare[torch.randperm(spare.numel(), generator=rng)[: round(share * spare.numel())]]] = True
+        hidden[spare[torch.randperm(spare.numel(), generator=rng)[: round(HIDDEN_SHARE * spare.numel())]]] = True
         kept = (~hidden).nonzero().view(-1)
         local = torch.full((graph.num_nodes,), -1)
         local[kept] = torch.arange(kept.numel())
         source, target = graph.edge_index
         inside = ~hidden[source] & ~hidden[target]
-        nothing = torch.zeros(kept.numel(), dtype=torch.bool)
         edges = local[graph.edge_index[:, inside]]
-        rest = Graph(graph.x[kept], edges, graph.y[kept], nothing, nothing, nothing, graph.num_classes)
+        rest = Graph(graph.x[kept], edges, graph.y[kept], **unsplit(kept.numel()), num_classes=graph.num_classes)
         lost = (hidden[source] & ~hidden[target]).nonzero().view(-1)
         lost = lost[target[lost].argsort(stable=True)]
         all_lost = local[target[lost]].bincount(minlength=kept.numel())

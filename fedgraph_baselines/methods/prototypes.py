@@ -59,7 +59,7 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare FedProto's uplink: per class the sum of its nodes' embeddings, and their number."""
     sums = {"sum": ArrayField(("C", WIDTH), "float64"), "count": ArrayField(("C",), "float64", 0, LARGEST)}
-    return {**_width(), TRAIN: {PROTOTYPES: Sum(sums)}}
+    return {**described_width(), TRAIN: {PROTOTYPES: Sum(sums)}}
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
@@ -72,8 +72,12 @@ def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:
 def single_uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare FedTGP's uplink: one prototype per class, and whether the client has it."""
     fields = {"mean": ArrayField(("C", WIDTH), cfg.dtype), "count": ArrayField(("C",), "int64", 0, 1)}
-    return {**_width(), TRAIN: {PROTOTYPES: Individual(fields, why="the server trains on every client's prototypes")}}
+    return {
+        **described_width(),
+        TRAIN: {PROTOTYPES: Individual(fields, why="the server trains on every client's prototypes")},
+    }
 
 
-def _width() -> Uplink:
+def described_width() -> Uplink:
+    """Declare D in the description."""
     return {DESCRIBE: {METRICS: Public({WIDTH: NumberField(1, LARGEST, whole=True)})}}

@@ -95,9 +95,7 @@ class FedGL(GraphStrategy, method=fedgl):
         """Send each client the pseudo labels and graph of its nodes."""
         return {int(client): {PSEUDO: found} for client, found in self.memory.get(PSEUDO, {}).items()}
 
-    def before_evaluate(self, arrays: Arrays) -> GroupsFor:
-        """Send the same as for training, since predictions use the pseudo graph."""
-        return self.before_train(arrays)
+    before_evaluate = before_train  # predictions use the pseudo graph
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Return θ, and update pseudo labels and graph."""

@@ -48,9 +48,7 @@ class FedLIT(GraphStrategy, method=fedlit):
         """Send the current centres."""
         return {LINKS: self.memory[LINKS]} if LINKS in self.memory else {}
 
-    def before_evaluate(self, arrays: Arrays) -> Groups:
-        """Send the centres: clients type links by them."""
-        return self.before_train(arrays)
+    before_evaluate = before_train  # clients type links by the centres
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Average matched branches, and the other parameters."""

@@ -28,9 +28,7 @@ class FedProto(GraphStrategy, method=prototypes):
         """Send the current prototypes."""
         return {PROTOTYPES: self.memory[PROTOTYPES]} if PROTOTYPES in self.memory else {}
 
-    def before_evaluate(self, arrays: Arrays) -> Groups:
-        """Send the same as for training, since Eq. (4) is scored, too."""
-        return self.before_train(arrays)
+    before_evaluate = before_train  # Eq. (4) is scored, too
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Compute Eq. (6); no parameters are shared. A class with a noised count below 1/2 keeps its prototype."""

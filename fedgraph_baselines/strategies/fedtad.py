@@ -41,7 +41,7 @@ from fedgraph_baselines.methods import fedtad
 from fedgraph_baselines.methods.fedtad import NODES, NOISE, RELIABILITY, STUDENT_STEPS, teacher_weights
 from fedgraph_baselines.models.fedtad import Generator, diversity, nearest_edges
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.models import Model
@@ -168,9 +168,8 @@ class FedTAD(GraphStrategy, method=fedtad):
     def inputs(self, x: Tensor, model: Model) -> Any:
         """Return the model's inputs for generated nodes [n, F], differentiable in x."""
         n = x.size(0)
-        none = torch.zeros(n, dtype=torch.bool)
-        y = torch.full((n,), -1)
-        graph = Graph(x, nearest_edges(x, self.params.neighbours), y, none, none, none, self.agreed("num_classes"))
+        edges, classes = nearest_edges(x, self.params.neighbours), self.agreed("num_classes")
+        graph = Graph(x, edges, torch.full((n,), -1), **unsplit(n), num_classes=classes)
         return model.prepare(graph, dtype=self.dtype)
 
     def optimizer(self, name: str, parameters: Any) -> Adam:

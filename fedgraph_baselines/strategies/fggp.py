@@ -44,9 +44,7 @@ class FGGP(GraphStrategy, method=fggp):
         """Send the current bank."""
         return {BANK: self.memory[BANK]} if BANK in self.memory else {}
 
-    def before_evaluate(self, arrays: Arrays) -> Groups:
-        """Send the bank: clients predict with it."""
-        return self.before_train(arrays)
+    before_evaluate = before_train  # clients predict with the bank
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Average θ and extend the bank."""

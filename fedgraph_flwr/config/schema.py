@@ -295,7 +295,7 @@ class SplitConfig(Section, group="split"):
     min_train: int = 0  # minimum training nodes per client, filled from its unused nodes
 
     limits = (
-        ("train", lambda c: c.share > 1 + 1e-9, "at most 1 together with split.val and split.test"),
+        ("train", lambda c: sum(c.shares) > 1 + 1e-9, "at most 1 together with split.val and split.test"),
         ("folds", lambda c: c.kind == "kfold" and c.folds < 3, ">= 3"),
         ("until", lambda c: len(c.until) not in (0, 2) or c.until != sorted(c.until), "two ascending times in seconds"),
         ("step", lambda c: c.step is not None and not _STEP.fullmatch(c.step), "hours or days such as 6h, or null"),
@@ -307,9 +307,9 @@ class SplitConfig(Section, group="split"):
         return int(self.step[:-1]) * {"h": 3600, "d": 86_400}[self.step[-1]] if self.step else 0
 
     @property
-    def share(self) -> float:
-        """Share of the labelled nodes in the three sets."""
-        return self.train + self.val + self.test
+    def shares(self) -> tuple[float, float, float]:
+        """Shares of training, validation and test."""
+        return self.train, self.val, self.test
 
 
 @dataclass

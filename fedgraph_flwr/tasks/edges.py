@@ -117,8 +117,7 @@ class Edges(Classification):
             pairs.check_stages(self.graph, self.cfg.split)
         owner = part[known].numpy() if part.numel() else np.zeros(known.numel(), dtype=np.int64)
         place = self._hashed(ends[:, known].numpy(), np.stack([owner, y[known].numpy()]))
-        shares = self.cfg.split.train, self.cfg.split.val, self.cfg.split.test
-        for number, rows in enumerate(pairs.split_by_owner(place, owner, shares)):
+        for number, rows in enumerate(pairs.split_by_owner(place, owner, self.cfg.split.shares)):
             found[known[torch.from_numpy(rows)]] = number
         return found
 

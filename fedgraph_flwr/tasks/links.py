@@ -49,9 +49,8 @@ class Links(Task):
             :, self.part[joined[0]] == self.part[joined[1]]
         ]  # an edge between two clients belongs to neither
         self.known = joined
-        shares = cfg.split.train, cfg.split.val, cfg.split.test
         place = pairs.keyed(np.sort(graph.node_id.numpy()[inner], axis=0), derive_seed(cfg.seed, "links"))
-        found = pairs.split_by_owner(np.argsort(place, kind="stable"), self.part[inner[0]], shares)
+        found = pairs.split_by_owner(np.argsort(place, kind="stable"), self.part[inner[0]], cfg.split.shares)
         self.items = {split: inner[:, rows] for split, rows in zip(STAGES, found, strict=True)}
         self.y = torch.ones(self.items["train"].shape[1])
         self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
@@ -65,7 +64,7 @@ class Links(Task):
         return {
             "task": "links",
             "seed": self.cfg.seed,
-            "split": [self.cfg.split.train, self.cfg.split.val, self.cfg.split.test],
+            "split": [*self.cfg.split.shares],
         }
 
     @classmethod

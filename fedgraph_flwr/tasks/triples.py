@@ -104,8 +104,8 @@ class Triples(Task):
         ends = graph.node_id.numpy()[triples[[0, 2]]]
         place = pairs.mixed(pairs.keyed(ends, key) + pairs.mixed(triples[1].astype(np.uint64) + np.uint64(key)))
         found = np.full(len(rows), -1)
-        shares = self.cfg.split.train, self.cfg.split.val, self.cfg.split.test
-        for number, taken in enumerate(pairs.split_by_owner(np.argsort(place, kind="stable"), owner, shares)):
+        order = np.argsort(place, kind="stable")
+        for number, taken in enumerate(pairs.split_by_owner(order, owner, self.cfg.split.shares)):
             found[taken] = number
         return found
 
@@ -128,7 +128,7 @@ class Triples(Task):
     def variant(self) -> dict[str, Any]:
         """Settings that select the triples hidden from the model's inputs."""
         split = self.cfg.split
-        return {"task": "triples", "seed": self.cfg.seed, "split": [split.kind, split.train, split.val, split.test]}
+        return {"task": "triples", "seed": self.cfg.seed, "split": [split.kind, *split.shares]}
 
     def later(self, client: Client, inputs: Any) -> Stages:
         """None: validation and test triples are never messages."""

@@ -27,7 +27,7 @@ WORDS = ["strategy=feddep", f"model.hidden={H}", *KEYS, "strategy.generator_step
 @pytest.fixture(autouse=True)
 def small_generators_of_all_hidden_nodes(monkeypatch):
     monkeypatch.setattr("fedgraph_baselines.clients.feddep.WIDTHS", (7,))
-    monkeypatch.setattr("fedgraph_baselines.clients.feddep.HIDDEN_SHARE", 1)
+    monkeypatch.setattr("fedgraph_baselines.methods.impaired.HIDDEN_SHARE", 1)
 
 
 def client_of(*overrides):

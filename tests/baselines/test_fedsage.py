@@ -32,7 +32,7 @@ def small_generators(monkeypatch):
     monkeypatch.setattr("fedgraph_baselines.clients.fedsage.LATENT", 6)
     for client in ("fedsage", "feddep"):
         monkeypatch.setattr(f"fedgraph_baselines.clients.{client}.WIDTHS", (7,))
-        monkeypatch.setattr(f"fedgraph_baselines.clients.{client}.HIDDEN_SHARE", 1)
+    monkeypatch.setattr("fedgraph_baselines.methods.impaired.HIDDEN_SHARE", 1)
 
 
 def client_of(*overrides, client=0):
@@ -69,7 +69,7 @@ def test_what_the_impaired_graph_lacks_by_hand(monkeypatch):
         assert set(known) <= set(rows[owner])
         assert len(set(known)) == len(known)
     assert own.owner.numel() == sum(min(len(lost), P) for lost in rows.values())
-    monkeypatch.setattr("fedgraph_baselines.clients.fedsage.HIDDEN_SHARE", 0.5)
+    monkeypatch.setattr("fedgraph_baselines.methods.impaired.HIDDEN_SHARE", 0.5)
     half = client_of().impaired.kept
     assert N - half.numel() == round(hidden.sum() / 2)
 
