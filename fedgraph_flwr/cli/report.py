@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``report``."""
     from fedgraph_flwr.party.use.predict import load_predictor
     from fedgraph_flwr.report.listing import listed, write_listing
-    from fedgraph_flwr.report.tables import tables_of, write_tables
+    from fedgraph_flwr.report.sweep_page import outcomes_of, write_sweeps
     from fedgraph_flwr.report.writing import write_report
     from fedgraph_flwr.store.results import CONFIG
 
@@ -34,9 +34,9 @@ def main(args: argparse.Namespace) -> int:
         count = len(args.folders)
         raise FedGraphError(f"a page of {count} folders would replace {first}'s own report: pass --out FILE")
     out = args.out or first / "report.html"
-    tables = [tables_of(folder) for folder in args.folders]
-    if all(tables):
-        page = write_tables([path for found in tables for path in found], out)
+    sweeps = [outcomes_of(folder) for folder in args.folders]
+    if all(sweeps):
+        page = write_sweeps([path for found in sweeps for path in found], out)
     elif len(args.folders) == 1 and not (first / CONFIG).is_file() and first.is_dir() and listed(first):
         page = write_listing(first, out)
     else:

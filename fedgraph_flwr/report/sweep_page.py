@@ -19,6 +19,8 @@ from fedgraph_flwr.report.page import CHANCE, Page, dot, grid, note, number, of_
 from fedgraph_flwr.report.runs import RunGroup, group_runs, load_run
 from fedgraph_flwr.report.sections import training
 from fedgraph_flwr.report.units import duration, size
+from fedgraph_flwr.store.results import CONFIG
+from fedgraph_flwr.sweeps.rows import ours
 
 CHOSEN = (
     "Mean differences paired by seed, ± half of their 95 % interval (Student's t). Better, worse: the interval excludes 0."
@@ -37,6 +39,22 @@ def write_sweep(outcome: Mapping[str, Any], results: Path) -> Path:
     page = Page(outcome["title"])
     add_sweep(page, json.loads(text), results.parent)
     return page.write(results.with_suffix(".html"))
+
+
+def outcomes_of(folder: Path) -> list[Path]:
+    """Return the stored outcomes of the sweeps in a folder; none for a run folder."""
+    if (folder / CONFIG).is_file():
+        return []
+    found = [path.with_suffix(".json") for path in sorted(folder.glob("*.csv")) if ours(path)]
+    return [path for path in found if path.is_file()]
+
+
+def write_sweeps(outcomes: Sequence[Path], out: Path) -> Path:
+    """Write a page of sweeps and return its path."""
+    page = Page("Sweeps")
+    for place, path in enumerate(outcomes):
+        add_sweep(page, json.loads(path.read_bytes()), path.parent, f"-{place}" if place else "")
+    return page.write(out)
 
 
 def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = "") -> None:
