@@ -1,6 +1,7 @@
 """Exceptions for users: an error message and its exit code."""
 
 import difflib
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,9 +30,15 @@ KEY_ALIASES = _by_alias(
         "model.hidden": "hidden_dim hidden_size hidden_channels hidden dim",
         "model.layers": "num_layers n_layers layers",
         "model.dropout": "dropout drop p",
+        "model.heads, with model=gat": "heads num_heads n_heads attention_heads",
         "rounds": "num_rounds n_rounds comm_rounds communication_rounds global_rounds",
         "num_clients": "clients n_clients num_parties num_partitions",
-        "seed": "random_seed random_state",
+        "seed": "random_seed random_state manual_seed",
+        "privacy.epsilon_budget, the most that may be spent": "epsilon eps target_epsilon",
+        "privacy.noise_multiplier": "noise sigma",
+        "privacy.secagg": "secure_aggregation secure_agg",
+        "privacy.clipping_norm": "max_grad_norm clip clipping",
+        "strategy.aggregator": "aggregation agg",
         "evaluation.metric": "metric metrics score",
         "evaluation.patience": "patience early_stopping",
         "strategy.fraction": "fraction_fit fraction_train client_fraction sample_rate fraction",
@@ -40,7 +47,9 @@ KEY_ALIASES = _by_alias(
         "dataset": "data graph_name",
         "partition": "partitioner partitioning",
         "out": "output output_dir save_dir log_dir",
+        "ray.actors": "workers num_workers n_jobs",
         "device=cuda": "gpu cuda",
+        "tracking=wandb": "wandb use_wandb wandb_project",
     }
 )
 """Name of a key elsewhere → name here."""
@@ -115,16 +124,16 @@ _LISTINGS = {"dataset": "datasets", "command": "--help"}
 _LISTINGS |= {group: f"keys {group}" for group in ("strategy", "model", "partition", "protocol")}
 
 MANY = 12
-"""Number of names from which an error lists only close ones."""
+"""Number of names from which an error does not list them."""
 
 
 def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", instead: str = "") -> FedGraphError:
-    """Return an error for an unknown name, with the nearest match.
+    """Return an error for an unknown name, with the nearest match or all names, if they are few.
 
     Args:
         kind: kind of name, such as ``"dataset"``.
         value: the given name.
-        accepted: the known names; of more than `MANY`, the error lists those that are close.
+        accepted: the known names.
         where: file or key of the name.
         instead: what to do instead of using the nearest match.
     """
@@ -133,17 +142,18 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
     prefix = prefix if all(name.startswith(prefix) for name in names) else ""
     short = {name.removeprefix(prefix): name for name in names}  # the common section tells nothing
     near = difflib.get_close_matches(text.removeprefix(prefix), short, n=1)
-    hint = f"; {instead}" if instead else f"; did you mean '{short[near[0]]}'?" if near else ""
+    source = f" ({where})" if where else ""
     if here := _elsewhere(kind, text, names):
-        hint = f"; its name here is {here}"
-    source, others = f" ({where})" if where else "", f"one of: {', '.join(names)}"
+        instead = f"its name here is {here}"
+    hint = f"; {instead}" if instead else f"; did you mean '{short[near[0]]}'?" if near else ""
+    if _FROM_PYTHON.get() and kind.endswith("key"):
+        hint = re.sub(r"(?<=[a-z])\.(?=[a-z])", "__", hint)  # a keyword, such as train__lr
     if len(names) > MANY:
-        close = difflib.get_close_matches(text.removeprefix(prefix), short, n=5, cutoff=0.3) or list(short)[:5]
-        others = f"one of {len(names)} names, such as {', '.join(short[name] for name in close)}"
-        listing = _LISTINGS.get(kind, "keys" if prefix or kind.endswith(": key") else "")
-        others += f" (`fedgraph-flwr {listing}` lists all)" if listing else ""
+        listing = _LISTINGS.get(kind, "keys" if kind.endswith("key") else "")
+        others = "" if hint.startswith("; its") else f" (`fedgraph-flwr {listing}` lists all)" if listing else ""
+        return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{others}")
     expected = " Expected" if hint.endswith("?") else "; expected"
-    return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} {others}")
+    return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} one of: {', '.join(names)}")
 
 
 def check_names(given: Iterable[object], accepted: Iterable[str], kind: str, where: str = "") -> None:

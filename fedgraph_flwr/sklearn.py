@@ -100,8 +100,7 @@ class _Federated(BaseEstimator):
         """
         if y is not None:
             raise FedGraphError("fit reads the labels from the graphs' y: leave the argument y out")
-        given = {name: value for name, value in self.get_params().items() if value is not None}
-        keys = {name.replace("__", "."): value for name, value in given.items()}
+        keys = {name: value for name, value in self.get_params().items() if value is not None}
         with tempfile.TemporaryDirectory() as folder:
             own = {"task": self._task} if self._task else {}
             keys = {**own, "progress": False, "out": str(Path(folder) / "run"), **keys}

@@ -53,12 +53,26 @@ COMMANDS = {
 _TRAIN = ("train", "simulate")
 """Names elsewhere of the command ``run``."""
 
+_OF_PARTIES = ("node", "server", "fleet", "agree")
+"""Commands of long-lived services, which import installed packages only."""
+
+_ALIASES = {
+    "help": ["--help"],
+    "version": ["--version"],
+    "-V": ["--version"],
+    "methods": ["keys", "strategy"],
+    "models": ["keys", "model"],
+}
+"""First words elsewhere, and what answers them here."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     previous = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         with _own_conf(list(sys.argv[1:] if argv is None else argv)) as given:
+            if given[:1] and given[0] not in _OF_PARTIES:
+                sys.path.append(os.getcwd())  # model=net:Net of the current folder
             args = _parse(given)
             return int(args.func(args))
     except SystemExit as stop:  # argparse exits with 0 after --help and with 2 on wrong input
@@ -103,6 +117,7 @@ def _own_conf(args: list[str]) -> Iterator[list[str]]:
 
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     given = given or ["--help"]
+    given = [*_ALIASES.get(given[0], given[:1]), *given[1:]]
     if not given[0].startswith("-") and given[0] not in COMMANDS:
         meant = difflib.get_close_matches(given[0], [*COMMANDS, *_TRAIN], n=1)
         instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if {*meant} & {*_TRAIN} else ""

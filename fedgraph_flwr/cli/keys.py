@@ -4,7 +4,7 @@ import argparse
 import json
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.config.composition import GROUPS
+from fedgraph_flwr.config.composition import GROUPS, group_path
 from fedgraph_flwr.config.json_schema import json_schema
 from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, select
 
@@ -54,10 +54,15 @@ def _parts(own: set[str]) -> list[Key]:
 
 
 def _names(group: str) -> list[str]:
+    """Return a line for each name of a group, with the first line of its file."""
     if group not in GROUPS:
         return []
-    names = ", ".join(group_names(group))
-    return [f"  {group}=NAME sets values and may add keys (see `fedgraph-flwr keys {group}=NAME`): {names}"]
+    lines = [f"{group}=NAME sets values and may add keys (`fedgraph-flwr keys {group}=NAME`):"]
+    for name in group_names(group):
+        path = group_path(group, name)
+        first = path.read_text().partition("\n")[0] if path else ""
+        lines.append(f"  {name:<22}{first.lstrip('# ') if first.startswith('#') else ''}".rstrip())
+    return lines
 
 
 def line(key: Key) -> str:

@@ -30,7 +30,7 @@ from fedgraph_flwr.config import config_file
 from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, resolved
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
-from fedgraph_flwr.config.parts import KEYS, METHOD, defaults, key_names, lengthen
+from fedgraph_flwr.config.parts import KEYS, METHOD, chosen, defaults, key_names, lengthen
 from fedgraph_flwr.config.schema import (
     AttackConfig,
     MisfitError,
@@ -44,7 +44,7 @@ from fedgraph_flwr.config.schema import (
 )
 from fedgraph_flwr.data.plugins import conf_dir, packages
 from fedgraph_flwr.data.root import imported_names, imported_path
-from fedgraph_flwr.errors import FedGraphError, first_line, sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, first_line, from_python, sanitize, unknown
 
 Layer = tuple[str, dict[str, Any]]
 """Source and nested keys of one layer of a configuration, whose keys composition may change."""
@@ -167,13 +167,19 @@ def configuration(
 
     Args:
         overrides: ``key=value`` overrides.
-        keys: values by key, with higher precedence (see `compose`).
+        keys: values by key, with higher precedence (see `compose`), also with ``__`` instead of the dot.
         defaults: overrides with the lowest precedence.
 
     Raises:
         FedGraphError: as for `compose`.
     """
-    keys = keys or {}
+    if keys is not None:
+        with from_python():
+            return _configuration(overrides, {key.replace("__", "."): value for key, value in keys.items()}, defaults)
+    return _configuration(overrides, {}, defaults)
+
+
+def _configuration(overrides: Sequence[str], keys: Mapping[str, Any], defaults: Sequence[str]) -> RunConfig:
     named = ("config", "resume", "evaluate", "init")
     given = dict(word.partition("=")[::2] for word in overrides) | {k: keys[k] for k in named if k in keys}
     key = next((key for key in named[1:] if given.get(key)), "")
@@ -624,7 +630,7 @@ def _select(
     if new and source == "override" and group not in ("strategy", "attack") and not _is_code(group, name, merged):
         known, key = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}, min(new)
         where = places.get(f"{group}.{key}", f"override {group}.{key}")
-        raise unknown(f"{group} key", key, known | accepted, where)
+        raise unknown(f"{group} key", key, known | accepted, where, _elsewhere(f"{group}.{key}", [(source, merged)]))
     accepted |= own
     if "name" in body and (source != "override" or (group == "model" and name != before)):
         merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
@@ -653,12 +659,32 @@ def _explained(error: MisfitError, layers: list[Layer], places: Mapping[str, str
     source = next((source for source, node in reversed(layers) if _holds(node, key)), "the composed config")
     source = places.get(key, source) if source == "override" else source
     if error.known:
-        return unknown("key", key, error.known, source)
+        return unknown("key", key, error.known, source, _elsewhere(key, layers))
     _, hint = key_field(key)
     if get_origin(hint) is list and not isinstance(error.value, list):
         return FedGraphError(f"{key} ({source}) must be a list such as {key}=[a,b]")
     wanted = expected(key) or (kind_of(hint) if hint else "a number, a string, a boolean, or a list of them")
     return FedGraphError(f"{key}={error.value} ({source}): expected {wanted}")
+
+
+def _elsewhere(key: str, layers: list[Layer]) -> str:
+    """Return a hint with the keys that end in the same word, or only those of the method's parts; empty without any."""
+    word = key.rpartition(".")[2].lower().replace("-", "_")
+    used = {part for _, node in layers for part in chosen(node.get("strategy") or {})}
+    names = dict.fromkeys(flat(dataclasses.asdict(RunConfig())), "")
+    for _, node in layers:
+        names |= {name.replace(".params.", "."): "" for name in flat({k: node[k] for k in _SECTIONS if k in node})}
+    same = [name for name in names if name.rpartition(".")[2] == word and name != key]
+    of_part = {name: name.split(".")[1] for name in same if name.count(".") == 2}
+    if here := [name for name in same if of_part.get(name) in used]:
+        return f"its name here is {' or '.join(here)}"
+    methods = {name: chosen(load(path)) for name in group_names("strategy") if (path := group_path("strategy", name))}
+    here = []
+    for name in same:
+        users = [method for method, parts in methods.items() if of_part.get(name) in parts]
+        users.sort(key=lambda method: of_part[name] not in method)  # the method named after the part first
+        here.append(f"{name} (strategy={users[0]})" if users else name)
+    return f"its name here is {' or '.join(here)}" if here else ""
 
 
 def _holds(node: Any, key: str) -> bool:

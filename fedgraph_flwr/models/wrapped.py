@@ -1,15 +1,16 @@
-"""Any ``torch.nn.Module`` with ``forward(x, edge_index[, edge_attr | edge_weight])`` as a `Model`, such as PyG's models.
+"""Any ``torch.nn.Module`` with ``forward(x, edge_index[, edge_attr | edge_weight])`` or ``forward(data)`` as a `Model`.
 
     model=torch_geometric.nn.models:GraphSAGE model.hidden=64 model.jk=cat
 
-A function that returns such a module, ``def net(in_channels: int, out_channels: int) -> Net``, may stand for the class.
+A function that returns such a module, ``def net(in_channels: int, out_channels: int)``, may stand for the class.
 
 The module is created by the parameters of its ``__init__``, or of the function: sizes under the names of `SIZES`, others from
-keys of ``model.``. Edge features are read if ``forward`` accepts ``edge_attr``, or a single one, which must not be negative, if
-it accepts ``edge_weight``. The head is the last layer with parameters, or the one that ``model.head`` names. What enters it is
-the hidden feature of a node.
+keys of ``model.``. One without parameters for the sizes must fit the graph. Edge features are read if ``forward`` accepts
+``edge_attr``, or a single one, which must not be negative, if it accepts ``edge_weight``. The head is the last layer with
+parameters, or the one that ``model.head`` names. What enters it is the hidden feature of a node.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 from fedgraph_flwr.config import ModelConfig
 from fedgraph_flwr.data.graph import Graph
@@ -28,14 +30,35 @@ from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Device
 
 SIZES = {
-    "features": ("in_channels", "num_features", "in_features", "in_dim", "input_dim"),
-    "outputs": ("out_channels", "num_classes", "out_features", "out_dim", "output_dim"),
-    "hidden": ("hidden_channels", "hidden", "hidden_dim", "hidden_features"),
-    "layers": ("num_layers", "layers"),
-    "dropout": ("dropout",),
+    "features": (
+        *("in_channels", "num_features", "in_features", "in_dim", "input_dim", "input_size", "in_c", "in_feats"),
+        *("nfeat", "n_feat", "n_features", "num_feats", "num_node_features"),
+    ),
+    "outputs": (
+        *("out_channels", "num_classes", "out_features", "out_dim", "output_dim", "output_size", "out_c", "out_feats"),
+        *("nclass", "n_class", "n_classes", "num_labels"),
+    ),
+    "hidden": (
+        *(
+            "hidden_channels",
+            "hidden",
+            "hidden_dim",
+            "hidden_features",
+            "hidden_size",
+            "hid_dim",
+            "hidden_c",
+            "h_feats",
+        ),
+        *("nhid", "n_hidden", "num_hidden"),
+    ),
+    "layers": ("num_layers", "layers", "n_layers", "nlayers"),
+    "dropout": ("dropout", "drop", "dropout_rate"),
     "edges": ("edge_dim", "num_edge_features"),
 }
 """Names of parameters of a module's ``__init__`` that are sizes of the graph, or keys of every model."""
+
+GRAPHS = ("data", "graph", "g", "d")
+"""Names of the only required argument of a ``forward`` that reads PyG ``Data``."""
 
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 
@@ -77,6 +100,7 @@ class Wrapped(Model):
     module: type[nn.Module]
     sizes: Mapping[str, str]
     defaults: Mapping[str, Any]
+    takes_graph: bool
     dense_features = True
 
     def __init__(
@@ -92,6 +116,7 @@ class Wrapped(Model):
         **own: Any,
     ):
         super().__init__()
+        self.outputs = num_classes
         found: dict[str, Any] = {"features": num_features, "outputs": num_classes, "hidden": hidden, "layers": layers}
         found |= {"dropout": dropout, "edges": num_edge_features or None}
         if given := own.keys() & set(self.sizes.values()):
@@ -140,7 +165,20 @@ class Wrapped(Model):
         return self._logits(inputs) if readout is None else readout(self._logits(inputs), inputs)
 
     def _logits(self, inputs: EdgeInputs) -> Tensor:
-        return self.net(inputs.x, inputs.edge_index, **inputs.edge)
+        graph = (inputs.x, inputs.edge_index)
+        try:
+            outputs = self.net(Data(*graph, **inputs.edge)) if self.takes_graph else self.net(*graph, **inputs.edge)
+        except RuntimeError as error:
+            if self.sizes.keys() >= {"features", "outputs"}:
+                raise
+            raise FedGraphError(
+                f"{self.kind.__name__} has no parameters for the graph's sizes and fails on one with {inputs.x.shape[1]} features"
+                f" ({first_line(error)}): add in_channels and out_channels to its parameters"
+            ) from error
+        if outputs.shape != (len(inputs.x), self.outputs):
+            got, wanted = list(outputs.shape), [len(inputs.x), self.outputs]
+            raise FedGraphError(f"{self.kind.__name__} returned {got}, expected {wanted}: outputs of each node")
+        return outputs
 
     def encode(self, inputs: EdgeInputs) -> Tensor:
         """Compute what enters the head, [N, H]."""
@@ -184,6 +222,10 @@ class Wrapped(Model):
         Raises:
             FedGraphError: edge features are not its third argument, where an exported folder passes them.
         """
+        if self.takes_graph:
+            raise FedGraphError(
+                f"{self.kind.__name__} cannot be exported: its forward reads a graph, expected forward(x, edge_index)"
+            )
         third = list(inspect.signature(self.module.forward).parameters)[3:4]
         reads = bool(self.sizes.get("edges") and self.arguments.get(self.sizes["edges"]))
         if reads and third != ["edge_attr"]:
@@ -218,17 +260,22 @@ def wrapper(kind: Any) -> type[Wrapped]:
     required = [
         p.name for p in forward if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    if len(required) != 2 or required[1] != "edge_index":
+    takes_graph = len(required) == 1 and required[0] in GRAPHS
+    if not takes_graph and (len(required) != 2 or required[1] != "edge_index"):
         raise FedGraphError(
             f"{kind.__module__}:{kind.__name__} cannot be a model: expected forward(x, edge_index) with an optional edge_attr or"
-            f" edge_weight, got forward({', '.join(p.name for p in forward)})"
+            f" edge_weight, or forward(data), got forward({', '.join(p.name for p in forward)})"
         )
     made = list(inspect.signature(kind.__init__ if kind is module else kind).parameters.values())
     accepted = {parameter.name: parameter for parameter in (made[1:] if kind is module else made)}
     sizes = {size: name for size, names in SIZES.items() for name in names if name in accepted}
-    if missing := [" or ".join(SIZES[size]) for size in ("features", "outputs") if size not in sizes]:
+    required = [
+        p.name for p in accepted.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if len({"features", "outputs"} - sizes.keys()) == 1 or ("features" not in sizes and required):
+        missing = next(size for size in ("features", "outputs") if size not in sizes)
         raise FedGraphError(
-            f"{kind.__module__}:{kind.__name__} cannot be a model: it has no parameter {missing[0]}, a graph's size;"
+            f"{kind.__module__}:{kind.__name__} cannot be a model: it has no parameter {SIZES[missing][0]}, a graph's size;"
             f" add it, or pass a function that has both: def net(in_channels: int, out_channels: int) -> {module.__name__}"
         )
     defaults = {size: accepted[name].default for size, name in sizes.items() if hasattr(ModelConfig, size)}
@@ -248,13 +295,14 @@ def wrapper(kind: Any) -> type[Wrapped]:
     __init__.__signature__ = inspect.Signature([*base, *own])  # type: ignore[attr-defined]
     called = kind if kind is module else staticmethod(kind)
     contents = {"__init__": __init__, "kind": called, "module": module, "sizes": sizes, "takes_any": takes_any}
+    contents["takes_graph"] = takes_graph
     contents |= {"defaults": {size: value for size, value in defaults.items() if value is not inspect.Parameter.empty}}
     contents |= {"reads_edges": bool(edge_argument(module)), "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind.__name__, (Wrapped,), contents)
 
 
 def _made_by(kind: Any) -> type[nn.Module]:
-    """Return the class of a function's modules, by its annotation; of a class, the class.
+    """Return the class of a function's modules, by its annotation or by a trial; of a class, the class.
 
     Raises:
         FedGraphError: the annotation is no class of torch modules, or one without a ``forward``.
@@ -262,11 +310,17 @@ def _made_by(kind: Any) -> type[nn.Module]:
     if isinstance(kind, type):
         return kind
     try:
-        found = get_type_hints(kind).get("return")
+        annotated = get_type_hints(kind).get("return")
     except NameError as error:
-        found = str(error)
-    if isinstance(found, type) and issubclass(found, nn.Module) and found.forward is not nn.Module.forward:
-        return found
+        annotated = str(error)
+    if annotated is None:  # a trial, with the smallest sizes
+        trial = {"features": 1, "outputs": 2, "hidden": 8, "layers": 2, "dropout": 0.5}
+        names = inspect.signature(kind).parameters
+        given = {name: value for size, value in trial.items() for name in SIZES[size] if name in names}
+        with torch.random.fork_rng(devices=[]), contextlib.suppress(TypeError, ValueError, AssertionError, KeyError):
+            annotated = type(kind(**given))
+    if isinstance(annotated, type) and issubclass(annotated, nn.Module) and annotated.forward is not nn.Module.forward:
+        return annotated
     what = f"{kind.__module__}:{kind.__name__} does not tell which torch.nn.Module it returns"
     fix = f"annotate it with your own class, def {kind.__name__}(in_channels: int, out_channels: int) -> Net"
     raise FedGraphError(f"{what}: {fix}")

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import COMMANDS, main
 from fedgraph_flwr.data.graph import read_tensors
 from tests.conftest import client_graph
@@ -87,7 +88,7 @@ def test_help_lists_the_commands(capsys):
         (["datasets", "coar"], "did you mean 'cora'"),
         (["run", "trian.lr=0.1"], "did you mean 'train'"),
         (["run", "strategy=fedavg", "strategy.mu=1"], "methods with this key: fedhero, fednova, fedprox, moon"),
-        (["run", "train.xyzzy=3"], "names, such as train.batch_size, "),
+        (["run", "train.xyzzy=3"], "is unknown (override) (`fedgraph-flwr keys` lists all)"),
         (["rnu"], "did you mean 'run'"),
         (["train"], "fedgraph-flwr run strategy=fedavg"),
         (["report", "/nowhere"], "/nowhere holds no run"),
@@ -304,3 +305,30 @@ def test_predictions_that_cannot_be_written_are_refused_before_the_run(
     assert main(["run", *clients, *overrides, f"out={out}", "--predictions", str(tmp_path / name)]) == 2
     assert match in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["methods"], "  fedprox               FedProx (Li et al., MLSys 2020)."),
+        (["models"], "  gat                   GAT (Veličković et al., ICLR 2018): 8 heads of 8 as in the paper."),
+        (["help"], "usage: fedgraph-flwr [-h] [--version] [--conf DIR] COMMAND ..."),
+        (["version"], fg.__version__),
+        (["-V"], fg.__version__),
+    ],
+)
+def test_first_words_of_other_tools(words, line, capsys):
+    assert main(words) == 0
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_a_network_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "mynet.py").write_text(
+        "import torch\nfrom torch_geometric.nn import GCNConv\n\n\n"
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self, nfeat, nclass):\n        super().__init__()\n        self.last = GCNConv(nfeat, nclass)\n\n"
+        "    def forward(self, data):\n        return self.last(data.x, data.edge_index)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["run", "model=mynet:Net", "rounds=1", "out=run", "--quiet"]) == 0

@@ -56,6 +56,9 @@ class Twice(nn.Module):
 
 
 class NoSizes(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+
     def forward(self, x, edge_index):
         return x
 
@@ -144,7 +147,7 @@ def promised(in_channels: int, out_channels: int) -> torch.nn.Module:
         ("collections:OrderedDict", {}, "is not a class of torch modules"),
         ("torch.nn:Linear", {}, "expected forward(x, edge_index)"),
         (f"{__name__}:OfGraphs", {}, "got forward(x, edge_index, batch)"),
-        (f"{__name__}:NoSizes", {}, "no parameter in_channels or num_features"),
+        (f"{__name__}:NoSizes", {}, "no parameter in_channels, a graph's size"),
         (f"{PYG}:PNA", {}, "set them by model.NAME="),
         (f"{PYG}:GraphSAGE", {"jkk": "cat"}, "unexpected keyword argument 'jkk'"),
         (f"{PYG}:GraphSAGE", {"num_layers": 3}, "model.num_layers follows from"),
@@ -210,3 +213,82 @@ def test_it_predicts_and_exports(tmp_path):
     assert "from torch_geometric.nn.models.basic_gnn import GraphSAGE" in text
     assert "fedgraph_flwr" not in text.replace("`fedgraph-flwr", "")
     assert len(run.predict(client=0).ids) >= 40
+
+
+class OfData(nn.Module):
+    """As in PyG's tutorials: ``forward(data)``."""
+
+    def __init__(self, nfeat, nhid, nclass):
+        super().__init__()
+        self.first, self.last = GCNConv(nfeat, nhid), GCNConv(nhid, nclass)
+
+    def forward(self, data):
+        return self.last(self.first(data.x, data.edge_index).relu(), data.edge_index)
+
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = GCNConv(64, 2)
+
+    def forward(self, x, edge_index):
+        return self.last(x, edge_index)
+
+
+def fixed():
+    return Fixed()
+
+
+def sized(in_c, out_c):
+    return OfData(in_c, 8, out_c)
+
+
+NAMES = [
+    ("nfeat", "nhid", "nclass"),
+    ("num_node_features", "hidden_channels", "num_classes"),
+    ("in_feats", "h_feats", "num_classes"),
+    ("n_features", "n_hidden", "n_classes"),
+    ("in_dim", "hidden_dim", "out_dim"),
+    ("in_c", "hidden", "out_c"),
+    ("input_dim", "hid_dim", "output_dim"),
+    ("input_size", "hidden_size", "output_size"),
+]
+
+
+@pytest.mark.parametrize("names", NAMES, ids=" ".join)
+def test_usual_names_of_sizes(names, monkeypatch):
+    features, hidden, outputs = names
+    body = f"def __init__(self, {features}, {hidden}, {outputs}):\n    OfData.__init__(self, {features}, {hidden}, {outputs})"
+    space = {"OfData": OfData}
+    exec(body, space)
+    kind = type("Named", (OfData,), {"__init__": space["__init__"], "__module__": __name__})
+    monkeypatch.setitem(globals(), "Named", kind)
+    model = built(f"{__name__}:Named")
+    assert (model.arguments[features], model.arguments[hidden], model.arguments[outputs]) == (5, 8, 3)
+
+
+@pytest.mark.parametrize("model", [OfData, Fixed, fixed, sized])
+def test_networks_as_people_write_them(model, tmp_path):
+    run = fg.run(*SMALL, model=model, out=str(tmp_path / "run"), progress=False)
+    assert run.summary["rounds"] == 2
+    assert not run.summary["failures"]
+
+
+def test_a_network_that_does_not_fit_the_graph_says_what_to_add(tmp_path):
+    with pytest.raises(FedGraphError, match="add in_channels and out_channels to its parameters"):
+        fg.run(*SMALL, "dataset.features=7", model=Fixed, out=str(tmp_path / "run"), progress=False)
+
+
+def test_outputs_of_another_width_are_refused():
+    class Wide(Weighted):
+        def __init__(self, in_channels, out_channels):
+            super().__init__(in_channels, out_channels + 1)
+
+    model = models.wrapped.wrapper(Wide)(5, 3, hidden=4, layers=2, dropout=0.0)
+    with pytest.raises(FedGraphError, match=r"Wide returned \[\d+, 4\], expected \[\d+, 3\]"):
+        model(model.prepare(client_graph(0)))
+
+
+def test_forward_of_a_graph_is_not_exported():
+    with pytest.raises(FedGraphError, match=r"its forward reads a graph, expected forward\(x, edge_index\)"):
+        built(f"{__name__}:OfData").plain()

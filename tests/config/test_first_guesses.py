@@ -1,0 +1,72 @@
+"""Words that users of other libraries try first: each has one right hint, in the language of the caller."""
+
+import pytest
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.config.composition import compose, configuration
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.checks import check_method
+
+HINTS = {
+    "lr=0.1": "train.lr",
+    "learning_rate=0.1": "train.lr",
+    "epochs=5": "train.local_steps, steps per round, or with train.sampler, train.local_epochs",
+    "hidden=64": "model.hidden",
+    "num_layers=2": "model.layers",
+    "dropout=0.5": "model.dropout",
+    "model=gat heads=4": "model.heads, with model=gat",
+    "optimizer=sgd": "train.optimizer",
+    "weight_decay=0.001": "train.weight_decay",
+    "momentum=0.9": "train.momentum",
+    "batch_size=32": "train.batch_size, with train.sampler=neighbors or saint",
+    "sampler=neighbors": "train.sampler",
+    "loss=focal": "train.loss",
+    "metric=auc": "evaluation.metric",
+    "patience=5": "evaluation.patience",
+    "num_rounds=5": "rounds",
+    "clients=5": "num_clients",
+    "fraction_fit=0.5": "strategy.fraction",
+    "min_clients=2": "strategy.min_clients",
+    "timeout=30": "strategy.timeout",
+    "method=fedprox": "strategy",
+    "data=cora": "dataset",
+    "network=gat": "model",
+    "aggregator=krum": "strategy.aggregator",
+    "dp=distributed": "privacy.dp",
+    "epsilon=1": "privacy.epsilon_budget, the most that may be spent",
+    "noise_multiplier=1": "privacy.noise_multiplier",
+    "secagg=true": "privacy.secagg",
+    "workers=4": "ray.actors",
+    "wandb=true": "tracking=wandb",
+    "gpu=0": "device=cuda",
+    "random_state=1": "seed",
+    "strategy=fedprox mu=0.1": "strategy.prox.mu",
+    "strategy=fedavgm beta=0.9": "strategy.momentum.beta",
+    "beta=0.9": "strategy.momentum.beta (strategy=fedavgm)",
+    "strategy=moon temperature=1": "strategy.moon.temperature",
+}
+
+
+@pytest.mark.parametrize(("words", "name"), HINTS.items())
+def test_one_name_and_no_list_after_it(words, name):
+    with pytest.raises(FedGraphError) as refusal:
+        check_method(compose(words.split()))
+    assert str(refusal.value).endswith(f"; its name here is {name}")
+
+
+def test_several_keys_of_one_name_are_all_named():
+    with pytest.raises(FedGraphError) as refusal:
+        compose(["mu=0.1"])
+    assert "strategy.prox.mu (strategy=fedprox)" in str(refusal.value)
+    assert "strategy.moon.mu (strategy=moon)" in str(refusal.value)
+
+
+def test_an_unknown_word_leads_to_the_list():
+    with pytest.raises(FedGraphError, match=r"key 'xyzzy' is unknown \(override\) \(`fedgraph-flwr keys` lists all\)$"):
+        compose(["xyzzy=1"])
+
+
+def test_hints_in_python_are_keywords():
+    with pytest.raises(FedGraphError, match=r"key 'lr' is unknown \(override\); its name here is train__lr$"):
+        fg.run(dataset="demo", lr=0.1)
+    assert configuration((), {"train__lr": 0.3, "strategy": "fedprox", "strategy__mu": 0.5}).train.lr == 0.3
