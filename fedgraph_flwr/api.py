@@ -408,6 +408,17 @@ class SweepResult:
             row |= {"difference": difference.get("mean"), "difference_half": difference.get("half")}
             rows.append(row | {key: cell[key] for key in ("seconds", "bytes") if key in cell})
         self.table = pd.DataFrame(rows)
+        self._cells = found["cells"]
+
+    def latex(self, cells: Literal["interval", "std"] = "interval") -> str:
+        """Return the table as LaTeX with booktabs; the best method of a row, and those level with it, are bold.
+
+        Args:
+            cells: spread behind a mean, half of its 95 % interval or the standard deviation.
+        """
+        from fedgraph_flwr.sweeps.latex import latex
+
+        return latex(self._cells, cells)
 
     @property
     def rows(self) -> "pd.DataFrame":
@@ -528,7 +539,9 @@ def sweep(
         summary = present(index)
     found = outcome(summary)
     write_sweep(found, requested.results)
-    return SweepResult(found, requested.results)
+    result = SweepResult(found, requested.results)
+    requested.results.with_suffix(".tex").write_text(result.latex())
+    return result
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def register(parser: argparse.ArgumentParser) -> None:
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
     parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
-    add_options(parser, _OPTIONS, search={"default": 0}, margin={"type": float, "default": None}, keep=_KEEP)
+    own = {"search": {"default": 0}, "margin": {"type": float, "default": None}, "cells": {"default": "interval"}}
+    add_options(parser, _OPTIONS, keep=_KEEP, **own)
 
 
 _KEEP = {"nargs": "?", "const": "all", "default": "rounds"}
@@ -42,12 +43,13 @@ _KEEP = {"nargs": "?", "const": "all", "default": "rounds"}
 
 _OPTIONS = """
 --jobs N  number of parallel runs (default: one per core)
---out DIR  folder of CSV, Markdown and PNG (default: the file's folder)
+--out DIR  folder of CSV, Markdown, LaTeX and PNG (default: the file's folder)
 --search N  number of Optuna trials per row and column
 --baseline COLUMN  reference column for differences (default: Local)
 --margin POINTS  methods whose difference's interval lies within it are level (default: 1)
 --no-baselines  do not add the baselines Majority and Local
 --only TEXT  run only cells whose ROW/COLUMN/SEED contains TEXT
+--cells WHAT  spread behind a mean in NAME.tex, interval: half of its 95 % interval (default), or std
 --keep WHAT  rounds: configuration, rounds and summary of every run in NAME-runs/ (default); all: the whole folders; none
 --retry  repeat failed runs
 --dry-run  list the runs and exit
@@ -64,6 +66,7 @@ def main(args: argparse.Namespace) -> int:
     if "=" in args.keep:  # the override after a bare --keep
         args.overrides, args.keep = [*args.overrides, args.keep], "all"
     one_of(args.keep, ("rounds", "all", "none"), "--keep")
+    one_of(args.cells, ("interval", "std"), "--cells")
     codes = [_one(sweep, args) for sweep in _sweeps(args)]
     return max(codes)
 
@@ -99,7 +102,7 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     if not sweep.unfolds and not any(args.only in label for label in labels):
         raise FedGraphError(f"--only {args.only} is part of no ROW/COLUMN/SEED, such as {labels[0]}")
     if args.table_only:
-        _print(present(index), args.json)
+        _print(present(index), args)
         return 0
     configs = composed(sweep, missing)
     jobs = min(default_jobs(configs), max(len(missing), 1)) if args.jobs is None else args.jobs
@@ -117,27 +120,29 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
             print(f"{where}; run the same command again to resume", file=sys.stderr)
             raise
         summary = present(index)
-    _print(summary, args.json)
+    _print(summary, args)
     return 1 if summary.failures else 0
 
 
-def _print(summary: SweepSummary, json: bool) -> None:
+def _print(summary: SweepSummary, args: argparse.Namespace) -> None:
     """Write the page; print the verdicts, the table and the failures, or all as JSON."""
     from fedgraph_flwr.report.as_json import as_json
     from fedgraph_flwr.report.sweep_page import write_sweep
+    from fedgraph_flwr.sweeps.latex import latex
     from fedgraph_flwr.sweeps.outcome import outcome
     from fedgraph_flwr.sweeps.table import failures, main_table
 
     found, path = outcome(summary), summary.sweep.results
     page = write_sweep(found, path)
-    if json:
+    path.with_suffix(".tex").write_text(latex(found["cells"], args.cells))
+    if args.json:
         print(as_json({**found, "table": path.with_suffix(".md"), "page": page}))
         return
     print("\n".join(["", *(f"{line}." for line in found["verdicts"]), "", *main_table(summary, intervals=True), ""]))
     print("\n".join([_legend(summary), *(f"{line}." for line in found["equal"]), ""]))
     for line in failures([*summary.failures, *summary.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
-    print(f"table: {path.with_suffix('.md')}")
+    print(f"table: {path.with_suffix('.md')}, and {path.stem}.tex")
     print(f"page: {page}")
 
 

@@ -32,6 +32,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
             rows.setdefault((cell.setting, cell.method), []).append((cell, row))
     cells = []
     for setting in sweep.settings:
+        best = _best(summary, setting)
         for method in sweep.methods:
             chosen = summary.chosen[setting, method]
             ran = rows.get((setting, chosen), [])
@@ -46,6 +47,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
                     **_interval(summary.mean(setting, method)),
                     "deviation": deviation(list(ended(summary.shown(setting, method)).values())),
                     "difference": _interval(summary.difference(setting, method)) or None,
+                    "best": method in best,
                     **costs,
                     "runs": [str(path.relative_to(sweep.folder)) for path in folders if path.is_dir()],
                 }
@@ -70,6 +72,17 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         "cells": cells,
         "failures": [{"run": cell.label, "reason": sanitize(reason, 1000)} for cell, reason in failed],
     }
+
+
+def _best(summary: SweepSummary, setting: str) -> set[str]:
+    """Return the method of a row with the best mean, and those that are level with it."""
+    means = {m: found.mean for m in summary.running if (found := summary.mean(setting, m))}
+    if not means:
+        return set()
+    best = max(means, key=lambda method: summary.sign * means[method])
+    margin, scores = summary.sweep.margin if summary.in_percent else 0.0, summary.shown(setting, best)
+    pairs = [compared(best, scores, m, summary.shown(setting, m), summary.sign, margin) for m in means if m != best]
+    return {best} | {pair.other for pair in pairs if pair and pair.verdict == LEVEL}
 
 
 def _costs(rows: Sequence[Row]) -> dict[str, float]:
