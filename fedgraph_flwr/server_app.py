@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
-from logging import INFO, WARNING
+from logging import INFO, WARNING, LogRecord
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.best_round import coverage, trained
 from fedgraph_flwr.fleet.run_folders import RUNS, run_folder
-from fedgraph_flwr.logs import log
+from fedgraph_flwr.logs import log, logger
 
 FLEET = "fleet"
 """Name of the connection of runs that `flwr run` started: that which `fedgraph-flwr server` writes."""
@@ -47,6 +47,12 @@ def main(grid: Grid, context: Context) -> None:
     status = RunStatus(Path(cfg.out), context.run_id, strategy=cfg.strategy.name, rounds=cfg.rounds)
     if cfg.resume:
         status.add_up(read_status(Path(cfg.resume)))
+
+    def name_parties(line: LogRecord) -> bool:
+        line.msg, line.args = status.named(line.getMessage()), ()
+        return True
+
+    logger.addFilter(name_parties)
 
     def on_round(record: dict[str, Any]) -> None:
         status.took_round(record)

@@ -20,7 +20,6 @@ from fedgraph_flwr.fleet.certificates import (
 from fedgraph_flwr.fleet.checking import check
 from fedgraph_flwr.fleet.keys import FLEET, Places, make_fleet, make_node, make_operator, read_fleet
 from fedgraph_flwr.fleet.operating import (
-    UNREGISTERED,
     Removed,
     admit,
     check_connection,
@@ -29,6 +28,7 @@ from fedgraph_flwr.fleet.operating import (
     remove,
 )
 from fedgraph_flwr.fleet.overview import lines, overview
+from fedgraph_flwr.fleet.parties import UNREGISTERED
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.as_json import as_json
 

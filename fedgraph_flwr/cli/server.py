@@ -22,6 +22,7 @@ from fedgraph_flwr.fleet.keys import FLEET, Places, check_pairs, read_fleet, wri
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
 from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos, runs
+from fedgraph_flwr.fleet.parties import read_parties
 from fedgraph_flwr.fleet.processes import Process, healthy, log_as, say, tool
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS
 from fedgraph_flwr.fleet.status import read_status
@@ -59,7 +60,7 @@ _OPTIONS = """
 def main(args: argparse.Namespace) -> int:
     """Handle ``server``."""
     parties = Parties(args.name, args.runs)
-    log_as(args.log_format, name=parties.of_client)
+    log_as(args.log_format)
     places, _ = read_fleet(args.folder)
     check_pairs(args.folder)
     plain = args.plain or flower_patches.unmodified(lambda text: say(f"warning: {text}"))
@@ -190,20 +191,9 @@ class Parties:
         self.asked = -math.inf
 
     def names(self) -> dict[str, str]:
-        """Return the name of each party by Flower's number of its node, as last seen."""
-        return {info["node"]: info["party"] or info["node"] for info in self.infos}
-
-    def of_client(self, client: int) -> str:
-        """Return the name of a client of the last run, for a line of the log; its number if runs in progress differ."""
-        statuses = sorted(statuses_of(self.runs).values(), key=lambda status: float(status.get("updated", 0.0)))
-        running = [status for status in statuses if status.get("state") == "running"]
-        nodes = {
-            node
-            for status in running or statuses[-1:]
-            for node, entry in status.get("nodes", {}).items()
-            if entry.get("client") == client
-        }
-        return self.names().get(node := nodes.pop(), node) if len(nodes) == 1 else f"client {client}"
+        """Return the name of each party by Flower's number of its node, also of removed ones."""
+        known = {node: entry["name"] for node, entry in read_parties(self.runs).items() if entry["name"]}
+        return known | {info["node"]: info["party"] or info["node"] for info in self.infos}
 
     def refresh(self) -> None:
         """Ask the SuperLink for its nodes and pending runs, at most every `LIST_EVERY` seconds."""
@@ -217,10 +207,11 @@ class Parties:
         """Return the numbers of runs and parties."""
         if begun:
             self.refresh()
-        online = {self.names()[info["node"]]: info["status"] == "online" for info in self.infos}
+        names = self.names()
+        online = {names[info["node"]]: info["status"] == "online" for info in self.infos}
         pending = Metric("runs_pending", "Runs whose process on the server has not started yet.")
         pending.add(self.pending)
-        return [*of_runs(statuses_of(self.runs), self.names()), pending, of_parties(online)]
+        return [*of_runs(statuses_of(self.runs), names), pending, of_parties(online)]
 
 
 def statuses_of(runs: Path) -> dict[str, dict[str, Any]]:

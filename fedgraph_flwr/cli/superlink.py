@@ -4,6 +4,7 @@
 - It reads renewed certificates.
 - It notices within a second that a run's process has ended, and writes why into the run's folder.
 - It registers no key that was removed from the fleet.
+- It keeps the names of parties.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
 from fedgraph_flwr.fleet.operating import REMOVED
+from fedgraph_flwr.fleet.parties import keep_parties
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS, add_routes
 from fedgraph_flwr.fleet.run_watch import RunWatch
 from fedgraph_flwr.fleet.status import read_status
@@ -94,6 +96,27 @@ def refuse_removed_keys(handlers: Any, folder: Path) -> None:
     handlers.register_node = register_unless_removed
 
 
+def keep_names(handlers: Any, runs: Path) -> None:
+    """Let a SuperLink store the names of parties when one is admitted or removed.
+
+    Args:
+        handlers: Flower's module that handles operators' requests.
+        runs: folder of the run folders.
+    """
+
+    def then_keep(handle: Any) -> Any:
+        def handled(request: Any, account: Any, state: Any) -> Any:
+            reply = handle(request, account, state)
+            keep_parties(runs, state.get_node_info())
+            return reply
+
+        return handled
+
+    handlers.register_node, handlers.unregister_node = map(
+        then_keep, (handlers.register_node, handlers.unregister_node)
+    )
+
+
 def main() -> None:
     """Run a SuperLink; ``sys.argv`` has its options, and the environment the folder of runs."""
     from flwr.superlink import main as superlink
@@ -106,6 +129,7 @@ def main() -> None:
         app = create(*args, **kwargs)
         add_routes(app, root, listing)
         state = app.state.linkstate_factory.state()
+        keep_parties(root, state.get_node_info())
         # below the process that started this one, since `fedgraph-flwr server` starts another SuperExec when Flower's ended
         above = psutil.Process(os.getppid())
         RunWatch(state, lambda run, how, why: record_end(root, run, how, why), above).start()
@@ -114,6 +138,7 @@ def main() -> None:
     superlink.create_app = create_app
     if keys := os.environ.get(KEYS):
         refuse_removed_keys(control_handlers, Path(keys))
+    keep_names(control_handlers, root)
     reload_in_uvicorn()
     flower_superlink()
 

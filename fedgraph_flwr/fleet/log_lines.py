@@ -6,7 +6,6 @@ Text keeps its colours only in a terminal. A JSON line has ``time``, ``level``, 
 
 import json
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +17,7 @@ _OWN = re.compile(r"fedgraph-flwr: (?:(warning|error): )?(.*)")
 _MESSAGE = re.compile(r"\[RUN (\d{1,20})(?:, ROUND (\d{1,9}))?\]")  # a server chooses the text of a round
 _RUN = re.compile(r"\brun (\d{8,20})\b")
 _ROUND = re.compile(r"\bround (\d{1,9})\b")
-_CLIENT = re.compile(r"\bclient (\d{1,9})\b")
+_CLIENT = re.compile(r"\bclient \d{1,9} \(([^()]*)\)")
 _CHECK = re.compile(r"(?:\S+Z )?ERROR ?[: ]*\[\S*/activate-node\]\[ApiError:2003\] .*")
 """Error of Flower's server for the request of `fleet check`, which is invalid on purpose (`checking.admission`)."""
 
@@ -32,17 +31,10 @@ class LogLines:
         form: ``text`` or ``json``.
         colours: whether text keeps its colours.
         party: name of the party whose node writes the lines; empty on a server.
-        name: returns a party's name by its client index, for lines of a server.
     """
 
-    def __init__(
-        self,
-        form: str = "text",
-        colours: bool = False,
-        party: str = "",
-        name: Callable[[int], str] = "client {}".format,
-    ):
-        self.form, self.colours, self.party, self.name = form, colours, party, name
+    def __init__(self, form: str = "text", colours: bool = False, party: str = ""):
+        self.form, self.colours, self.party = form, colours, party
         self.level, self.run, self.round = "INFO", "", ""
 
     def __call__(self, line: str) -> str:
@@ -67,7 +59,7 @@ class LogLines:
         if place := _MESSAGE.search(message):  # holds for the lines that follow
             self.run, self.round = place[1], place[2] or ""
         run, number, client, reason = (kind.search(message) for kind in (_RUN, _ROUND, _CLIENT, _REASON))
-        party = self.party or (self.name(int(client[1])) if client else "")
+        party = self.party or (client[1] if client else "")
         values: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "level": self.level,

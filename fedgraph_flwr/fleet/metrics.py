@@ -112,7 +112,7 @@ def of_runs(
         for way in sums:
             sums[way] += status.get(f"bytes_{way}", 0)
         for node, entry in status.get("nodes", {}).items():
-            party = names.get(node, node)
+            party = names.get(node) or entry.get("name") or node
             last[party] = max(last.get(party, 0.0), entry.get("replied", 0.0))
             overdue[party] += entry.get("late", 0)
             for kind, count in entry.get("failures", {}).items():
@@ -143,7 +143,8 @@ def of_runs(
         if status.get("state") == "running":
             age.add(now - status.get("last_round", status.get("started", now)), run=run)
             for node in status.get("waiting", ()):
-                waiting.add(1, run=run, party=names.get(node, node))
+                entry = status.get("nodes", {}).get(node, {})
+                waiting.add(1, run=run, party=names.get(node) or entry.get("name") or node)
         privacy = status.get("privacy", {})
         if (epsilon := privacy.get("epsilon")) is not None:
             spent.add(epsilon, run=run)

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,10 +14,8 @@ from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize, unknown
 from fedgraph_flwr.fleet.certificates import REVOKED, read_key, revoked
+from fedgraph_flwr.fleet.parties import UNREGISTERED, party_names
 from fedgraph_flwr.fleet.processes import environment, say, tool, unproxied, without_box
-
-UNREGISTERED = "unregistered"
-"""Flower's status of a removed node."""
 
 REMOVED = "it was removed from this fleet"
 """Part of the server's answer to who registers a key that its list of removed keys has."""
@@ -150,9 +147,7 @@ def node_infos(name: str) -> list[dict[str, Any]]:
     with _control(name) as client:
         reply = client.ListNodes(ListNodesRequest())
     found = [node for node in reply.nodes_info if node.status != UNREGISTERED]
-    names = {str(node.node_id): sanitize(getattr(node, "name", ""), 60) for node in found}
-    count = Counter(names.values())
-    names |= {node: f"{name} {node}" for node, name in names.items() if name and count[name] > 1}
+    names = party_names(found)
     return [
         {
             "node": str(node.node_id),

@@ -1,6 +1,5 @@
 """What runs on a fleet and who is there: nodes by the names of their parties, and runs with their progress."""
 
-import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -62,6 +61,9 @@ def joined(
         nodes: see `node_infos`.
     """
     names = {node["node"]: node["party"] or node["node"] for node in nodes}
+    for status in statuses:  # removed nodes, too
+        known = {node: _dict(_dict(status, "nodes"), node).get("name") for node in _dict(status, "nodes")}
+        names = {node: str(name) for node, name in known.items() if name} | names
     by_id = {str(status.get("run_id")): status for status in statuses}
     found = []
     for run in started:
@@ -69,10 +71,6 @@ def joined(
         if status := by_id.get(entry["id"]):
             keys = ("run", "strategy", "phase", "round", "rounds", "rounds_done", "seconds_left", "reason", "updated")
             entry |= {key: status[key] for key in keys if key in status}
-            if "reason" in entry:
-                entry["reason"] = re.sub(
-                    r"\d{2,20}", lambda number: names.get(number[0], number[0]), str(entry["reason"])
-                )
             running = str(run["status"]).startswith("running")
             entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]
             entry["failures"] = {

@@ -28,10 +28,9 @@ LINES = LogLines()
 """Format of the lines that this process prints of its own and forwards."""
 
 
-def log_as(form: str, party: str = "", name: Callable[[int], str] | None = None) -> None:
+def log_as(form: str, party: str = "") -> None:
     """Set the format of the log of this process (see `LogLines`); text has colours in a terminal only."""
     LINES.form, LINES.party = form, party
-    LINES.name = name or LINES.name
 
 
 class Process:

@@ -13,11 +13,13 @@ from statistics import median
 from typing import Any
 
 import psutil
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, sanitize
+from fedgraph_flwr.fleet.parties import name_clients, read_parties
 from fedgraph_flwr.fleet.relay import Relay
 from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, METRICS, VERSIONS
@@ -27,6 +29,9 @@ RECENT = 10
 
 EVERY = 1.0
 """Least seconds between two writes while replies of an exchange arrive."""
+
+
+REMOVED = "the server has removed this node from the fleet (fleet remove)"
 
 
 class RunStatus:
@@ -50,6 +55,8 @@ class RunStatus:
         self.values |= {"nodes": {}, "exchanges": {}, "bytes_up": 0, "bytes_down": 0, "rounds_done": 0}
         self.values |= {"pid": os.getpid(), **values}
         self.waiting: dict[str, None] = {}
+        self.names: dict[str, str] = {}
+        self.removed: set[str] = set()
         self.seconds: list[float] = []
         self.stored = -EVERY
 
@@ -65,12 +72,26 @@ class RunStatus:
         write_bytes(self.path, json.dumps(self.values).encode())
 
     def write_progress(self) -> None:
-        """Store what replies changed: at the end of an exchange, and during it at most each `EVERY` seconds."""
-        if not self.waiting or time.monotonic() - self.stored >= EVERY:
+        """Store what replies changed, at most each `EVERY` seconds."""
+        if time.monotonic() - self.stored >= EVERY:
             self.write()
+
+    def read_parties(self) -> None:
+        """Note the names of parties, and which the server has removed."""
+        known = read_parties(self.path.parent.parent)
+        self.names |= {node: entry["name"] for node, entry in known.items() if entry["name"]}
+        self.removed = {node for node, entry in known.items() if entry["removed"]}
+        for node, entry in self.values["nodes"].items():
+            entry |= {"name": self.names[node]} if node in self.names else {}
+
+    def named(self, text: str) -> str:
+        """Return a text with the parties of its clients, and with names instead of numbers of nodes."""
+        nodes = {entry["client"]: int(node) for node, entry in self.values["nodes"].items() if "client" in entry}
+        return name_clients(text, nodes, self.names)
 
     def asked(self, phase: str, server_round: int, nodes: Iterable[int]) -> None:
         """Record the requests of an exchange."""
+        self.read_parties()
         self.waiting = dict.fromkeys(sorted(map(str, nodes)))
         self.write(phase=phase, round=server_round)
 
@@ -96,25 +117,39 @@ class RunStatus:
         """Record that nothing more is expected of a node in this exchange; `write_progress` stores it."""
         self.waiting.pop(str(node), None)
 
+    def exchanged(
+        self,
+        phase: str,
+        server_round: int,
+        costs: Mapping[str, float],
+        failures: Mapping[int, str],
+        kinds: Mapping[int, str],
+    ) -> None:
+        """Record the end of an exchange.
+
+        Args:
+            phase: name of the phase.
+            server_round: number of the round.
+            costs: ``seconds``, ``bytes_up`` and ``bytes_down``.
+            failures: reason by node that has no valid reply.
+            kinds: kind of each failure (`fedgraph_flwr.strategies.round.Kind`).
+        """
+        count, seconds = self.values["exchanges"].get(phase, (0, 0.0))
+        self.values["exchanges"][phase] = (count + 1, seconds + costs["seconds"])
+        for key in ("bytes_up", "bytes_down"):
+            self.values[key] += costs[key]
+        for node, reason in failures.items():
+            entry = self._node(node)
+            entry["failed"] = {"at": time.time(), "round": server_round, "phase": phase}
+            entry["failed"] |= {"reason": sanitize(self.named(reason), 300)}
+            counts = entry.setdefault("failures", {})
+            counts[kinds[node]] = counts.get(kinds[node], 0) + 1
+        self.waiting.clear()
+        self.write()
+
     def took_round(self, record: Mapping[str, Any]) -> None:
         """Record a finished round (see `Recorder.end_round`)."""
         self.seconds = [*self.seconds, record["seconds"]][-RECENT:]
-        for phase, entry in record["phases"].items():
-            count, seconds = self.values["exchanges"].get(phase, (0, 0.0))
-            self.values["exchanges"][phase] = (count + entry["exchanges"], seconds + entry["seconds"])
-            for key in ("bytes_up", "bytes_down"):
-                self.values[key] += entry[key]
-        nodes = {entry["client"]: entry for entry in self.values["nodes"].values() if "client" in entry}
-        kinds_of = record.get("failure_kinds", {})
-        for who, reason in record["failed"].items():
-            client, _, phase = who.partition(" ")
-            entry = nodes.get(int(client)) if client.isdecimal() else None
-            if entry is not None:
-                failed = {"at": time.time(), "round": record["round"], "phase": phase.strip("()")}
-                entry["failed"] = failed | {"reason": sanitize(reason, 300)}
-                if kind := kinds_of.get(who):  # missing scores have none: the client failed in another exchange
-                    kinds = entry.setdefault("failures", {})
-                    kinds[kind] = kinds.get(kind, 0) + 1
         left = max(self.values.get("rounds", 0) - record["round"], 0)
         spent = {
             key: value for key, value in record.get("privacy", {}).items() if key in ("epsilon", "delta", "budget")
@@ -128,7 +163,8 @@ class RunStatus:
         )
 
     def _node(self, node: int) -> dict[str, Any]:
-        entry: dict[str, Any] = self.values["nodes"].setdefault(str(node), {})
+        named = {"name": name} if (name := self.names.get(str(node))) else {}
+        entry: dict[str, Any] = self.values["nodes"].setdefault(str(node), named)
         return entry
 
 
@@ -148,6 +184,7 @@ class WatchedGrid(Relay):
         self.blocks = bool(getattr(grid, "blocks", False))
         self.limit_pull = limit_pull
         self.overdue: dict[str, Any] = {}  # see `strategies.exchange`
+        self.exchanged, self.named = status.exchanged, status.named
 
     def get_node_ids(self) -> Iterable[int]:
         """See Flower's grid."""
@@ -187,6 +224,10 @@ class WatchedGrid(Relay):
         if not late:
             self.status.done(node)
         if message.has_error():
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                self.status.read_parties()
+                if str(node) in self.status.removed:
+                    message.error = Error(ErrorCode.MESSAGE_UNAVAILABLE, REMOVED)
             return
         if late:
             self.status.late(node)

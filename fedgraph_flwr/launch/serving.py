@@ -96,6 +96,8 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
             if isinstance(error, FedGraphError)
             else RunFailed(f"the run failed: {first_line(error)}")
         )
+        if named := getattr(grid, "named", None):  # a fleet, whose parties have names
+            failure.args = (named(str(failure)),)
         with contextlib.suppress(FedGraphError), owned(out):  # another run may write there
             write_bytes(
                 out / FAILURE,

@@ -15,7 +15,7 @@ from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.exchange import Exchange, exchange, split, with_own
+from fedgraph_flwr.strategies.exchange import Exchange, exchange, failure_lines, split, with_own
 from fedgraph_flwr.strategies.reducing import Reduced, check_public
 from fedgraph_flwr.strategies.replies import ReplyReader
 from fedgraph_flwr.strategies.round import GroupsFor, Outcome
@@ -189,6 +189,18 @@ class Live(Exchange):
             outcome.kinds,
         )
         method.round.note(outcome)
+        if noted := getattr(self.grid, "exchanged", None):  # the status of a run on a fleet
+            costs = {
+                "seconds": outcome.seconds,
+                "bytes_up": outcome.groups.total(),
+                "bytes_down": outcome.down,
+            }
+            node_of = {index: node for node, index in nodes.items()}
+            failed, kinds = (
+                {node_of.get(who, who): value for who, value in values.items()}
+                for values in (outcome.failures, outcome.kinds)
+            )
+            noted(phase, method.server_round, costs, failed, kinds)
         return outcome
 
     def enough_replies(self, phase: str, sent: Iterable[Message]) -> list[Reply]:
@@ -202,10 +214,11 @@ class Live(Exchange):
         rules = self.strategy.cfg.strategy
         valid = len(outcome.replies)
         if outcome.failures and (rules.on_failure == "fail" or valid < rules.min_clients):
-            who, reason = next(iter(outcome.failures.items()))
+            lines = failure_lines(outcome.failures, {*outcome.failures})
+            reasons = "; ".join(line.replace(" failed: ", ": ", 1) for line in lines)
             raise RunFailed(
                 f"round {self.strategy.server_round}, {phase}: {valid} of {valid + len(outcome.failures)} clients sent a valid"
                 f" reply, expected at least {rules.min_clients} (strategy.min_clients, on_failure={rules.on_failure}); "
-                f"client {who}: {reason}"
+                f"{reasons}"
             )
         return outcome.replies

@@ -1,7 +1,10 @@
 """Settings of a SuperNode (``--node-config``): their effect, and the error message of each wrong value."""
 
+import json
 import re
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +12,10 @@ import torch
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.fleet import metrics
+from fedgraph_flwr.fleet.parties import keep_parties
+from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, read_status
+from fedgraph_flwr.launch.serving import serve
 
 
 @pytest.fixture
@@ -115,3 +122,44 @@ def test_too_few_nodes(nodes):
         RunFailed, match=r"2 of 3 nodes have joined: start more SuperNodes, or lower num_clients \(waited"
     ):
         nodes({}, {})("strategy.timeout=0.1")
+
+
+@pytest.fixture
+def watched(monkeypatch, tmp_path):
+    """The status of a run as a fleet's server watches it: nodes 1, 2 and 3 are of three banks."""
+    (folder := tmp_path / "runs" / "first").mkdir(parents=True)
+    nodes = [SimpleNamespace(node_id=number, name=f"bank_{number}", status="online") for number in (1, 2, 3)]
+    keep_parties(folder.parent, nodes)
+    status = RunStatus(folder, 5)
+    watch = lambda grid, run, _: serve(WatchedGrid(grid, status), run, status.took_round)  # noqa: E731
+    monkeypatch.setattr("fedgraph_flwr.launch.simulations.serve", watch)
+    return lambda: metrics.exposition(metrics.of_runs({"first": read_status(folder)}, {}))
+
+
+def test_a_run_that_all_nodes_refuse_is_counted_as_refused(nodes, watched, tmp_path):
+    (policy := tmp_path / "policy.yaml").write_text("strategies: [fedprox]\n")
+    with pytest.raises(FedGraphError, match="0 of 3 clients registered"):
+        nodes(*[{"policy": str(policy)}] * 3)()
+    for bank in ("bank_1", "bank_2", "bank_3"):
+        assert f'fedgraph_failures_total{{party="{bank}",reason="refused"}} 1.0' in watched()
+
+
+def test_a_failure_that_ends_a_run_is_counted_and_names_the_bank(nodes, watched, monkeypatch, tmp_path):
+    train, rounds = GraphClient.train, Counter()
+
+    def fail(self):
+        rounds[self.graph.client] += 1
+        if rounds[2] == 2:
+            raise FedGraphError("the disk is full")
+        return train(self)
+
+    monkeypatch.setattr(GraphClient, "train", fail)
+    why = r"round 2, train: 2 of 3 clients sent .*on_failure=fail\); client 2 \(bank_3\): .*the disk is full"
+    with pytest.raises(RunFailed, match=why) as raised:
+        nodes({}, {}, {})("strategy.on_failure=fail")
+    (failure,) = tmp_path.glob("*/failure.json")
+    assert json.loads(failure.read_text())["error"] == str(raised.value)
+    page = watched()
+    assert 'fedgraph_failures_total{party="bank_3",reason="error"} 1.0' in page
+    assert 'fedgraph_failures_total{party="bank_1",reason="error"} 0.0' in page
+    assert 'fedgraph_exchanges_total{phase="train"} 2.0' in page

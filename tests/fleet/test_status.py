@@ -14,17 +14,21 @@ import psutil
 import pytest
 import yaml
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.cli.server import Health, Parties
+from fedgraph_flwr.cli.superlink import keep_names
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import audit_chain, metrics, overview
 from fedgraph_flwr.fleet.operating import node_infos
+from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
-from fedgraph_flwr.strategies.round import Kind
+from fedgraph_flwr.strategies.exchange import take
+from fedgraph_flwr.strategies.round import Kind, Outcome
 
 ALERTS = Path(__file__).parents[2] / "docs" / "fleet" / "alerts.yaml"
 NODES = {11: 0, 22: 1}
@@ -57,10 +61,15 @@ def reply(to, **records):
     return Message(RecordDict(records), reply_to=to)
 
 
-def record(server_round, seconds, failed=None, kind="no_reply", **more):
-    more |= {"failure_kinds": dict.fromkeys(failed, kind)} if failed else {}
-    phases = {"train": {"exchanges": 1, "seconds": seconds, "bytes_up": 10, "bytes_down": 20}}
-    return {"round": server_round, "seconds": seconds, "phases": phases, "failed": failed or {}, **more}
+def record(server_round, seconds, **more):
+    return {"round": server_round, "seconds": seconds, "phases": {}, "failed": {}, **more}
+
+
+def trained(status, server_round, seconds, failed=None, kind="no_reply"):
+    """An exchange of a phase, and its round, end; ``failed``: reason by node."""
+    costs = {"seconds": seconds, "bytes_up": 10, "bytes_down": 20}
+    status.exchanged("train", server_round, costs, failed or {}, dict.fromkeys(failed or {}, kind))
+    status.took_round(record(server_round, seconds))
 
 
 @pytest.fixture
@@ -87,13 +96,13 @@ def watched(tmp_path):
         wire.arriving.append(reply(message, metrics=client, versions=versions))
         (arrived,) = grid.pull_messages([])
         assert arrived.content.keys() == {"metrics"}  # the server's schema knows no other record
-    assert read_status(folder)["waiting"] == []
+    assert list(status.waiting) == []
     grid.push_messages([request(node, "train", 1) for node in NODES])
     assert all(message.content["config"]["asks_versions"] for message in wire.sent)  # upgraded between two rounds
     grid.push_messages([request(node, "evaluate", 1) for node in NODES])
     assert "asks_versions" not in wire.sent[0].content["config"]
-    failed = {"1 (train)": "no reply within 30 s", "22 (describe)": "of a node without an index"}
-    status.took_round(record(1, 4.0, failed, privacy={"epsilon": 0.5, "delta": 1e-5, "budget": 2.0, "noise": [1]}))
+    trained(status, 1, 4.0, {22: "no reply within 30 s"})
+    status.took_round(record(1, 4.0, privacy={"epsilon": 0.5, "delta": 1e-5, "budget": 2.0, "noise": [1]}))
     grid.push_messages(asked := [request(node, "train", 2) for node in NODES])
     wire.arriving.append(Message(Error(1001, "odd"), reply_to=asked[0]))
     status.stored -= EVERY  # seconds later
@@ -116,7 +125,9 @@ def test_replies_are_stored_at_most_once_a_second_and_at_the_end_of_an_exchange(
         assert arrives(asked[0]) == ["11", "22", "33"]  # within the second
         clock += EVERY
         assert arrives(asked[1]) == ["33"]
-        assert arrives(asked[2]) == []  # nobody is left
+        assert arrives(asked[2]) == ["33"]
+        grid.exchanged("train", 1, {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1}, {}, {})
+        assert read_status(tmp_path)["waiting"] == []  # nobody is left
 
 
 def test_a_late_reply_is_counted_and_the_open_request_is_still_waited_for(tmp_path):
@@ -182,20 +193,11 @@ def test_a_run_whose_process_is_gone_is_lost_and_resumed_totals_continue(folder)
         assert "resume=RUN" in lost["reason"]
     resumed = RunStatus(folder, 6, rounds=6)
     resumed.add_up(values)
-    resumed.took_round(record(2, 3.0, {"1 (train)": "no reply within 30 s"}))
+    trained(resumed, 2, 3.0, {22: "no reply within 30 s"})
     found = read_status(folder)
-    assert (found["state"], found["rounds_done"], found["exchanges"]) == ("running", 2, {"train": [2, 7.0]})
+    assert (found["state"], found["rounds_done"], found["exchanges"]) == ("running", 3, {"train": [2, 7.0]})
     assert found["nodes"]["22"]["failures"] == {"no_reply": 2}
     RunStatus(folder, 7).add_up({"nodes": [], "bytes_up": "x"})  # not a status
-
-
-def test_missing_scores_are_no_further_failure(folder):
-    """A client that did not train has no scores either, and its reason is the same."""
-    status = RunStatus(folder, 6, rounds=6)
-    status.replied(22, 1)
-    values = record(1, 2.0, {"1 (train)": "out of memory"}, "error")
-    status.took_round(values | {"failed": values["failed"] | {"1 (scores)": "out of memory"}})
-    assert read_status(folder)["nodes"]["22"]["failures"] == {"error": 1}
 
 
 INFOS = [
@@ -246,11 +248,65 @@ def test_status_names_parties_and_the_progress_of_runs(fleet, capsys):
     assert text[5:] == [f"  {progress}"]
 
 
-def test_a_reason_names_parties_instead_of_numbers():
-    nodes = [{"node": "10607792439266040565", "party": "bank_c"}, {"node": "11", "party": ""}]
-    reason = "0 of 3 clients registered; nodes 10607792439266040565, 11: missing is 1 of bob, carol"
-    (run,) = overview.joined([{"run-id": 5, "status": "finished:failed"}], [{"run_id": "5", "reason": reason}], nodes)
-    assert run["reason"] == "0 of 3 clients registered; nodes bank_c, 11: missing is 1 of bob, carol"
+def listed(number, name, status="online"):
+    """A node as Flower lists it."""
+    return SimpleNamespace(node_id=number, name=name, status=status)
+
+
+def test_names_stay_after_a_removal_and_a_restart(tmp_path):
+    """In reasons, status, metrics and the log: a number would begin a second series, whose first value fires an alert."""
+    runs = tmp_path / "runs"
+    keep_parties(runs, [listed(11, "bank_a"), listed(22, "bank_b"), listed(33, "")])
+    keep_parties(runs, [listed(11, "bank_a"), listed(22, "bank_b", "unregistered"), listed(44, "bank_b")])
+    assert read_parties(runs) == {
+        "11": {"name": "bank_a", "removed": False},
+        "22": {"name": "bank_b", "removed": True},
+        "33": {"name": "", "removed": False},
+        "44": {"name": "bank_b", "removed": False},
+    }
+    (folder := runs / "first").mkdir()
+    status = RunStatus(folder, 5, rounds=6)
+    grid = WatchedGrid(wire := Wire(), status)
+    with run_identity(1):
+        grid.push_messages([asked := request(22, "train", 1)])
+        wire.arriving.append(Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=asked))
+        (arrived,) = grid.pull_messages([])
+        wire.arriving.append(Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=request(11, "train", 1)))
+        (away,) = grid.pull_messages([])
+    take(arrived, 22, 1, None, outcome := Outcome())
+    take(away, 11, 0, None, outcome)
+    assert "the server has removed this node" in outcome.failures[1]
+    assert "missed two heartbeats" in outcome.failures[0]
+    assert outcome.silent == {0, 1}
+    status.replied(22, 1)
+    status.exchanged("train", 1, {"seconds": 1.0, "bytes_up": 0, "bytes_down": 0}, {22: "client 1 x"}, {22: "error"})
+    assert status.named("clients 0, 1 failed; client 1 failed; client 1 (bank_b); nodes 11, 33: round 22") == (
+        "clients 0, 1 (bank_b) failed; client 1 (bank_b) failed; client 1 (bank_b); nodes bank_a, 33: round bank_b"
+    )
+    entry = read_status(folder)["nodes"]["22"]
+    assert (entry["name"], entry["failed"]["reason"]) == ("bank_b", "client 1 (bank_b) x")
+    (run,) = overview.joined([{"run-id": 5, "status": "running"}], [read_status(folder)], [])
+    assert run["failures"] == {"bank_b": 1}
+    for names in ({}, Parties("fleet", runs).names()):  # a server that was just started knows no nodes
+        page = samples(metrics.exposition(metrics.of_runs({"first": read_status(folder)}, names)))
+        assert page["fedgraph_failures_total", 'party="bank_b",reason="error"'] == 1
+        assert not [labels for _, labels in page if '"22"' in labels]
+    (runs / ".parties.json").write_text("[1]")
+    assert read_parties(runs) == {}
+
+
+def test_a_superlink_keeps_names_when_a_node_is_admitted_or_removed(tmp_path):
+    nodes = []
+    handlers = SimpleNamespace(
+        register_node=lambda request, account, state: nodes.append(listed(7, request)) or "registered",
+        unregister_node=lambda request, account, state: setattr(nodes[0], "status", "unregistered"),
+    )
+    keep_names(handlers, tmp_path / "runs")
+    state = SimpleNamespace(get_node_info=lambda: nodes)
+    assert handlers.register_node("bank_a", None, state) == "registered"
+    assert read_parties(tmp_path / "runs") == {"7": {"name": "bank_a", "removed": False}}
+    handlers.unregister_node("7", None, state)
+    assert read_parties(tmp_path / "runs") == {"7": {"name": "bank_a", "removed": True}}
 
 
 def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):
@@ -299,8 +355,8 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     (runs / "second").mkdir()
     other = RunStatus(runs / "second", 6, strategy="fedavg", rounds=2)
     other.replied(22, 1)
-    other.took_round(record(1, 2.0, {"1 (train)": "no reply within 5 s"}))
-    other.took_round(record(2, 2.0, {"1 (train)": "der Knoten lehnt ab"}, "refused"))
+    trained(other, 1, 2.0, {22: "no reply within 5 s"})
+    trained(other, 2, 2.0, {22: "der Knoten lehnt ab"}, "refused")
     other.write(state="finished")
     statuses = {name: read_status(runs / name) for name in ("first", "second")}
     now = statuses["first"]["last_round"] + 100
@@ -337,26 +393,11 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     ],
 )
 def test_a_damaged_status_hides_no_other_run(folder, damage):
-    """Neither from the page nor from the log, whose thread asks which party a client is."""
     (other := folder.parent / "second").mkdir()
     (other / "status.json").write_text(json.dumps(read_status(folder) | {"updated": time.time() + 9} | damage))
     parties = Parties("fleet", folder.parent)
     found = samples(metrics.exposition(parties.metrics(begun=False)))
     assert found["fedgraph_runs", 'state="running"'] == 1
-    assert parties.of_client(1) == "22"
-
-
-def test_a_line_of_the_log_names_no_party_of_another_run(folder):
-    """A line does not say which run it is of, and runs number their clients on their own."""
-    (other := folder.parent / "second").mkdir()
-    status = RunStatus(other, 6, rounds=3)
-    for number, node in enumerate((22, 11)):
-        status.replied(node, client=number)
-    status.write()
-    parties = Parties("fleet", folder.parent)
-    assert parties.of_client(1) == "client 1"
-    status.write(state="finished")
-    assert parties.of_client(1) == "22"
 
 
 def test_parties_of_one_name_are_told_apart(monkeypatch):
@@ -471,8 +512,6 @@ def test_alert_rules_name_metrics_that_there_are(folder, tmp_path, monkeypatch):
     assert found["fedgraph_node_connected", ""] == 0
     rss = psutil.Process().memory_info().rss
     assert found["fedgraph_memory_bytes", 'process="server"'] > 0.5 * rss
-    assert parties.of_client(1) == "bank_b"
-    assert parties.of_client(7) == "client 7"
 
 
 def test_no_number_of_a_graph_is_in_a_metric(folder):

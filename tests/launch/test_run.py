@@ -302,7 +302,7 @@ def test_a_wrong_phase_is_refused_and_named(run, monkeypatch):
     from fedgraph_flwr.strategies.base import GraphStrategy
 
     monkeypatch.setattr(GraphStrategy, "before_train", lambda self, arrays: self.request("trian") and {})
-    with pytest.raises(RunFailed, match=r"client 0: .*'trian'.*describe.*train"):
+    with pytest.raises(RunFailed, match=r"clients 0, 1, 2: .*'trian'.*describe.*train"):
         run()
 
 
