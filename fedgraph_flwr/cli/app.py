@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse exits with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)
     except FedGraphError as error:
-        print(f"error: {sanitize(error, 4000)}", file=sys.stderr)
+        _print_error(sanitize(error, 4000))
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -87,13 +87,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # a full disk, an unreadable folder
         about = f" ({error.filename})" if error.filename else ""
-        print(f"error: {error.strerror or first_line(error)}{about}", file=sys.stderr)
+        _print_error(f"{error.strerror or first_line(error)}{about}")
         return 1
     except MemoryError as error:
-        print(f"error: not enough memory on this machine ({first_line(error)})", file=sys.stderr)
+        _print_error(f"not enough memory on this machine ({first_line(error)})")
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def _print_error(text: str) -> None:
+    """Print an error message, as the log's last line if the command writes its log in JSON."""
+    processes = sys.modules.get("fedgraph_flwr.fleet.processes")
+    if processes and processes.LINES.form == "json":
+        processes.say(f"error: {text}")
+    else:
+        print(f"error: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -84,8 +84,8 @@ def _run(args: argparse.Namespace, places: Places, plain: bool, health: "Health"
     superexec: SuperExec | None = None
     more = environment(args.folder, args.runs, plain)
     try:
-        watch(args.folder, lambda: _renewed(processes[1:]), lambda text: say(f"warning: {text}"))
         processes += start(args.folder, places, args.database or args.folder / "superlink.db", more, plain)
+        watch(args.folder, lambda: _renewed(processes[1:]), lambda text: say(f"warning: {text}"))
         health.superexec = superexec = SuperExec(processes[0], places.superlink, args.folder / "ca.crt", more)
         connect(args.name, places.superlink, args.folder / "ca.crt")
         for text in admit_all(args.folder, args.name, not args.no_join):

@@ -1,7 +1,8 @@
 """Lines of Flower's programs and of this package's commands as they arrive: plain text, or one JSON object per line.
 
 Text keeps its colours only in a terminal. A JSON line has ``time``, ``level``, ``run`` (Flower's number), ``round``, ``party``,
-``reason`` and ``message``; what a line does not say is null.
+``reason`` and ``message``; what a line does not say is null. A traceback is one line, whose message is its last line. Lines that
+are JSON objects already, those of nginx, stay as they are.
 """
 
 import json
@@ -21,6 +22,10 @@ _CLIENT = re.compile(r"\bclient \d{1,9} \(([^()]*)\)")
 _CHECK = re.compile(r"(?:\S+Z )?ERROR ?[: ]*\[\S*/activate-node\]\[ApiError:2003\] .*")
 """Error of Flower's server for the request of `fleet check`, which is invalid on purpose (`checking.admission`)."""
 
+_NGINX = re.compile(r"\d{4}/\d\d/\d\d [\d:]{8} \[(debug|info|notice|warn|error|crit|alert|emerg)\] (?:\d+#\d+: )?(.*)")
+_LEVELS = {"notice": "INFO", "warn": "WARNING", "crit": "CRITICAL", "alert": "CRITICAL", "emerg": "CRITICAL"}
+_TRACEBACK = "Traceback (most recent call last):"
+
 _REASON = re.compile(r"\b(?:failed|refused|refuses|was late|no connection to the server [^:]*:\d+): (.*)")
 
 
@@ -36,6 +41,11 @@ class LogLines:
     def __init__(self, form: str = "text", colours: bool = False, party: str = ""):
         self.form, self.colours, self.party = form, colours, party
         self.level, self.run, self.round = "INFO", "", ""
+        self.traceback: list[str] = []
+
+    def new(self) -> "LogLines":
+        """Return the same format for lines of another process."""
+        return LogLines(self.form, self.colours, self.party)
 
     def __call__(self, line: str) -> str:
         """Return a line to print, without its end; "" for one without content in JSON."""
@@ -44,13 +54,26 @@ class LogLines:
             line = plain = "INFO :      a node with an admitted key ran `fleet check`"
         if self.form == "text":
             return line if self.colours else plain
+        if self.traceback or plain.endswith(_TRACEBACK):
+            self.traceback.append(plain)
+            return self.end() if len(self.traceback) > 1 and not plain.startswith(" ") else ""
         return self._as_json(plain.strip())
 
-    def _as_json(self, line: str) -> str:
-        if not line:
+    def end(self) -> str:
+        """Return an unfinished traceback as a line."""
+        lines, self.traceback = self.traceback, []
+        if not lines or self.form == "text":
             return ""
+        self.level = "ERROR"
+        return self._as_json(f"ERROR: {lines[-1].strip()}", traceback="\n".join(lines))
+
+    def _as_json(self, line: str, **more: str) -> str:
+        if not line or (line.startswith('{"time"') and line.endswith("}")):
+            return line
         message = line
-        if own := _OWN.fullmatch(line):
+        if nginx := _NGINX.fullmatch(line):
+            self.level, message = _LEVELS.get(nginx[1], nginx[1].upper()), nginx[2]
+        elif own := _OWN.fullmatch(line):
             self.level, message = (own[1] or "info").upper(), own[2]
         elif found := _LEVEL.fullmatch(line):
             self.level, message = found[1], found[2].strip()
@@ -68,5 +91,6 @@ class LogLines:
             "party": party or None,
             "reason": reason[1] if reason else None,
             "message": message,
+            **more,
         }
         return json.dumps(values, ensure_ascii=False)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,8 +30,11 @@ LINES = LogLines()
 
 
 def log_as(form: str, party: str = "") -> None:
-    """Set the format of the log of this process (see `LogLines`); text has colours in a terminal only."""
+    """Set the format of the log of this process (see `LogLines`), also of its errors; text has colours in a terminal only."""
     LINES.form, LINES.party = form, party
+    if form == "json":
+        sys.excepthook = lambda kind, error, trace: _say_error(error)
+        threading.excepthook = lambda args: _say_error(args.exc_value or SystemExit())
 
 
 class Process:
@@ -85,21 +89,30 @@ class Process:
         self._reader.join(1.0)
 
     def _pass_on(self) -> None:
+        lines = LINES.new()
         for raw in self.popen.stdout or ():
             line = raw.decode(errors="replace").rstrip("\r\n")
-            _print(line)
+            _print(lines, line)
             self._on_line(line.rstrip())
+        if lines.traceback:
+            _print(lines, "")
 
 
 def say(text: str) -> None:
     """Print a line that is recognisable among the output of Flower's programs."""
-    _print(f"fedgraph-flwr: {text}")
+    _print(LINES, f"fedgraph-flwr: {text}")
 
 
-def _print(line: str) -> None:
-    LINES.colours = sys.stdout.isatty()
-    text = LINES(line)
-    if text or LINES.form == "text":
+def _say_error(error: BaseException) -> None:
+    """Print an exception that ends this process, or a thread of it, in JSON."""
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        _print(LINES, line)
+
+
+def _print(lines: LogLines, line: str) -> None:
+    lines.colours = sys.stdout.isatty()
+    text = lines(line)
+    if text or lines.form == "text":
         with contextlib.suppress(OSError, ValueError):  # the reader of the log has gone
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()

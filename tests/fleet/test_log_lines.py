@@ -1,6 +1,7 @@
 """Lines of a log as text and as JSON."""
 
 import json
+import subprocess
 import sys
 
 import pytest
@@ -73,8 +74,6 @@ def test_a_message_of_a_run_names_it_for_the_lines_that_follow():
     ]
     assert [(line["run"], line["round"], line["party"]) for line in found] == [("77", 4, "bank_a")] * 3
     assert found[-1]["level"] == "INFO"
-    lines("ERROR :    Traceback (most recent call last):")
-    assert json.loads(lines('  File "mine.py", line 3'))["level"] == "ERROR"
 
 
 def test_a_process_prints_its_lines_and_those_of_its_children_in_one_format(capfd, monkeypatch):
@@ -96,3 +95,47 @@ def test_a_number_that_a_server_made_long_ends_no_log():
     lines, digits = LogLines("json", party="bank_a"), "9" * 5000
     for text in (f"INFO : [RUN 12, ROUND {digits}]", f"INFO : round {digits}", f"INFO : client {digits} failed: x"):
         assert json.loads(lines(text))["round"] is None
+
+
+def test_a_traceback_is_one_line_and_those_of_nginx_stay():
+    lines = LogLines("json")
+    whole = [
+        "Traceback (most recent call last):",
+        '  File "mine.py", line 3, in f',
+        "    1 / 0",
+        "ZeroDivisionError: by 0",
+    ]
+    *none, last = [lines(line) for line in whole]
+    assert none == ["", "", ""]
+    found = json.loads(last)
+    assert (found["level"], found["message"]) == ("ERROR", "ZeroDivisionError: by 0")
+    assert found["traceback"] == "\n".join(whole)
+    assert json.loads(lines("INFO :      next"))["level"] == "INFO"
+    assert lines("ERROR :    Traceback (most recent call last):") == ""
+    assert json.loads(lines.end())["level"] == "ERROR"
+    own = '{"time": "2026-11-28T08:01:40+00:00", "level": "INFO", "operator": "CN=bob"}'
+    assert lines(own) == own
+    found = json.loads(lines("2026/11/29 05:44:27 [warn] 12#12: *1 a buffered file"))
+    assert (found["level"], found["message"]) == ("WARNING", "*1 a buffered file")
+    assert json.loads(lines("2026/11/29 05:44:27 [emerg] bind() failed"))["level"] == "CRITICAL"
+    text = LogLines()
+    assert [text(line) for line in whole] == whole
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "main(['node', '--log-format', 'json', '--server', 'x', '--key', 'no', '--graph', 'no'])",
+        "main(['server', 'nowhere', '--log-format', 'json'])",
+        "processes.log_as('json'); raise ValueError('odd')",
+        "processes.log_as('json'); import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()",
+        "processes.log_as('json'); p = processes.Process([sys.executable, '-c', '1 / 0']); p.popen.wait(); p.end()",
+    ],
+)
+def test_a_start_that_fails_is_a_log_of_json_alone(code, tmp_path):
+    code = f"import sys; from fedgraph_flwr.cli import main; from fedgraph_flwr.fleet import processes; {code}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found[-1]["level"] == "ERROR"
+    assert ("traceback" in found[-1]) == ("log_as" in code)
