@@ -1,15 +1,25 @@
 """The units, the compose file and the Dockerfile: their commands are ours, without root. No engine is needed."""
 
+import contextlib
+import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
-from fedgraph_flwr.cli.app import _parse
+from fedgraph_flwr.cli.app import _parse, main
+from fedgraph_flwr.cli.node import monitor_address
+from fedgraph_flwr.fleet.processes import free_port
+from tests.conftest import client_graph
+from tests.support import PATIENCE, wait_for
 
 FOLDER = Path(__file__).parents[2] / "docs" / "fleet"
 UNITS = sorted(FOLDER.glob("*.service"))
@@ -17,11 +27,20 @@ COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 LINES = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
 
 
+def variables(text):
+    """Variables that a unit sets."""
+    return dict(word.split("=") for word in re.search(r"^Environment=(.*)$", text, re.M)[1].split())
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_starts_a_command_that_there_is_and_no_root(unit):
     text = unit.read_text()
     args = shlex.split(re.search(r"^ExecStart=\S+/fedgraph-flwr (.*)$", text, re.M)[1].replace("$OPTIONS", ""))
-    _parse([word.replace("${SERVER}", "h:1") for word in args])
+    parsed = _parse(
+        [word.replace("${SERVER}", "h:1").replace("${MONITOR}", variables(text)["MONITOR"]) for word in args]
+    )
+    assert monitor_address(parsed.monitor)
+    assert parsed.log_format == "json"
     assert re.search(r"^User=(?!root)", text, re.M)
     assert {"Restart=always", "NoNewPrivileges=true", "ProtectSystem=strict"} <= set(text.splitlines())
     limited = {"MemoryMax=75%", "TasksMax=512", "LimitCPU=86400", "OOMPolicy=continue"} <= set(text.splitlines())
@@ -124,7 +143,10 @@ def test_a_container_keeps_what_it_writes_in_a_volume_of_its_own(name):
     assert not any(path.is_absolute() for path in written)  # so they lie in the working directory
     test = service["healthcheck"]["test"]
     assert test[0] == "CMD"
-    assert f"http://127.0.0.1:{args.monitor}/ready" in test[-1]
+    host, port = monitor_address(args.monitor)
+    assert host == "0.0.0.0"  # in a container, loopback is the container's own
+    assert f"http://127.0.0.1:{port}/ready" in test[-1]
+    assert not [word for word in service.get("ports", ()) if str(port) in word]
     assert name == "server" or service["depends_on"] == {"server": {"condition": "service_healthy"}}
 
 
@@ -158,3 +180,81 @@ def test_the_image_builds_and_says_its_version():
         ["docker", "run", "--rm", "fedgraph-flwr-test", "--version"], capture_output=True, text=True, check=True
     )
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", done.stdout)
+
+
+MONITORING = yaml.safe_load((FOLDER / "monitoring.yaml").read_text())
+SCRAPED = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
+
+
+def test_prometheus_scrapes_what_compose_starts_under_the_jobs_of_the_rules():
+    jobs = {job["job_name"]: job["static_configs"][0]["targets"] for job in SCRAPED["scrape_configs"]}
+    expected = {"fedgraph-server": [], "fedgraph-node": []}
+    for name, service in COMPOSE["services"].items():
+        port = monitor_address(_parse(service["command"]).monitor)[1]
+        expected["fedgraph-server" if name == "server" else "fedgraph-node"].append(f"{name}:{port}")
+    assert jobs == expected
+    rules = yaml.safe_load((FOLDER / SCRAPED["rule_files"][0]).read_text())
+    named = {
+        job
+        for group in rules["groups"]
+        for rule in group["rules"]
+        for job in re.findall(r'job=~?"([^"]*)"', rule["expr"])
+    }
+    assert named
+    assert all(re.fullmatch(pattern, job) for pattern in named for job in jobs)
+    for service in MONITORING["services"].values():
+        assert re.search(r":v?\d+\.\d+\.\d+$", service["image"])
+        for volume in service["volumes"]:
+            assert (FOLDER.parents[1] / volume.split(":")[0]).exists(), volume
+    assert "docs/fleet/monitoring.yaml up -d" in (FOLDER / "compose.yaml").read_text()
+
+
+@pytest.mark.fleet
+@pytest.mark.faults
+@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed: apt-get install nginx")
+def test_what_is_shipped_can_be_scraped(tmp_path):
+    """The server of the unit and the node of the compose file, with other ports: their pages, as Prometheus reads them."""
+    ports = {name: free_port() for name in ("listen", "superlink", "server", "node")}
+    client_graph(0).save(tmp_path / "graph.safetensors")
+    where = [f"--listen=127.0.0.2:{ports['listen']}", f"--superlink=127.0.0.1:{ports['superlink']}", "--host=127.0.0.2"]
+    assert main(["fleet", "init", str(tmp_path / "keys"), *where, "--nodes", "1"]) == 0
+    text = (FOLDER / "fedgraph-server.service").read_text()
+    command = re.search(r"^ExecStart=\S+/fedgraph-flwr (.*)$", text, re.M)[1]
+    address = variables(text)["MONITOR"].replace("9464", str(ports["server"]))
+    server = shlex.split(command.replace("${MONITOR}", address))
+    places = {"/data/ca.crt": "keys/ca.crt", "/data/graph.safetensors": "graph.safetensors", "node": "keys/node_0"}
+    places |= {"server:9090": f"127.0.0.2:{ports['listen']}", "0.0.0.0:9464": f"0.0.0.0:{ports['node']}"}
+    first, *rest = COMPOSE["services"]["node_0"]["command"]
+    node = [first, *(places.get(word, word) for word in rest)]
+    environment = os.environ | {"FLWR_HOME": str(tmp_path / "home")}
+    started = []
+    try:
+        # 127.0.0.2 reaches what listens on all addresses, as from outside a container, and not what listens on 127.0.0.1
+        for words, page in ((server, f"127.0.0.1:{ports['server']}"), (node, f"127.0.0.2:{ports['node']}")):
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "fedgraph_flwr", *words],
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=(log := (tmp_path / f"{words[0]}.log").open("w")),
+                    stderr=log,
+                )
+            )
+            wait_for(lambda page=page: scraped(page, "ready") == "ok\n", f"{words[0]} to be ready")
+            families = {family.name for family in text_string_to_metric_families(scraped(page, "metrics"))}
+            shown = {"server": "fedgraph_party_online", "node": "fedgraph_node_connected"}[words[0]]
+            assert {shown, "fedgraph_memory_bytes", "fedgraph_certificate_days_left"} <= families
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(PATIENCE)
+    for name in ("server", "node"):
+        for line in (tmp_path / f"{name}.log").read_text().splitlines():
+            assert json.loads(line)["time"], line
+
+
+def scraped(address, page):
+    """A page of a monitor; empty while there is none."""
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"http://{address}/{page}", timeout=10).read().decode()
+    return ""
