@@ -544,7 +544,13 @@ def test_no_number_of_a_graph_is_in_a_metric(folder):
     """Scores and sizes of a round's record stay out of the status, so no metric can have them."""
     status = RunStatus(folder, 5, rounds=6)
     status.took_round(
-        record(1, 1.0, metrics={"test_accuracy": 0.123456}, clients={"test-count": [987654321987]}, train={"loss": 0.98765432})
+        record(
+            1,
+            1.0,
+            metrics={"test_accuracy": 0.123456},
+            clients={"test-count": [987654321987]},
+            train={"loss": 0.98765432},
+        )
     )
     text = (folder / "status.json").read_text()
     assert not [number for number in ("0.123456", "987654321987", "0.98765432") if number in text]
