@@ -61,8 +61,8 @@ def joined(
         nodes: see `node_infos`.
     """
     names = {node["node"]: node["party"] or node["node"] for node in nodes}
-    for status in statuses:  # removed nodes, too
-        known = {node: _dict(_dict(status, "nodes"), node).get("name") for node in _dict(status, "nodes")}
+    for one in statuses:  # removed nodes, too
+        known = {node: _dict(_dict(one, "nodes"), node).get("name") for node in _dict(one, "nodes")}
         names = {node: str(name) for node, name in known.items() if name} | names
     by_id = {str(status.get("run_id")): status for status in statuses}
     found = []
