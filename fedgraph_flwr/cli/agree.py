@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, system_errors
-from fedgraph_flwr.fleet import agreements
+from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.fleet.agreements import Agreement
 from fedgraph_flwr.launch.agreed import opened, refusals
 from fedgraph_flwr.party.options import add_options
@@ -35,7 +35,7 @@ _NEW = """
 --weight NAME=N...  a member's fixed weight, for all members (default: all count alike)
 --start WORD  continues: from a model of an earlier run; or the digest of a model (default: seed)
 --schema FILE  a member's client file: all need tables of this schema (default: any that they share)
---code FILE  Flower's bundle of the runs (default: that of this installation)
+--code FILE...  Flower's bundle of the runs, or several while members upgrade (default: that of this installation)
 --releases  accept bundles that a key of `node --trusted` signed, instead of one bundle
 --continues FILE  the version before
 --accept-difference  go on without noise after a member joined or left, which shows its update
@@ -55,19 +55,30 @@ def register(parser: argparse.ArgumentParser) -> None:
     new.set_defaults(func=_new)
     for name, run, about, text in (
         ("show", _show, "say in words what members agree on, what leaves a node, and who learns what", ""),
-        ("sign", _sign, "sign it with your node's key", "--key FILE  your node's private key (fleet join)"),
+        (
+            "sign",
+            _sign,
+            "sign it with your node's key",
+            "--key FILE  your node's private key (fleet join)\n--replaced NAME  your name, with the key that a new one replaces",
+        ),
         (
             "status",
             _status,
             "print who signed, and how many runs a node has left",
             "--state DIR  the node's state folder",
         ),
+        (
+            "confirm",
+            _confirm,
+            "let your node go on with a state folder from a back-up",
+            "--state DIR  the node's state folder\n--last N  the last run that your node took part in (default: 0)",
+        ),
         ("withdraw", _withdraw, "let your node refuse it from now on", "--state DIR  the node's state folder"),
     ):
         action = actions.add_parser(name, help=about)
         action.add_argument("file", **_FILE)  # type: ignore[arg-type]
         if text:
-            add_options(action, text, key={"required": True}, state={"required": name == "withdraw"})
+            add_options(action, text, key={"required": True}, state={"required": name != "status"}, last={"default": 0})
         action.set_defaults(func=run)
 
 
@@ -96,7 +107,7 @@ def _new(args: argparse.Namespace) -> int:
         "weights": weights or agreements.UNIFORM,
         "epsilon": args.epsilon,
         "start": args.start,
-        "code": agreements.RELEASES if args.releases else agreements.code_digest(_bundle(args.code)),
+        "code": agreements.RELEASES if args.releases else _codes(args.code),
         "schema": _schema(args.schema),
         "members": members,
         "configuration": agreements.signed_part(values),
@@ -126,7 +137,7 @@ def _sign(args: argparse.Namespace) -> int:
     agreement = opened(args.file)
     with refusals():
         agreement.check_time(time.time())
-        name = agreement.sign(check_key(args.key))
+        name = agreement.sign(check_key(args.key), args.replaced or "")
     with system_errors(f"cannot write {args.file}"):
         agreements.write(agreement)
     print(f"signed as {name}; {_signed(agreement)}")
@@ -146,10 +157,21 @@ def _status(args: argparse.Namespace) -> int:
     return 0
 
 
+def _confirm(args: argparse.Namespace) -> int:
+    agreement = opened(args.file)
+    with refusals():
+        agreements.confirm(args.state, agreement.digest, audit_chain.read_head(args.state)["n"], args.last)
+    print(f"this node goes on after run {args.last} of {args.file}; what it did in lost runs is forgotten")
+    return 0
+
+
 def _withdraw(args: argparse.Namespace) -> int:
     agreement = opened(args.file)
     with refusals():
         agreements.withdraw(args.state, agreement.digest, time.time())
+    line = dict.fromkeys(("run", "strategy", "refused"), "") | dict.fromkeys(("round", "exchange", "received"), 0)
+    what = {"phase": agreements.WITHDRAWN, "agreement": f"{agreement.digest}/0", "sent": {}, "noise": {}}
+    audit_chain.append(args.state, line | what)
     print(f"this node refuses runs of {args.file} from the next message on; tell the other members")
     return 0
 
@@ -234,6 +256,11 @@ def _schema(file: Path | None) -> Sequence[int]:
     from fedgraph_flwr.data.schema import fingerprint
 
     return fingerprint(partition.load(file)) if file else []
+
+
+def _codes(bundles: list[str]) -> str | list[str]:
+    digests = [agreements.code_digest(_bundle(Path(file))) for file in bundles]
+    return digests if len(digests) > 1 else agreements.code_digest(_bundle(None)) if not digests else digests[0]
 
 
 def _bundle(app: Path | None) -> bytes:

@@ -255,6 +255,6 @@ def _tensors(client: Path, keep_best: bool, preferred: Sequence[str] = ("best", 
     """Return a client's states and models, except the first preferred model that there is, if it is to be kept."""
     models = [client / f"model_{name}.safetensors" for name in preferred]
     kept = next((path for path in models if path.is_file()), None) if keep_best else None
-    names = ("last", "round_*", "model_*")
+    names = ("last", "round_*", "model_*", "term_*")
     found = [path for name in names for path in sorted(client.glob(f"{name}.safetensors")) if path != kept]
     return [*found, *_halves(client)]

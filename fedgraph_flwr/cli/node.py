@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import audit_chain, flower_patches
-from fedgraph_flwr.fleet.agreements import RELEASES
+from fedgraph_flwr.fleet.agreements import RELEASES, Refused, remember
 from fedgraph_flwr.fleet.certificates import WARNED
 from fedgraph_flwr.fleet.checking import Finding, admission, reach
 from fedgraph_flwr.fleet.keys import check_key
@@ -174,12 +174,17 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
     files = sorted(args.agreement.glob("*.yaml")) if args.agreement.is_dir() else [args.agreement]
     if not files:
         raise FedGraphError(f"--agreement {args.agreement}: the folder has no .yaml file")
-    for file in files:
-        agreement = opened(file)
+    for agreement in sorted(map(opened, files), key=lambda one: one.values["version"]):
+        file = agreement.path
         with refusals():
             agreement.check_signed()
         if agreement.values["code"] == RELEASES and not args.trusted:
             raise FedGraphError(f"{file} has code: {RELEASES}: pass --trusted FILE with the keys that sign them")
+        try:
+            remember(args.state, agreement)
+        except Refused as error:
+            say(str(error))
+            continue
         say(f"this node accepts runs of {file} ({agreement.digest[:12]}), which {', '.join(agreement.signers)} signed")
     return ["--agreement", args.agreement.absolute(), "--state", args.state.absolute()]
 

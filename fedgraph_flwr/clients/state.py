@@ -6,16 +6,20 @@
     asked.json                     the requests of the server in this run
     fingerprints.txt               fingerprints of the keys that the server relayed (`fedgraph_flwr.secure.keyring`)
     round_000010.safetensors       the last two checkpoints, from which a run resumes
+    term_000011_0                  noised terms of an agreed run's secure sums, by round and exchange, which it may repeat
     model_last, model_best         at the end of the run: models for prediction
 """
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from filelock import FileLock
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr import models
@@ -24,7 +28,7 @@ from fedgraph_flwr.clients.combined import Parts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import leftovers, write_bytes
 from fedgraph_flwr.data.graph import read_header, read_tensors, write_tensors
-from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize, system_errors
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal, first_line, sanitize, system_errors
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
@@ -34,20 +38,27 @@ SCHEMA = 1
 """Version of the metadata in a state file."""
 
 
+class AnotherSum(Refusal):
+    """Error: a noised term of this position was made for another request; the reason depends on no data."""
+
+
 class StateFolder:
     """The state folder of one client in one run of one method.
 
     Args:
         root: the folder that the node, or the simulation, keeps for all its runs; names cannot point outside of it.
-        run: Flower's run id for the last state; for checkpoints the server's name of the run, which a resumed run keeps.
+        run: digest and number of an agreed run; otherwise Flower's run id for the last state, and for checkpoints the server's
+            name of the run, which a resumed run keeps.
         strategy: name of the method.
         client: index of the client.
+        attempt: Flower's run id, which the last state of an agreed run must have.
     """
 
-    def __init__(self, root: Path | str, run: str, strategy: str, client: int):
+    def __init__(self, root: Path | str, run: str, strategy: str, client: int, attempt: str = ""):
         names = file_name(strategy, "strategy"), file_name(run, "the server's name of a run,")
         self.folder = Path(root) / "-".join(names) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
+        self.attempt = attempt
 
     def check_one_method(self) -> None:
         """Refuse a run id that a run of another method had: its records say what that run may still ask.
@@ -66,7 +77,7 @@ class StateFolder:
 
     def write_last(self, state: dict[str, Tensor], version: int) -> None:
         """Write the current state, for a process that starts without it."""
-        self._write("last", state, {"version": version})
+        self._write("last", state, {"version": version} | ({"attempt": self.attempt} if self.attempt else {}))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -78,12 +89,15 @@ class StateFolder:
             yield
 
     def last_version(self) -> int:
-        """Return the version of the last state; 0 if there is none yet."""
-        return self._version(read_header(self._file("last"))[1]) if self._file("last").is_file() else 0
+        """Return the version of the last state; 0 if there is none yet, or one of an earlier attempt."""
+        if not self._file("last").is_file():
+            return 0
+        values = read_header(self._file("last"))[1]
+        return self._version(values) if values.get("attempt", "") == self.attempt else 0
 
     def read_last(self) -> tuple[dict[str, Tensor], int] | None:
-        """Return the last state and its version; None if there is none yet."""
-        if not self._file("last").is_file():
+        """Return the last state and its version; None as for `last_version`."""
+        if not self.last_version():
             return None
         state, values = self._read("last")
         return state, self._version(values)
@@ -95,6 +109,48 @@ class StateFolder:
                 f"{self._file('last')} has version {version!r}, expected a whole number from 0: restore the file"
             )
         return version
+
+    def has_term(self, position: tuple[int, int]) -> bool:
+        """Return whether a noised term of a position, round and exchange, is stored."""
+        return self._file(_term(position)).is_file()
+
+    def kept_term(
+        self, position: tuple[int, int], request: bytes, make: Callable[[], NDArray[np.uint64]]
+    ) -> NDArray[np.uint64]:
+        """Return the noised term of a position [P]: the stored one, or a new one, stored before it leaves.
+
+        Args:
+            position: round and exchange.
+            request: digest of what was requested.
+            make: draws the term.
+
+        Raises:
+            FedGraphError: the position had another request.
+        """
+        name = _term(position)
+        if self.has_term(position):
+            parts, values = self._read(name)
+            if values.get("request") != request.hex():
+                raise AnotherSum(
+                    f"the server requests another sum in round {position[0]} of this agreed run than before, of other clients or"
+                    " another model: noise is drawn once for each; resume when the same clients are there, or start the next run"
+                )
+            return parts["term"].numpy().view(np.uint64)
+        term = make()
+        self._write(name, {"term": torch.from_numpy(term.view(np.int64))}, {"request": request.hex()})
+        self._forget_terms(position[0] - 1)
+        return term
+
+    def ended_round(self, before: int) -> int:
+        """Return the last round that no attempt repeats: that of the oldest checkpoint, or without one ``before``."""
+        return min((int(path.stem[6:]) for path in self.folder.glob("round_*.safetensors")), default=before)
+
+    def _forget_terms(self, before: int) -> None:
+        """Delete terms of rounds that no attempt repeats."""
+        ended = self.ended_round(before)
+        for path in self.folder.glob("term_*.safetensors"):
+            if 0 < int(path.stem[5:11]) <= ended:
+                path.unlink(missing_ok=True)
 
     def write_asked(self, record: dict[str, Any]) -> None:
         """Write the record of requests, before the reply to the latest one."""
@@ -134,6 +190,7 @@ class StateFolder:
         self._write(f"round_{server_round:06d}", state, {"round": server_round})
         for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
+        self._forget_terms(0)
 
     def stored_round(self, server_round: int, latest: int) -> int:
         """Return the round of the checkpoint with which a run resumes after a round.
@@ -193,6 +250,10 @@ class StateFolder:
                     f"{self._file(name)} has {key}={values.get(key)}, expected {expected}: give each node its own folder"
                 )
         return state, values
+
+
+def _term(position: tuple[int, int]) -> str:
+    return f"term_{position[0]:06d}_{position[1]}"
 
 
 def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:

@@ -14,11 +14,11 @@
     weights: uniform                 # or a number for each member; sizes of tables are no part of a sum
     epsilon: 8.0                     # most ε of all runs together; null: none
     start: seed                      # or continues (a model in whose training the node took part), or the digest of a model
-    code: 5d1e…                      # SHA-256 of Flower's bundle; releases: bundles signed by a key of `node --trusted`
+    code: 5d1e…                      # SHA-256 of Flower's bundle, or a list; releases: signed by a key of `node --trusted`
     schema: [41, 7]                  # fingerprint of the tables' schema; []: any that all members share
     members: {alice: {client: 0, key: ecdsa-sha2-nistp384 AAAA…}, …}
     configuration: {…}               # of every run, resolved, without `FREE`
-    signatures: {alice: …}           # of the digest of everything above, by the members' keys
+    signatures: {alice: …}           # of everything above, by the members' keys; alice@before: by a key that was replaced
 
 A run is (digest, number): the configuration that nodes receive names both (`KEY`). A node accepts a number that is higher than
 all before, or its last one again, which resumes. It keeps them in its state folder under one lock, which spans the decision and
@@ -67,17 +67,23 @@ FOLDERS = ("evaluate",)
 USED = "agreements.json"
 """File of a state folder: the runs of each agreement."""
 
+WITHDRAWN = "withdrawn"
+"""Phase of the line that a withdrawal leaves in a node's audit log."""
+
 DIFFERENCE = "the difference of two sums shows the update of a member that joined or left"
 """What `accepted` says if sums without noise go on with other members."""
 
 SEED, CONTINUES, RELEASES, UNIFORM = "seed", "continues", "releases", "uniform"
 FORBIDDEN, ALLOWED, CURIOUS = "forbidden", "allowed", "curious"
 
+BEFORE = "@before"
+"""Ending of a member's name in `signatures`: by its key of the version before."""
+
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("agreement", "version", "runs"), (int,)),
     **dict.fromkeys(("name", "continues", "accepted", "purpose", "until", "coordinator", "absent", "start"), (str,)),
     **{
-        "code": (str,),
+        "code": (str, list),
         "changed": (list,),
         "schema": (list,),
         "weights": (str, dict),
@@ -146,19 +152,27 @@ class Agreement:
         found, signatures = self.pins, self.values["signatures"]
         return [name for client, name in self.members.items() if _signed(found[client], signatures.get(name), self)]
 
-    def sign(self, key: EllipticCurvePrivateKey) -> str:
+    def sign(self, key: EllipticCurvePrivateKey, replaced: str = "") -> str:
         """Add a member's signature, and return its name.
+
+        Args:
+            key: the member's private key.
+            replaced: the member whose key this was in the version before.
 
         Raises:
             Refused: the key is no member's.
         """
+        signature = key.sign(self.statement, ECDSA(SHA384())).hex()
+        if replaced in self.values["members"]:
+            self.values["signatures"][replaced + BEFORE] = signature
+            return replaced
         text = key_text(key.public_key())
         names = [name for name, member in self.values["members"].items() if key_text(public_key(member["key"])) == text]
         if not names:
             raise Refused(
                 f"{self.path.name}: this key is none of {', '.join(self.members.values())}: sign with your node's key"
             )
-        self.values["signatures"][names[0]] = key.sign(self.statement, ECDSA(SHA384())).hex()
+        self.values["signatures"][names[0]] = signature
         return names[0]
 
     def check_signed(self) -> None:
@@ -185,6 +199,62 @@ class Agreement:
             raise Refused(
                 f"{self.path.name} ended on {self.values['until']}: members agree on a new version (agree new --continues)"
             )
+
+    @property
+    def codes(self) -> list[str]:
+        """Digests of the bundles, or only `RELEASES`."""
+        code = self.values["code"]
+        return list(code) if isinstance(code, list) else [code]
+
+    def check_beginning(self, config: str, number: int) -> None:
+        """Refuse a run that starts from its seed, where members agreed on a model.
+
+        Raises:
+            Refused: it does.
+        """
+        run, start = _configuration(config), self.values["start"]
+        begins = start == SEED or (start == CONTINUES and number == 1)
+        if not (begins or run.get("init") or run.get("evaluate")):
+            raise Refused(
+                f"{self.path.name} starts run {number} with a model (start: {start[:12]}): pass its folder as init="
+            )
+
+    def check_version(self, records: Mapping[str, Any]) -> None:
+        """Refuse a version that a later one replaced, or that hides who joined or left since the one that a node knows.
+
+        Args:
+            records: the node's records.
+
+        Raises:
+            Refused: names the difference.
+        """
+        values, name = self.values, self.path.name
+        own = [one for digest, one in records.items() if digest != self.digest and one.get("name") == values["name"]]
+        if later := [one["version"] for one in own if one["continues"] == self.digest]:
+            raise Refused(f"{name} was replaced by version {later[0]}, which this node knows")
+        before = records.get(values["continues"], {}).get("members")
+        if before is None:
+            if (own and values["version"] > 1) or any(one["version"] >= values["version"] for one in own):
+                raise Refused(
+                    f"{name} is version {values['version']} of '{values['name']}' and does not continue one that this node knows:"
+                    " agree new --continues FILE, or another --name"
+                )
+            return
+        keys = {member: value["key"] for member, value in values["members"].items()}
+        if (found := sorted(before.keys() ^ keys.keys())) != (said := sorted(map(str, values["changed"]))):
+            raise Refused(
+                f"{name} says that {', '.join(said) or 'nobody'} joined or left since the version before; this node"
+                f" knows that {', '.join(found) or 'nobody'} did"
+            )
+        for member in sorted(before.keys() & keys.keys()):
+            old = public_key(before[member])
+            if key_text(old) != key_text(public_key(keys[member])) and not _signed(
+                old, values["signatures"].get(member + BEFORE), self
+            ):
+                raise Refused(
+                    f"{name} has another key of {member} than the version before, and that key did not sign: agree sign"
+                    f" --key OLD --replaced {member}; a member that lost it leaves, and joins by another name"
+                )
 
     def check_configuration(self, config: str) -> None:
         """Refuse a run whose configuration, in JSON, is not the signed one.
@@ -304,13 +374,35 @@ def check(
     agreement.check_signed()
     agreement.check_time(now)
     agreement.check_configuration(config)
-    wanted = agreement.values["code"]
-    if bundle is not None and wanted not in (RELEASES, found := code_digest(bundle)):
+    agreement.check_beginning(config, number)
+    codes = agreement.codes
+    if bundle is not None and codes != [RELEASES] and (found := code_digest(bundle)) not in codes:
         raise Refused(
-            f"members signed other code (the run's bundle is {found[:12]}, signed was {wanted[:12]}): ship that one"
+            f"members signed other code (the run's bundle is {found[:12]}, signed was"
+            f" {', '.join(code[:12] for code in codes)}): ship that one"
         )
     _count(state, agreement, number, run_id)
     return agreement
+
+
+def remember(state: Path, agreement: Agreement) -> None:
+    """Let a node know a version that its owner accepts.
+
+    Raises:
+        Refused: as `Agreement.check_version`.
+    """
+    with changing(state) as records:
+        _record(records, agreement)
+
+
+def _record(records: dict[str, Any], agreement: Agreement) -> dict[str, Any]:
+    """Return the record of an agreement, with what later versions are compared with."""
+    agreement.check_version(records)
+    record: dict[str, Any] = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
+    values = agreement.values
+    keys = {name: member["key"] for name, member in values["members"].items()}
+    record.update({key: values[key] for key in ("name", "version", "continues")}, members=keys)
+    return record
 
 
 def used(state: Path, digest: str) -> dict[str, Any]:
@@ -319,7 +411,21 @@ def used(state: Path, digest: str) -> dict[str, Any]:
     Raises:
         Refused: the record cannot be read.
     """
-    return _remembered(state).get(digest, {"last": 0, "runs": {}, "withdrawn": ""})
+    return remembered(state).get(digest, {"last": 0, "runs": {}, "withdrawn": ""})
+
+
+def confirm(state: Path, digest: str, line: int, last: int) -> None:
+    """Let a node go on with a record that is older than its audit log, or than what other members have seen.
+
+    Args:
+        state: the node's state folder.
+        digest: the agreement's.
+        line: the last line of the audit log.
+        last: the last run that the node took part in.
+    """
+    with changing(state) as records:
+        record = records.setdefault(digest, used(state, digest))
+        record.update(last=max(record["last"], last), confirmed=line, known=last)
 
 
 def withdraw(state: Path, digest: str, now: float) -> None:
@@ -335,7 +441,7 @@ def changing(state: Path) -> Iterator[dict[str, Any]]:
         state.mkdir(parents=True, exist_ok=True)
         with (state / f"{USED}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            records = _remembered(state)
+            records = remembered(state)
             before = json.dumps(records)
             yield records
             if (after := json.dumps(records)) != before:
@@ -391,7 +497,7 @@ def _problem(agreement: Agreement) -> str:
     right_weights = weights == UNIFORM or (
         fixed and weights.keys() == values["members"].keys() and all(type(w) is int and w > 0 for w in weights.values())
     )
-    start, code = values["start"], values["code"]
+    start, code = values["start"], agreement.codes
     goes_on = values["changed"] and start != SEED
     rules: list[tuple[bool, str]] = [
         (values["agreement"] == 1, f"agreement={values['agreement']}: this version reads format 1"),
@@ -416,13 +522,17 @@ def _problem(agreement: Agreement) -> str:
             f"start={start!r}: expected {SEED}, {CONTINUES} or the digest of a model",
         ),
         (
-            code == RELEASES or bool(_DIGEST.fullmatch(code)),
-            f"code={code!r}: expected a digest, or {RELEASES} (node --trusted)",
+            code == [RELEASES] or bool(code and all(_DIGEST.fullmatch(str(one)) for one in code)),
+            f"code={values['code']!r}: expected a digest, or {RELEASES} (node --trusted), or a list of digests",
         ),
         (
             not (secure and goes_on and not noised) or values["accepted"] == DIFFERENCE,
             f"members changed ({', '.join(map(str, values['changed']))}), and runs go on from an earlier model without noise:"
             f" set start: {SEED}, or accepted: {DIFFERENCE}",
+        ),
+        (
+            not secure or noised or _key(config, "strategy", "fraction", 1.0) == 1.0,
+            "secure sums without noise need strategy.fraction=1: other members in each run show single updates",
         ),
         (
             config.get("num_clients") == len(pins),
@@ -441,7 +551,7 @@ def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
     """
     most = agreement.values["runs"]
     with changing(state) as records:
-        record = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
+        record = _record(records, agreement)
         if record["withdrawn"]:
             raise Refused(f"this node's owner withdrew from {agreement.path.name} on {record['withdrawn']}")
         if number < record["last"]:
@@ -454,7 +564,12 @@ def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
         record["last"] = number
 
 
-def _remembered(state: Path) -> dict[str, Any]:
+def remembered(state: Path) -> dict[str, Any]:
+    """Return a state folder's records by digest.
+
+    Raises:
+        Refused: they cannot be read.
+    """
     path = state / USED
     try:
         records = json.loads(path.read_text()) if path.is_file() else {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedgraph_flwr.config import RunConfig, compose, to_json
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.fleet import agreements
 from fedgraph_flwr.fleet.agreements import Agreement, Refused
 
@@ -47,7 +47,13 @@ def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:
         agreement.check_time(time.time())
         agreement.check_configuration(to_json(cfg))
     kept = path.with_name(f"{path.name}.runs")
-    before = json.loads(kept.read_text()).get(agreement.digest, 0) if kept.is_file() else 0
+    try:
+        before = int(json.loads(kept.read_text()).get(agreement.digest, 0)) if kept.is_file() else 0
+    except (OSError, *MALFORMED) as error:
+        raise FedGraphError(
+            f"{kept} does not hold the last run of {path}: remove it, and pass --number, above the last run that"
+            " fedgraph-flwr agree status --state DIR prints at a node"
+        ) from error
     run = before + 1 if number is None else number
     if not 1 <= run <= agreement.values["runs"]:
         raise FedGraphError(

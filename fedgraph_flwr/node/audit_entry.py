@@ -8,8 +8,6 @@ from flwr.app import ConfigRecord, Message
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.fleet.flower_patches import SIGNERS
-from fedgraph_flwr.node.records import releases
-from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure.spent import booking
 from fedgraph_flwr.wire.messages import CONFIG, record_bytes
 
@@ -28,12 +26,12 @@ def began(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
 
 
 def answered(
-    message: Message, run_id: int, reply: Message, request: Request, client: GraphClient
+    message: Message, run_id: int, reply: Message, count: int, client: GraphClient
 ) -> dict[str, Any]:
-    """Return the line about a request that got its reply."""
+    """Return the line about a request that got its reply, with the number of releases that were booked."""
     entry, rules = _received(message, run_id), client.cfg.privacy
     noised = rules.dp != "none" and rules.noise_multiplier > 0
-    if noised and (count := releases(client, request)):
+    if noised and count:
         purpose = client.policy.purpose
         entry["noise"] = {"unit": rules.unit, "purpose": purpose, **booking(client.cfg, count)}
     sent = {group: record_bytes(record) for group, record in reply.content.items()}

@@ -18,6 +18,7 @@ from fedgraph_flwr.secure.beginning import (
     COMMIT,
     COMMITMENT,
     COMMITMENTS,
+    LAST,
     NONCE,
     NONCES,
     START,
@@ -65,13 +66,13 @@ class Beginning:
         Raises:
             FedGraphError: the list lacks a member or is not the first one, or a signature or a nonce is wrong.
         """
-        with self._record() as (_, start, _):
-            nonce = bytes.fromhex(start.setdefault("nonce", secrets.token_hex(BYTES)))
+        with self._record() as (record, start, _):
+            nonce = bytes.fromhex(start.setdefault("nonce", self._drawn(record)))
             own = commitment(self.run, self.client, nonce)
             if phase == COMMIT:
                 return {START: {COMMITMENT: _array(own), **self.keyring.sign(SUBJECT, own)}}
             if phase == BEGIN:
-                start["seed"] = self._seed(groups[START], start)
+                start["seed"] = self._seed(groups[START], start, record)
                 return {}
             given = self._by_client(groups[START], COMMITMENTS)
             self._check_list(list(given))
@@ -83,26 +84,31 @@ class Beginning:
                 )
             return {START: {NONCE: _array(nonce)}}
 
-    def keep_lists(self, lists: Arrays) -> None:
-        """Keep the lists of the run's secure sums, in whichever of Flower's runs: the seed and all draws are the same.
-
-        Args:
-            lists: clients by kind of values.
+    def keep_tables(self, digest: str) -> None:
+        """Keep the digest of the node's graph, whose change two sums with the same draws would show.
 
         Raises:
-            Refusal: a sum of the same values had another list.
+            Refusal: the run began with another graph.
         """
         with self._record() as (_, start, _):
-            known = start.setdefault("lists", {})
-            for kind, clients in lists.items():
-                first = known.setdefault(kind, clients.tolist())
-                if first != clients.tolist():
-                    raise Refusal(
-                        f"client {self.client} adds its {kind} to those of clients {first} in run {self._number}, and the server"
-                        f" requests a sum over {clients.tolist()}: two lists of one run show single values by their difference"
-                    )
+            if start.setdefault("tables", digest) != digest:
+                raise Refusal(
+                    f"run {self._number} began here with other tables: two sums of one run would show what changed;"
+                    " start the next run"
+                )
 
-    def _seed(self, group: Arrays, start: dict[str, Any]) -> int:
+    def _drawn(self, record: dict[str, Any]) -> str:
+        """Return a new nonce, whose end is the member's last run before."""
+        began = [int(number) for number, start in record["starts"].items() if "nonce" in start]
+        last = max(
+            [
+                int(record.get("known", 0)),
+                *(number for number in began if number < int(self._number)),
+            ]
+        )
+        return secrets.token_hex(BYTES - LAST) + last.to_bytes(LAST, "big").hex()
+
+    def _seed(self, group: Arrays, start: dict[str, Any], record: dict[str, Any]) -> int:
         """Return the seed that follows from nonces, after checking them."""
         nonces = self._by_client(group, NONCES)
         right = {
@@ -113,6 +119,14 @@ class Beginning:
             raise Refusal(
                 f"run {self._number} begins with nonces that are not those which members committed to"
             )
+        for number, earlier in record["starts"].items():
+            for client in earlier.get("commitments", {}) if int(number) < int(self._number) else ():
+                nonce = nonces.get(int(client))
+                if nonce and int.from_bytes(nonce[-LAST:], "big") < int(number):
+                    raise Refusal(
+                        f"the state folder of {self.agreement.members[int(client)]} is older than run {number}, which this node"
+                        f" began with it: its owner restores the newer one, or confirms (agree confirm --last {number})"
+                    )
         return seed_of(self.run, nonces)
 
     def _check_list(self, clients: list[int]) -> None:

@@ -8,6 +8,7 @@ client in one process sets ``live`` in the node config, which avoids the copies.
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from logging import INFO
@@ -22,7 +23,13 @@ from fedgraph_flwr.clients.combinations import check_unit
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.clients.replies import plain_reply, protected, summed_groups, taken
 from fedgraph_flwr.clients.saved_models import WHOLE
-from fedgraph_flwr.clients.state import StateFolder, checkpointed_state, restore_state, state_of
+from fedgraph_flwr.clients.state import (
+    AnotherSum,
+    StateFolder,
+    checkpointed_state,
+    restore_state,
+    state_of,
+)
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
@@ -81,6 +88,7 @@ class Member:
         self.node, self.client, self.version = node, client, version
         self.folder = node.folder(client.cfg.strategy.name, client.graph.client)
         self.requests = records.Requests(node, self.folder)
+        self.booked = 0
 
     # --- before the reply -------------------------------------------------------------------------
 
@@ -120,6 +128,7 @@ class Member:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )
+        self._check_setup(request)
         around = client.protection.exchanges
         usual = messages_of(type(client), phase, client.uplink_of, around)
         most = client.policy.most(phase, usual)
@@ -140,12 +149,63 @@ class Member:
             _live.pop(self.node.key, None)  # it was built from the refused configuration
             raise
         ledger.book(phase, request.round, request.exchange, most)
-        records.book_releases(self.node, client, records.releases(client, request))
+        self.booked = records.releases(client, request) - self._repeats(request)
+        records.book_releases(self.node, client, self.booked)
         if request.resume is not None:
             known = checkpoints is not None and checkpoints.has_checkpoint(
                 checkpoints.stored_round(request.resume, request.round)
             )
             ledger.resume(request.resume, known)
+        self.requests.write(ledger)
+
+    def _check_setup(self, request: Request) -> None:
+        """Refuse exact sums before training over members that changed: no seed makes them differ from those before.
+
+        Raises:
+            Refusal: members did not accept what the difference shows.
+        """
+        agreement, client = self.node.agreement, self.client
+        if request.round or not (agreement and client.protection.one_list):
+            return
+        changed = ", ".join(map(str, agreement.values["changed"]))
+        accepted = agreement.values["accepted"]
+        if changed and not accepted and summed_groups(client, request.phase, request.scalars):
+            raise Refusal(
+                f"members changed ({changed}), and sums of phase '{request.phase}' follow from no seed: their difference to"
+                " those of the version before shows single members; set privacy.dp=distributed, or agree new"
+                " --accept-difference"
+            )
+
+    def _repeats(self, request: Request) -> bool:
+        """Return whether the reply repeats a noised term of an agreed run, which counts no more."""
+        client, position = self.client, self.client.protection.position
+        if not (client.cfg.agreement and self.folder and position):
+            return False
+        summed = summed_groups(client, request.phase, request.scalars)
+        return bool(summed) and self.folder.has_term((request.round, position[1]))
+
+    def _check_repeated(self, request: Request, digest: str) -> None:
+        """Refuse a request of a resumed run that differs from the first one at its place, where all members sum.
+
+        Raises:
+            AnotherSum: it differs.
+        """
+        ledger = self.requests.read()
+        place = f"{request.round} {request.phase} {request.exchange}"
+        first = ledger.received.setdefault(place, digest)
+        if first != digest:
+            raise AnotherSum(
+                f"the server requests phase '{request.phase}' of round {request.round} of this agreed run"
+                " again, over another model: a repeated request is the same message; resume with the"
+                " server's own folder, or start the next run"
+            )
+        if self.folder:
+            ended = self.folder.ended_round(request.round - 1)
+            ledger.received = {
+                key: value
+                for key, value in ledger.received.items()
+                if not 0 < int(key.partition(" ")[0]) <= ended
+            }
         self.requests.write(ledger)
 
     def resume(self, request: Request) -> None:
@@ -192,7 +252,9 @@ class Member:
             if fresh and not received and (ledger.loaded or phase == TRAIN):
                 received = {name: t.detach().cpu().numpy() for name, t in client.shared.items()}
             if fresh:
-                start.check_start(client, received, self.node.root)
+                agreement = self.node.agreement
+                agreed = agreement.values["start"] if agreement else ""
+                start.check_start(client, received, self.node.root, agreed)
                 for group in sorted(client.combined.zero):
                     start.check_zero(group, request.groups.get(group, {}))
                 ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
@@ -225,6 +287,8 @@ class Member:
         client, phase = self.client, request.phase
         with self.node.withheld(client.cfg, phase):
             part = taken(client, phase, request.groups)
+            if client.cfg.agreement and part.digest and phase != DESCRIBE:
+                self._check_repeated(request, part.digest.hex())
             summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
                 plain = plain_reply(client, phase, request.groups, request.scalars)
@@ -253,8 +317,6 @@ class Member:
         """Store what the request changed."""
         client, phase = self.client, request.phase
         scored = phase == EVALUATE and client.saved_models.state
-        if client.cfg.agreement and (lists := client.protection.lists(phase)):
-            self.node.beginning.keep_lists(lists)
         if phase not in (DESCRIBE, EVALUATE) or scored:
             self._keep()
         checkpoints = self._checkpoints(request)
@@ -313,10 +375,12 @@ class Member:
 
 def begun(node: Node, message: Message, request: Request) -> Message:
     """Reply to a request at the beginning of an agreed run, which needs no client."""
-    groups = node.beginning.reply(request.phase, request.groups)
+    beginning = node.beginning
+    records.check_age(node)
+    groups = beginning.reply(request.phase, request.groups)
     _live.pop(node.key, None)  # it was built before the seed was known
     content = pack(groups)
-    content[METRICS] = numbers_record({"client": node.beginning.client})
+    content[METRICS] = numbers_record({"client": beginning.client})
     return Message(content, reply_to=message)
 
 
@@ -365,6 +429,12 @@ def _built(node: Node) -> GraphClient:
     client.keyring = _keyring(node, client)
     if agreement:
         client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
+        if client.protection.one_list:
+            client.protection.agree(list(agreement.members))
+            tables = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+            node.beginning.keep_tables(tables)
+        if folder := node.folder(cfg.strategy.name, graph.client):
+            client.protection.keep(folder.kept_term)
     policy.check_client(client)
     client.saved_models.what = node.saved_models
     return client

@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message
 from fedgraph_flwr.clients import combinations, earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
-from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.clients.state import AnotherSum, StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
 from fedgraph_flwr.config.schema import OWN_SEED
 from fedgraph_flwr.errors import FedGraphError, Refusal, located
@@ -98,15 +98,21 @@ class Node:
         """The agreement of this run; None: the node accepts runs of none."""
         return None
 
+    @property
+    def agreed(self) -> str:
+        """Name of an agreed run in the state folder, by the agreement's digest and its number; "" without an agreement."""
+        return "-".join(self.sent_cfg.agreement.split("/"))[32:] if self.agreement else ""
+
     def folder(self, strategy: str, client: int) -> StateFolder | None:
         """Return the folder for a client's state in this run, if the node has one."""
-        run = str(self.key[0])
-        return StateFolder(self.root, run, strategy, client) if self.root else None
+        agreed, attempt = self.agreed, str(self.key[0])
+        names = (agreed or attempt, strategy, client, attempt if agreed else "")
+        return StateFolder(self.root, *names) if self.root else None
 
     def checkpoints(self, cfg: RunConfig, client: int, run: str) -> StateFolder | None:
         """Return the folder for a client's checkpoints of the server's ``run``, if there is one."""
         root = self.root or self.checkpoint_root(cfg)
-        return StateFolder(root, run, cfg.strategy.name, client) if root else None
+        return StateFolder(root, self.agreed or run, cfg.strategy.name, client) if root else None
 
     def without_paths(self, text: str) -> str:
         """Return a text for the server, in which the node config's own files have their keys."""
@@ -254,7 +260,9 @@ class Party(Node):
         rules = super().policy()
         if self.agreement:
             epsilon = self.agreement.values["epsilon"]
-            rules.purpose = self.agreement.values["name"]
+            rules.check_start = True
+            if not rules.max_epsilon:  # else the owner's own bound counts over agreements
+                rules.purpose = self.agreement.values["name"]
             rules.max_epsilon = min(filter(None, (epsilon, rules.max_epsilon)), default=0.0)
         return rules
 
@@ -313,7 +321,7 @@ class Party(Node):
         except MemoryError:
             raise
         except Exception as error:
-            if not (key := protection_of(cfg).withheld(phase)):
+            if isinstance(error, AnotherSum) or not (key := protection_of(cfg).withheld(phase)):
                 raise
             log(ERROR, str(error), exc_info=None if isinstance(error, FedGraphError) else error)
             raise Refusal(
@@ -383,7 +391,10 @@ class Party(Node):
         if not self.root or (reply.has_error() and not _made(Path(self.root))):
             return reply
         try:
-            audit_chain.append(Path(self.root), entry())
+            line = entry()
+            if not line["refused"] and self.sent_cfg.agreement:
+                line["agreement"] = self.sent_cfg.agreement
+            audit_chain.append(Path(self.root), line)
         except FedGraphError as error:
             log(ERROR, str(error))
             reason = str(error).replace(self.root, "<state>")

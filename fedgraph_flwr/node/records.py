@@ -12,12 +12,16 @@ from flwr.app import ConfigRecord
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.replies import summed_groups
 from fedgraph_flwr.clients.state import StateFolder
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet.agreements import USED, WITHDRAWN, remembered
+from fedgraph_flwr.fleet.audit_chain import LOG
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure import audit
+from fedgraph_flwr.secure.beginning import BEGIN, COMMIT, OPEN
 from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.spent import SpentPrivacy
-from fedgraph_flwr.wire.messages import EVALUATE
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE
 
 ASKED = "fedgraph-asked"
 
@@ -53,7 +57,13 @@ class Requests:
                 _requests[node.key] = self._stored()
             return _requests[node.key]
         in_context = Ledger(node.context.state.config_records.get(ASKED))
-        return max(in_context, self._stored(), key=lambda ledger: ledger.writes)
+        ledger = max(in_context, self._stored(), key=lambda ledger: ledger.writes)
+        if node.agreement:
+            ledger.enter(str(node.key[0]))
+            if not in_context.writes:  # the first message of Flower's run, or after a restart
+                check_age(node, max(ledger.reached, ledger.round))
+                self.write(ledger)
+        return ledger
 
     def _stored(self) -> Ledger:
         return self.folder.read_asked() if self.folder else Ledger()
@@ -65,6 +75,42 @@ class Requests:
             self.node.context.state[ASKED] = ConfigRecord(ledger.record())
         if self.folder:
             self.folder.write_asked(ledger.record())
+
+
+_HOLDS = {COMMIT: "nonce", OPEN: "commitments", BEGIN: "seed"}
+"""What the record of an agreed run holds after the reply to a phase of its beginning."""
+
+
+def check_age(node: Node, reached: int | None = None) -> None:
+    """Refuse records of an agreement that are older than the node's audit log, as from a back-up, until the owner confirms.
+
+    Args:
+        node: the node in an agreed run.
+        reached: the latest round in the run's record of requests; None: its beginning is at hand.
+
+    Raises:
+        FedGraphError: names the file, and how the owner confirms.
+    """
+    root, (digest, _, number) = Path(node.root), node.sent_cfg.agreement.partition("/")
+    known = remembered(root)
+    confirmed = max(record.get("confirmed", 0) for record in known.values())
+    for entry in audit.verified(root) if (root / LOG).is_file() else ():
+        agreed, _, k = str(entry.get("agreement", "")).partition("/")
+        if not agreed or entry["n"] <= confirmed:
+            continue
+        phase, record = entry["phase"], known.get(agreed, {})
+        start = record.get("starts", {}).get(k, {})
+        lost = _HOLDS.get(phase, "nonce") not in start and phase != DESCRIBE
+        if phase == WITHDRAWN:
+            lost = not record.get(WITHDRAWN)
+        later = phase not in (DESCRIBE, *_HOLDS) and entry["round"] > (reached or 0)
+        if lost or (reached is not None and (agreed, k) == (digest, number) and later):
+            file = USED if lost else "asked.json"
+            raise FedGraphError(
+                f"{file} in {root} is older than the node's audit log, which lists phase '{phase}' of"
+                f" round {entry['round']} of run {k}, as from a back-up: restore the newer one, or go"
+                " on with it by fedgraph-flwr agree confirm --state DIR"
+            )
 
 
 def releases(client: GraphClient, request: Request) -> int:

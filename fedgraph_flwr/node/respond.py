@@ -49,7 +49,7 @@ def respond(message: Message, context: Context) -> Message:
                 content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
             reply = Message(content, reply_to=message)
             entry = partial(
-                audit_entry.answered, message, context.run_id, reply, request, member.client
+                audit_entry.answered, message, context.run_id, reply, member.booked, member.client
             )
             return node.logged(message, reply, entry)
     except FedGraphError as error:

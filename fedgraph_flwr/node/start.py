@@ -39,7 +39,9 @@ def comes_late(client: GraphClient, server_round: int) -> bool:
     )
 
 
-def check_start(client: GraphClient, received: Mapping[str, Any], root: str = "") -> None:
+def check_start(
+    client: GraphClient, received: Mapping[str, Any], root: str = "", agreed: str = ""
+) -> None:
     """Refuse first parameters that do not follow from the run's seed.
 
     A run with ``init`` starts with a model of a run in which this node trained, or one that its
@@ -49,11 +51,18 @@ def check_start(client: GraphClient, received: Mapping[str, Any], root: str = ""
         client: who trains.
         received: shared parameters by name.
         root: the node's state folder; empty: it has none.
+        agreed: the start of the run's agreement, if it has one.
 
     Raises:
         FedGraphError: names the tensor.
     """
     if not received:
+        return
+    if len(agreed) == len(name := digest(received).hex()):
+        if agreed != name:
+            raise Refusal(
+                f"the server starts this run with the model {name}, and members agreed on {agreed}"
+            )
         return
     if client.cfg.init:
         _check_earlier(client, received, root)

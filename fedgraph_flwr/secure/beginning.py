@@ -6,6 +6,9 @@
 
     seed = H(digest of the agreement, number of the run, client → nonce)
 
+The last `LAST` bytes of a nonce are the number of the member's last run before: others refuse one that they have seen in a later
+run, whose state folder is from a back-up.
+
 A node draws its nonce once per run, and opens it for one list of commitments only: a server that repeats the beginning gets the
 same seed, and one that changes the list is refused. Another number of a run gives another seed, and uses up all numbers before.
 A coordinator that colludes with a member knows the seed before it goes on, and may discard it: at most ``runs`` times.
@@ -31,7 +34,7 @@ CLIENTS, COMMITMENT, COMMITMENTS, NONCE, NONCES = "clients", "commitment", "comm
 SUBJECT = f"{COMMIT} 0 0"
 """Subject of the signature of a commitment (`fedgraph_flwr.secure.keyring`)."""
 
-BYTES = 32
+BYTES, LAST = 32, 4
 _FIELD = ArrayField((BYTES,), "uint8")
 _BITS = 63
 

@@ -67,7 +67,7 @@ from fedgraph_flwr.errors import FedGraphError, Refusal, check_names, line_of, s
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.wing import has_section, read_section
-from fedgraph_flwr.wire.messages import DESCRIBE
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE
 
 LARGEST = 2**63 - 1
 
@@ -441,6 +441,8 @@ def _value(client: Any, key: str) -> Any:
 class Ledger:
     """Record of the requests to a node in a run, so that none is repeated: rounds and a phase's exchanges only increase.
 
+    An agreed run has one record, whatever runs of Flower it takes: each later one repeats the set-up, and resumes.
+
     Attributes:
         round: the latest round with a request.
         asked: for each phase in it, the number of messages, and the index of the latest exchange.
@@ -448,16 +450,22 @@ class Ledger:
         suspect: whether the server claimed a resumption that this node does not know, or started with other parameters than the
             seed gives: until training starts with those of the seed, no others are accepted, in whatever round.
         loaded: whether a request without training brought parameters.
-        begun: whether more than descriptions was requested after the set-up.
+        begun: whether scores, or more than descriptions after the set-up, were requested.
         trained: whether training has begun, in any round, with parameters that the node did not refuse.
         config: digest of the run's configuration; empty before the first message.
         writes: how often the record was written, which orders its copies.
+        attempts: Flower's runs of an agreed run, in order.
+        reached: the latest round of earlier attempts, with more than descriptions.
+        received: digests of requests around sums of an agreed run, by round, phase and exchange, as far as one may be repeated.
     """
 
     def __init__(self, record: Mapping[str, Any] | None = None):
         stored = {"round": 0, "config": "", "writes": 0, **dict.fromkeys(FLAGS, False), **(record or {})}
         self.round, self.config, self.writes = int(stored["round"]), str(stored["config"]), int(stored["writes"])
         self.resumed, self.suspect, self.loaded, self.trained, self.begun = (bool(stored[flag]) for flag in FLAGS)
+        self.attempts, self.reached = list(map(str, stored.get("attempts", []))), int(stored.get("reached", 0))
+        places = zip(stored.get("places", []), stored.get("digests", []), strict=True)
+        self.received = {str(place): str(digest) for place, digest in places}
         columns = (stored.get(key, []) for key in ("phases", "counts", "exchanges"))
         self.asked = {str(phase): (int(n), int(last)) for phase, n, last in zip(*columns, strict=True)}
 
@@ -471,7 +479,24 @@ class Ledger:
             "exchanges": exchanges,
             "writes": self.writes,
         }
-        return {**asked, "config": self.config, **{flag: getattr(self, flag) for flag in FLAGS}}
+        flags = {flag: getattr(self, flag) for flag in FLAGS}
+        received = {"places": list(self.received), "digests": list(self.received.values())}
+        return {**asked, "config": self.config, **flags, "attempts": self.attempts, "reached": self.reached, **received}
+
+    def enter(self, attempt: str) -> bool:
+        """Let another of Flower's runs go on with an agreed run; return whether it is new here.
+
+        Raises:
+            FedGraphError: a later one does already.
+        """
+        if attempt in self.attempts[:-1]:
+            raise Refusal("another run of Flower goes on with this run of the agreement: this one is over")
+        if new := attempt not in self.attempts:
+            reached = max(self.reached, self.round, 1) if self.begun else self.reached
+            again = {"writes": self.writes, "attempts": [*self.attempts, attempt], "reached": reached}
+            again |= {key: value for key, value in self.record().items() if key in ("places", "digests")}
+            vars(self).update(vars(Ledger(again)))
+        return new
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:
         """Store the run's configuration of the first message, and refuse messages with another one.
@@ -501,6 +526,12 @@ class Ledger:
         request = f"the server requests phase '{phase}' of round {server_round}"
         if server_round < self.round:
             raise Refusal(f"{request} after round {self.round}: requests of earlier rounds are refused")
+        uses = phase == EVALUATE or (server_round > 0 and phase != DESCRIBE)
+        if self.reached and uses and not self.resumed:
+            raise Refusal(
+                f"{request}, and this run of the agreement reached round {self.reached} here: resume it from its checkpoint, or"
+                " start the next run"
+            )
         if server_round > self.round:
             self.round, self.asked = server_round, {}
         count, last = self.asked.get(phase, (0, -1))
@@ -509,7 +540,7 @@ class Ledger:
         if exchange <= last and phase != DESCRIBE:
             raise Refusal(f"{request} again (exchange {exchange} after {last}): the node has replied to it already")
         self.asked[phase] = (count + 1, max(exchange, last))
-        self.begun = self.begun or (phase != DESCRIBE and server_round > 0)
+        self.begun = self.begun or uses
 
     def resume(self, server_round: int, known: bool) -> None:
         """Continue after a round.

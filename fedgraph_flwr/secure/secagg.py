@@ -144,6 +144,9 @@ class Member:
         max_share: largest share of one client in the weights of a sum.
         fixed: whether all sums of a kind of values must have one list of clients.
         lists: that list [n], by kind.
+        required: the list of all sums, of members of an agreement; empty: any.
+        kept: returns the noised term of the current sum for the digest of a request: a stored one, or what its second argument
+            makes.
     """
 
     def __init__(self, client: int, share: float, bits: int, noise: DistributedNoise | None = None):
@@ -151,7 +154,9 @@ class Member:
         self.floor, self.max_share = 1, 1.0
         self.fixed = False
         self.lists: Arrays = {}
+        self.required: list[int] = []
         self.state: Arrays = {}
+        self.kept: Callable[[bytes, Callable[[], NDArray[np.uint64]]], NDArray[np.uint64]] = _made
         self._envelopes: Sealer | None = None  # from `deal` for `masked`, if both run in one process
 
     def publish(self, server_round: int, exchange: int = 0, sizes: Sequence[int] = (0, 0)) -> Arrays:
@@ -224,6 +229,8 @@ class Member:
             raise RunFailed(
                 f"client {self.client} received a list of keys in which its own differ from those it published"
             )
+        if self.required:
+            self._check_fixed(["values"], clients)
         if batch is not None and (outside := sorted(places.keys() - set(batch))):
             raise RunFailed(
                 f"client {self.client} should join a secure sum with client {outside[0]} in round {server_round}, whose batch by"
@@ -290,20 +297,20 @@ class Member:
         for own in ratios.values():
             self._check_weights(own, own > 0)
         held = self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round)
-        inputs = {key: self.state[key] for key in (CLIENTS, KEYS, SIZES)} | {
-            MEMBERS: members,
-            "model": _bytes(received),
-        }
-        agreed = digest({**inputs, **{f"{WEIGHTS}/{group}": own for group, own in ratios.items()}})
+        request = {MEMBERS: members, "model": _bytes(received)}
+        request |= {f"{WEIGHTS}/{group}": own for group, own in ratios.items()}
+        agreed = digest({key: self.state[key] for key in (CLIENTS, KEYS, SIZES)} | request)
         sizes = [sum(array.size for array in group.values()) for group in values.values()]
         place = members.tolist().index(self.client)
         own_ratios = {group: float(ratios[group][place]) for group in values}
         scale = np.repeat([ratio * 2.0**self.bits for ratio in own_ratios.values()], sizes)
         advice = f": lower privacy.secagg_bits={self.bits}"
         total = to_fixed(flat(values), scale, limit(self.bits), self.client, advice)
-        if self.noise:
+        if noise := self.noise:
             needed = threshold(self.share, len(self.state[CLIENTS]))
-            total = self.noise.terms(values, own_ratios, len(members), needed).view(np.uint64)
+            total = self.kept(
+                digest(request), lambda: noise.terms(values, own_ratios, len(members), needed).view(np.uint64)
+            )
         total = total + self_stream(self.state["self"].tobytes(), _step(server_round), total.size)
         total = total + pairwise(self._sealer(1), members.tolist(), _step(server_round, agreed), total.size)
         self.state = {
@@ -398,12 +405,12 @@ class Member:
             RunFailed: names both lists.
         """
         for kind in kinds if self.fixed else ():
-            first = self.lists.get(kind)
-            if first is not None and not np.array_equal(first, np.sort(clients)):
+            first = self.required or self.lists.get(kind, np.sort(clients)).tolist()
+            if first != (found := np.sort(clients).tolist()):
                 raise RunFailed(
-                    f"client {self.client} adds its {kind} to those of clients {first.tolist()}, and the server requests a sum"
-                    f" over {np.sort(clients).tolist()}: two lists of one run show single values by their difference; resume the"
-                    " run when all are back, or use privacy.dp=distributed"
+                    f"client {self.client} adds its {kind} to those of clients {first}, and the server requests a sum over"
+                    f" {found}: two lists of one run show single values by their difference; resume the run when all are back, or"
+                    " use privacy.dp=distributed"
                 )
 
     def _statement(self) -> bytes:
@@ -513,6 +520,10 @@ def unmasked(
 def envelope_size() -> int:
     """Return the size in bytes of every envelope with shares."""
     return OVERHEAD + len(save({SHARES: np.zeros((2, LIMBS), np.uint32)}))
+
+
+def _made(request: bytes, make: Callable[[], NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    return make()
 
 
 def _bytes(raw: bytes) -> NDArray[np.uint8]:

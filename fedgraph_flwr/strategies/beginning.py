@@ -37,7 +37,8 @@ def begin(server: GraphStrategy) -> None:
         RunFailed: a member does not take part, or the file of the run that is resumed is damaged.
     """
     path = Path(server.cfg.out) / FILE
-    if server.cfg.resume and path.is_file():
+    began = bool(server.cfg.resume) and path.is_file()
+    if began:
         try:
             parts = {
                 int(client): values for client, values in json.loads(path.read_bytes()).items()
@@ -54,7 +55,8 @@ def begin(server: GraphStrategy) -> None:
         write_bytes(path, json.dumps(text).encode())
     present = [client for client in nonces if client in server.clients]
     replies = server.request(BEGIN, {START: _group(nonces, NONCES)}, present)
-    _all_replied(server, BEGIN, {reply.client for reply in replies}, present)
+    if not began:  # else members have the seed, and one may be down
+        _all_replied(server, BEGIN, {reply.client for reply in replies}, present)
     server.cfg.seed = seed_of(server.cfg.agreement, nonces)
 
 

@@ -18,6 +18,7 @@ from fedgraph_flwr.fleet.agreements import (
     Refused,
     check,
     code_digest,
+    key_text,
     read,
     signed_part,
     used,
@@ -369,3 +370,102 @@ def test_describe_names_groups_and_epsilon(capsys):
     out = capsys.readouterr().out
     assert "phase train, in each of 10 rounds, model:" in out
     assert "after 10 releases" in out
+
+
+def test_a_damaged_count_of_the_desk_is_refused(folder):
+    agreement = agree()
+    counted = folder / "agreement.yaml.runs"
+    for text in ("{", "[]", json.dumps({agreement.digest: "x"}), json.dumps({agreement.digest: None})):
+        counted.write_text(text)
+        with pytest.raises(FedGraphError, match=r"does not hold the last run of .*: remove it, and pass --number"):
+            agreed_run(yaml_file(), compose(WORDS), None)
+    counted.unlink()
+    assert agreed_run(yaml_file(), compose(WORDS), 2).agreement == f"{agreement.digest}/2"
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def version(number, before, *signers, members=MEMBERS, old=(), **content):
+    """A signed version after another; ``old``: members with a new key, who sign with the old one too."""
+    path = Path(f"agreement-{len(list(Path().glob('agreement-*')))}.yaml")
+    given = {"continues": "agreement.yaml", "out": str(path)}
+    assert new(*WORDS[:2], f"num_clients={len(members)}", WORDS[3], members=members, **given) == 0
+    agreement = read(path)
+    for member in old:
+        agreement.values["members"][member]["key"] = key_text(check_key(Path(f"{member}-new")).public_key())
+    agreement.values.update({"version": number, "continues": before.digest, **content})
+    write(agreement)
+    for name in members:
+        assert main(["agree", "sign", str(path), "--key", f"{name}-new" if name in old else name]) == 0
+    for name in signers:
+        assert main(["agree", "sign", str(path), "--key", name, "--replaced", name]) == 0
+    return read(path)
+
+
+def test_a_node_compares_a_version_with_the_one_that_it_knows(folder):
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    new_member = (*MEMBERS, "mallory")
+    hidden = version(2, first, members=new_member, changed=[])
+    words = [*WORDS[:2], "num_clients=4", *WORDS[3:]]
+    assert "says that nobody joined or left since the version before; this node knows that mallory did" in (
+        refusal(hidden, run_of(hidden, words=words), folder / "state")
+    )
+    unrelated = version(2, first, continues="", changed=[])
+    assert "does not continue one that this node knows" in refusal(unrelated, run_of(unrelated), folder / "state")
+    second = version(2, first, members=new_member)
+    assert second.values["changed"] == ["mallory"]
+    assert accepted(second, run_of(second, words=words), folder / "state")
+    assert "was replaced by version 2, which this node knows" in refusal(first, run_of(first), folder / "state")
+    assert accepted(hidden, run_of(hidden, words=words), folder / "newcomer"), "a new member knows no version before"
+
+
+def refusal(agreement, run, state):
+    with pytest.raises(Refused) as error:
+        accepted(agreement, run, state)
+    return str(error.value)
+
+
+def test_a_member_changes_its_key_with_the_old_one(folder):
+    make_node(folder / "bob-new")
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    stolen = version(2, first, old=["bob"])
+    assert "another key of bob than the version before, and that key did not sign" in (
+        refusal(stolen, run_of(stolen), folder / "state")
+    )
+    forged = version(2, first, old=["bob"])
+    assert main(["agree", "sign", str(forged.path), "--key", "mallory", "--replaced", "bob"]) == 0
+    assert "that key did not sign" in refusal(read(forged.path), run_of(forged), folder / "state")
+    second = version(2, first, "bob", old=["bob"])
+    assert second.values["changed"] == []
+    assert accepted(second, run_of(second), folder / "state").signers == list(MEMBERS)
+
+
+def test_members_upgrade_one_after_the_other(folder):
+    """Several bundles in one agreement."""
+    (folder / "newer.fab").write_bytes(b"a newer bundle")
+    agreement = agree()
+    agreement.values["code"] = [code_digest(BUNDLE), code_digest(b"a newer bundle")]
+    for name in MEMBERS:
+        agreement.sign(check_key(Path(name)))
+    write(agreement)
+    for bundle in (BUNDLE, b"a newer bundle"):
+        assert accepted(agreement, run_of(agreement), folder / "state", bundle)
+    with pytest.raises(Refused, match="members signed other code"):
+        accepted(agreement, run_of(agreement), folder / "state", b"another")
+    agreement.values["code"] = []
+    write(agreement)
+    with pytest.raises(Refused, match="expected a digest, or releases"):
+        read(yaml_file())
+    both = ["--code", "app.fab", "--code", "newer.fab"]
+    named = [word for name in MEMBERS for word in ("--member", f"{name}={name}.pub")]
+    terms = ["--name", "rings", "--purpose", "rings", "--until", "2027-06-30", *both]
+    assert main(["agree", "new", *WORDS, *named, *terms]) == 0
+    assert read(yaml_file()).codes == [code_digest(BUNDLE), code_digest(b"a newer bundle")]
+
+
+def test_secure_sums_of_changing_members_are_refused(folder, capsys):
+    assert new(*WORDS, "privacy.secagg=true", "strategy.weighting=uniform", "strategy.fraction=0.5") == 2
+    assert "need strategy.fraction=1: other members in each run show single updates" in capsys.readouterr().err

@@ -29,10 +29,12 @@ class Coordinator:
 
     def __init__(self, folder: Path, *words: str, members: int = 3, **values: Any):
         self.folder, self.members = folder, members
-        (folder / "keys").mkdir()
+        (folder / "keys").mkdir(parents=True)
         for client in range(members):
             make_node(folder / "keys" / f"node_{client}")
-            client_graph(client, 40).save(folder / "graphs" / f"client_{client:04d}.safetensors")
+            graph = client_graph(client, 40)
+            graph.num_clients = members
+            graph.save(folder / "graphs" / f"client_{client:04d}.safetensors")
         plain = [f"num_clients={members}", "rounds=5", "model.hidden=8", "model.dropout=0", *words]
         self.cfg: RunConfig = compose([*plain, f"graph={folder / 'graphs'}"])
         self.words = [*plain, f"graph={folder / 'graphs'}"]

@@ -2,13 +2,18 @@
 
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from fedgraph_flwr import cli
+from fedgraph_flwr.fleet.agreements import DIFFERENCE
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning
+from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.wire.messages import MODEL
+from tests.conftest import client_graph
 from tests.nodes import model_of
 from tests.safety.coordinator import Coordinator, opened
 
@@ -55,6 +60,34 @@ def test_nodes_train_from_the_seed_that_follows_and_draw_by_secrets_of_their_own
     assert not isinstance(run.ask(0, "train", 1, {MODEL: model_of(run.nodes[0])}), str)
     planted = {name: array + 1 for name, array in model_of(run.nodes[1]).items()}
     assert "other parameters than its seed" in run.ask(1, "train", 1, {MODEL: planted})
+
+
+def test_a_run_has_one_record_of_requests_whatever_runs_of_flower_it_takes(coordinator):
+    """Without it, a server that starts the number again gets another update from parameters of its choice."""
+    run = coordinator.run(1)
+    run.begin()
+    start = {MODEL: model_of(run.nodes[0])}
+    assert not isinstance(run.ask(0, "train", 1, start), str)
+    again = coordinator.run(1)
+    again.begin()
+    assert "reached round 1 here: resume it from its checkpoint" in again.ask(0, "train", 1, start)
+    assert "reached round 1 here" in again.ask(0, "train", 2, {MODEL: model_of(run.nodes[0], 2.0)})
+    assert "another run of Flower goes on" in run.ask(0, "train", 2, start)
+    assert not isinstance(again.ask(1, "train", 1, start), str), "this one has not trained"
+    folders = [path.name for path in (coordinator.folder / "state_0").glob("fedavg-*")]
+    assert folders == [f"fedavg-{coordinator.digest[32:]}-1"]
+
+
+def test_checkpoints_are_of_the_run_and_not_of_a_name_that_the_server_chooses(coordinator):
+    run = coordinator.run(1)
+    run.begin()
+    start = {MODEL: model_of(run.nodes[0])}
+    assert not isinstance(run.ask(0, "train", 1, start, checkpoint=True, run="one"), str)
+    again = coordinator.run(1)
+    again.begin()
+    assert not isinstance(again.ask(0, "describe", 0, resume=1, run="another"), str)
+    assert not isinstance(again.ask(0, "train", 2, start, run="another"), str)
+    assert "after round 2: requests of earlier rounds" in again.ask(0, "train", 1, start, run="another")
 
 
 def test_a_nonce_is_opened_for_one_whole_list(coordinator):
@@ -107,3 +140,118 @@ def test_messages_of_a_wrong_form_are_refused(coordinator):
         assert "of another form" in run.ask(0, beginning.OPEN, groups={beginning.START: group})
     assert "has no group of phase" in run.ask(0, beginning.OPEN)
     assert "has no array" in run.ask(0, beginning.OPEN, groups={beginning.START: {"x": np.zeros(1)}})
+
+
+# --- what a node knows of other versions, of its start, and of a folder from a back-up ---------------------------------
+
+
+def test_every_sum_without_noise_is_over_all_members_and_the_same_tables(tmp_path):
+    """Two lists, or two files of one bank, under one number show one bank's term, or what changed in it."""
+    coordinator = Coordinator(tmp_path, "privacy.secagg=true", "strategy.weighting=uniform", members=4)
+    run = coordinator.run(1)
+    run.begin()
+    published = {client: run.ask(client, "secagg_keys", 1) for client in range(4)}
+    assert not [reply for reply in published.values() if isinstance(reply, str)]
+    published = {client: reply["secagg"] for client, reply in published.items()}
+    signed = {str(client): group.pop("signature") for client, group in published.items()}
+    for chosen, accepted in (((0, 1, 2), False), ((0, 1, 2, 3), True)):
+        group = {key: np.stack([published[c][key] for c in chosen]) for key in ("keys", "sizes")}
+        down = {
+            "secagg": {"clients": np.array(chosen), **group},
+            "signatures": {str(c): signed[str(c)] for c in chosen},
+        }
+        reply = run.ask(int(accepted), "secagg_shares", 1, down)
+        assert (not isinstance(reply, str)) == accepted, reply
+        assert accepted or "to those of clients [0, 1, 2, 3], and the server requests a sum over [0, 1, 2]" in reply
+    client_graph(0, 40, seed=9).save(tmp_path / "graphs" / "client_0000.safetensors")
+    assert "run 1 began here with other tables" in coordinator.run(1).ask(0, "describe")
+    assert not isinstance(coordinator.run(2).ask(0, "describe"), str)
+
+
+@pytest.mark.parametrize("lost", ["agreements.json", "fedavg-*/client_0000/asked.json"])
+@pytest.mark.parametrize("back", [True, False])
+def test_records_older_than_the_audit_log_are_refused_until_the_owner_confirms(coordinator, lost, back, capsys):
+    state = coordinator.folder / "state_0"
+    first = coordinator.run(1)
+    first.begin()
+    start = {MODEL: model_of(first.nodes[0])}
+    assert not isinstance(first.ask(0, "describe"), str)
+    (path,) = state.glob(lost)
+    before = path.read_bytes()
+    assert not isinstance(first.ask(0, "train", 1, start), str)
+    second = coordinator.run(2)
+    if lost == "agreements.json":
+        second.begin()
+    if back:
+        path.write_bytes(before)
+    else:
+        path.unlink()
+    run = coordinator.run(2 if lost == "agreements.json" else 1)
+    refused = run.ask(0, beginning.COMMIT)
+    if lost != "agreements.json":
+        refused = run.ask(0, "train", 1, start)
+    assert f"{path.name} in <state> is older than the node's audit log" in refused
+    assert "go on with it by fedgraph-flwr agree confirm" in refused
+    file = str(coordinator.folder / "agreement.yaml")
+    assert cli.main(["agree", "confirm", file, "--state", str(state), "--last", "2"]) == 0
+    assert "goes on after run 2" in capsys.readouterr().out
+    assert not isinstance(coordinator.run(3).ask(0, beginning.COMMIT), str)
+    assert "is used up" in coordinator.run(2).ask(0, beginning.COMMIT)
+
+
+def test_a_withdrawal_outlives_a_back_up(coordinator):
+    state, file = coordinator.folder / "state_0", str(coordinator.folder / "agreement.yaml")
+    coordinator.run(1).begin()
+    before = (state / "agreements.json").read_bytes()
+    assert cli.main(["agree", "withdraw", file, "--state", str(state)]) == 0
+    assert "withdrew" in coordinator.run(2).ask(0, beginning.COMMIT)
+    (state / "agreements.json").write_bytes(before)
+    assert "phase 'withdrawn'" in coordinator.run(2).ask(0, beginning.COMMIT)
+
+
+def test_members_notice_a_whole_folder_from_a_back_up(coordinator, tmp_path):
+    """Its audit log is as old; the others saw it in a later run."""
+    coordinator.run(1).begin()
+    shutil.copytree(tmp_path / "state_0", tmp_path / "old")
+    coordinator.run(2).begin()
+    shutil.rmtree(tmp_path / "state_0")
+    shutil.copytree(tmp_path / "old", tmp_path / "state_0")
+    run = coordinator.run(3)
+    nonces = run.nonces(run.commitments())
+    refused = run.ask(1, beginning.BEGIN, groups=opened(nonces))
+    assert "the state folder of bank_0 is older than run 2, which this node began with it" in refused
+    file = str(tmp_path / "agreement.yaml")
+    assert cli.main(["agree", "confirm", file, "--state", str(tmp_path / "state_0"), "--last", "2"]) == 0
+    coordinator.run(4).begin()
+
+
+def test_a_run_starts_with_the_model_that_members_agreed_on(tmp_path):
+    wanted = model_of(Coordinator(tmp_path / "other").run(1).nodes[0], 2.0)
+    coordinator = Coordinator(tmp_path, start=digest(wanted).hex())
+    assert "starts run 1 with a model" in coordinator.run(1).ask(0, "describe")
+    run = coordinator.run(1, f"init={tmp_path}")
+    run.begin()
+    assert "members agreed on" in run.ask(0, "train", 1, {MODEL: model_of(run.nodes[0])})
+    assert not isinstance(run.ask(1, "train", 1, {MODEL: wanted}), str)
+
+
+def test_a_run_that_continues_needs_a_model_from_the_second_on(tmp_path):
+    coordinator = Coordinator(tmp_path, start="continues")
+    assert not isinstance(coordinator.run(1).ask(0, "describe"), str)
+    assert "starts run 2 with a model (start: continues)" in coordinator.run(2).ask(0, "describe")
+
+
+def test_sums_of_the_set_up_over_changed_members_need_the_signed_sentence(tmp_path):
+    """No seed makes them differ from those of the version before."""
+    words = [
+        "privacy.secagg=true",
+        "strategy.weighting=uniform",
+        "train.class_weights=federated",
+        "train.loss=weighted",
+    ]
+    for number, accepted in enumerate(("", DIFFERENCE)):
+        values = {"changed": ["bank_2"], "accepted": accepted}
+        run = Coordinator(tmp_path / str(number), *words, **values).run(1)
+        run.begin()
+        reply = run.ask(0, "labels", 0)
+        assert ("sums of phase 'labels' follow from no seed" in reply) == (not accepted)

@@ -6,15 +6,18 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 
-from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, configuration
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
+from fedgraph_flwr.secure.audit import released
+from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.strategies.loop import Loop
+from fedgraph_flwr.strategies.summation.masked import Masked
 from tests.conftest import client_graph
 from tests.nodes import agreed, party_nodes
 from tests.secure.rounds import SECURE
@@ -142,6 +145,8 @@ def test_a_cut_run_resumes_with_its_seed(run, months, tmp_path, monkeypatch):
     for client in range(3):  # the same nonces and secrets, without the ledgers of the run
         for old in (tmp_path / f"state/state_{client}").glob("fedavg-*"):
             shutil.rmtree(old)
+        for old in (tmp_path / f"state/state_{client}").glob("audit.*"):
+            old.unlink()
     whole = run(*given)
     assert resumed.summary["seed"] == whole.summary["seed"] != 0
     assert_same_arrays(resumed.arrays, whole.arrays)
@@ -169,6 +174,7 @@ class Consortium:
 
     def agree(self, banks, month, **values):
         """A new version; each bank has its key and its state folder for good."""
+        values = {"continues": self.digest, **values}
         self.banks, self.version, self.used = banks, self.version + 1, 0
         self.keys = self.folder / f"keys_{self.version}"
         self.keys.mkdir()
@@ -192,9 +198,9 @@ class Consortium:
             graph.save(folder / f"client_{client:04d}.safetensors")
         return folder
 
-    def month(self, month, down=""):
-        """One run; a bank may be down."""
-        self.used += 1
+    def month(self, month, down="", resume=None):
+        """One run, or a cut one that is resumed; a bank may be down."""
+        self.used += resume is None
         files = self._files(month)
         states = self.folder / f"states_{self.version}"
         for client, bank in enumerate(self.banks):
@@ -212,7 +218,7 @@ class Consortium:
             def unless_down(grid, message):
                 node = message.metadata.dst_node_id
                 if down and self.banks[node - 1] == down:
-                    return Message(Error(1, "the node is down"), reply_to=message)
+                    return Message(Error(ErrorCode.NODE_UNAVAILABLE, "the node is down"), reply_to=message)
                 return call(grid, message)
 
             patch.setattr(InlineGrid, "_call", unless_down)
@@ -222,7 +228,7 @@ class Consortium:
                 f"graph={files}",
                 f"agreement={self.digest}/{self.used}",
             ]
-            return self.run(*words)
+            return later("resume", resume) if resume else self.run(*words)
 
 
 FOUR = ["alice", "bob", "carol", "dora"]
@@ -273,8 +279,65 @@ def test_without_noise_only_the_named_month_waits(run, tmp_path, monkeypatch):
         assert banks.month(month).summary["failures"] == {}
 
 
-def test_a_run_that_starts_again_has_the_list_of_its_first_sum(run, tmp_path, monkeypatch):
-    """Both have one seed and the same draws: a sum without a member would show its update by the difference."""
+@pytest.fixture
+def cut(run, tmp_path, monkeypatch):
+    """A noised run of four banks whose server is gone with the terms of round 3: its folder, the banks, and the draws."""
+    words = [
+        "rounds=3",
+        "checkpoint_every=1",
+        "model.dropout=0",
+        "strategy.min_clients=3",
+        "strategy.timeout=1",
+        *NOISED,
+    ]
+    banks, drawn = Consortium(tmp_path, monkeypatch, run, words), []
+    banks.agree(FOUR, 1, absent="allowed", epsilon=1e6)
+    terms, reveal = DistributedNoise.terms, Masked.reveal
+
+    def spy(self, *args):
+        drawn.append(len(drawn))
+        return terms(self, *args)
+
+    monkeypatch.setattr(DistributedNoise, "terms", spy)
+
+    def gone(self, *args):
+        if self.server.server_round == 3:
+            raise Killed
+        return reveal(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Masked, "reveal", gone)
+        with pytest.raises(Killed):
+            banks.month(1)
+    assert len(drawn) == 12
+    return tmp_path / "run0", banks, drawn
+
+
+def test_a_cut_month_repeats_its_noised_terms(cut, tmp_path):
+    """Noise is drawn, booked and logged once per position; the next month draws again."""
+    folder, banks, drawn = cut
+    done = banks.month(1, resume=folder)
+    assert (len(done.rounds), done.summary["failures"], len(drawn)) == (3, {}, 12)
+    assert len(banks.month(2).rounds) == 3
+    assert len(drawn) == 24
+    for bank in FOUR:
+        ledger = json.loads((tmp_path / "of" / bank / "privacy_rings.json").read_text())
+        assert sum(entry["releases"] for entry in ledger.values()) == 6
+        assert released(tmp_path / "of" / bank, "client", "rings") == 6
+
+
+def test_a_noised_term_is_masked_again_for_the_same_list_only(cut):
+    """The same noise in sums with and without a bank would show that bank's term under little noise."""
+    folder, banks, drawn = cut
+    with pytest.raises(RunFailed, match=r"round 3.*requests another sum in round 3 of this agreed run"):
+        banks.month(1, down="dora", resume=folder)
+    assert len(drawn) == 12
+    assert len(banks.month(1, resume=folder).rounds) == 3
+    assert len(banks.month(2, down="dora").rounds) == 3
+
+
+def test_a_run_does_not_start_again(run, tmp_path, monkeypatch):
+    """Both would have one seed and the same draws: another model, or a sum without a member, would show more."""
     words = [
         "rounds=1",
         "model.dropout=0",
@@ -286,17 +349,7 @@ def test_a_run_that_starts_again_has_the_list_of_its_first_sum(run, tmp_path, mo
     banks = Consortium(tmp_path, monkeypatch, run, words)
     banks.agree(FOUR, 1)
     assert banks.month(1).summary["failures"] == {}
-    fit = GraphClient.fit
-
-    def lost(client, *args):
-        if client.graph.client == 3:
-            raise RunFailed("declared lost")
-        return fit(client, *args)
-
     banks.used = 0  # the same number in another run of Flower
-    with monkeypatch.context() as patch:
-        patch.setattr(GraphClient, "fit", lost)
-        with pytest.raises(RunFailed, match=r"secagg_agree: 0 of 3 .*to those of clients \[0, 1, 2, 3\] in run 1"):
-            banks.month(1)
-    banks.used = 0
-    assert banks.month(1).summary["failures"] == {}, "the whole list again is the same sum"
+    with pytest.raises(RunFailed, match="reached round 1 here: resume it from its checkpoint, or start the next run"):
+        banks.month(1)
+    assert banks.month(2).summary["failures"] == {}

@@ -1,6 +1,6 @@
 """Secure aggregation at the client (``privacy.secagg``): exchanges around a sum, and its masked term (`secure.secagg`)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,11 +139,24 @@ class Masked(Layer):
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
         """Note the bounds; of a party, all sums without noise have one list of clients."""
         self.member.floor, self.member.max_share = min_clients, max_share
-        self.member.fixed = not (trusting or self.private)
+        self.member.fixed = self.one_list = not (trusting or self.private)
 
-    def lists(self, phase: str) -> Arrays:
-        """Return the fixed lists, once they are signed."""
-        return self.member.lists if phase == AGREE and self.member.fixed else {}
+    def agree(self, members: Sequence[int]) -> None:
+        """Note the list of all sums without noise."""
+        self.member.required = list(members) if self.one_list else []
+
+    def keep(self, kept: Callable[[tuple[int, int], bytes, Callable[[], Any]], Any]) -> None:
+        """Keep noised terms by their position."""
+        self.member.kept = lambda request, make: kept(self._position, request, make)
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        return int(self.member.state["round"][0]), self.member.exchange
+
+    @property
+    def position(self) -> tuple[int, int] | None:  # type: ignore[override]
+        """Round and exchange of the current sum."""
+        return self._position if "exchange" in self.member.state else None
 
     def save(self, secrets: bool) -> dict[str, Any]:
         """Return this round's keys, which no checkpoint stores, and the lists of clients."""

@@ -1,6 +1,6 @@
 """What a protection offers both sides of a run; without one, a reply leaves as it is."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,8 @@ class Protection:
         exchanges: phases of its own, in order.
         sums_only: whether the server learns sums alone, if clients have pinned each other's keys.
         unit: what noise protects, as ``privacy.unit``.
+        one_list: whether all sums are over one list of clients.
+        position: round and exchange of the current sum; None: there is none.
         rows: public number of rows that a client is expected to draw for a step, 1 if the unit is a client.
     """
 
@@ -72,6 +74,8 @@ class Protection:
     exchanges: tuple[str, ...] = ()
     sums_only = False
     unit = "client"
+    one_list = False
+    position: tuple[int, int] | None = None
     rows = 1
 
     def __init__(self, cfg: RunConfig):
@@ -152,9 +156,11 @@ class Protection:
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
         """Note what a node's policy accepts: fewest clients and largest share of a sum; ``trusting``: it trusts the server."""
 
-    def lists(self, phase: str) -> Arrays:
-        """Return the lists of clients, by kind of values, that sums keep to after a phase; empty: it fixes none."""
-        return {}
+    def agree(self, members: Sequence[int]) -> None:
+        """Note the members of an agreement, over all of whom every sum without noise is."""
+
+    def keep(self, kept: Callable[[tuple[int, int], bytes, Callable[[], Any]], Any]) -> None:
+        """Note where noised terms are kept: by position and digest of the request, else made."""
 
     def save(self, secrets: bool) -> dict[str, Any]:
         """Return the state between messages; with ``secrets`` also keys that no checkpoint stores."""
