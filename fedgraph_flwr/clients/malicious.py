@@ -27,7 +27,7 @@ from fedgraph_flwr.config import RunConfig, is_own
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.data.poisoning import Trigger, with_flipped_labels
 from fedgraph_flwr.numerics.sparse import Device
-from fedgraph_flwr.secure.protection import Layer, Leaving, Protection, Taken, protection_of
+from fedgraph_flwr.secure.protection import Leaving, Protection, Taken, protection_of
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, derive_seed
 
 
@@ -59,7 +59,7 @@ def poisoned(cfg: RunConfig, graph: Any) -> Any:
     return trigger.planted(graph, adversary.target, adversary.rate, derive_seed(cfg.seed, "adversary", graph.client))
 
 
-class Forged(Layer):
+class Forged(Protection):
     """Replies of a malicious client: its trained model is another when it leaves, after clipping and before masks.
 
     Args:
@@ -68,7 +68,7 @@ class Forged(Layer):
     """
 
     def __init__(self, inner: Protection, client: GraphClient):
-        super().__init__(inner)
+        super().__init__(inner.cfg, inner)
         self.client = client
         self.own: Arrays = {}
 

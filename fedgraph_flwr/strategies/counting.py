@@ -4,7 +4,7 @@ Under differential privacy no number depends on who is there or replied, and siz
 Under secure aggregation rounds take fixed batches (`fedgraph_flwr.methods.weighting`).
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,11 +44,6 @@ class Counting:
         self._half = protection_of(cfg)
         self.private = self._half.private
         self.protection = self._half.key
-
-    @property
-    def hidden(self) -> Set[str]:
-        """Numbers that clients do not report, since differential privacy hides them."""
-        return frozenset({"num_train"}) if self.private else frozenset()
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
         """Return the clients among which a round draws, whether or not they are there.

@@ -116,6 +116,10 @@ class Privacy:
         """Return C_g, the largest L2 norm of a client's update of a group."""
         return self.norms.setdefault(group, self.cfg.norm(group))
 
+    def unit(self, group: str) -> float:
+        """Return the unit of a group's masked values: its adaptive norm."""
+        return self.norms[group] if self.cfg.adaptive and group != CLIPPED else 1.0
+
     def norms_for(self, declared: Groups) -> Arrays:
         """Return the adaptive norms that clients need to reply to a phase, by group."""
         if CLIPPED not in declared:

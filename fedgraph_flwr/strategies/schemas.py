@@ -113,7 +113,7 @@ class Schemas:
     def _training(self, client: int | None) -> dict[str, NumberField]:
         """Return the number fields of a reply to ``train``."""
         numbers: dict[str, NumberField] = {}
-        if "num_train" not in self.method.counting.hidden:
+        if not self.method.counting.private:
             whole = NumberField(0, LARGEST, whole=True)
             known = None if client is None else self.method.clients[client].description
             numbers["num_train"] = (
@@ -169,7 +169,7 @@ class Schemas:
             fields["num_edge_features"] = whole
         if self.cfg.strategy.private_schema:
             fields["num_features"] = replace(fields["num_features"], optional=True)
-        if "num_train" not in self.method.counting.hidden:
+        if not self.method.counting.private:
             fields["num_train"] = whole
         fields["min_nodes"] = NumberField(0, LARGEST, whole=True, optional=True)
         fields["link"] = NumberField(0, 2**48 - 1, whole=True, optional=True)

@@ -16,9 +16,9 @@ from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.protection.clipped import Clipped
 from fedgraph_flwr.secure.protection.masked import Masked
 from fedgraph_flwr.secure.protection.noised import Noised
-from fedgraph_flwr.secure.protection.plain import Layer, Leaving, Protection, Taken
+from fedgraph_flwr.secure.protection.plain import Leaving, Protection, Taken
 
-__all__ = ["Layer", "Leaving", "Protection", "Taken", "protection_of"]
+__all__ = ["Leaving", "Protection", "Taken", "protection_of"]
 
 
 def protection_of(
@@ -35,7 +35,7 @@ def protection_of(
     cohort = cfg.strategy.cohort_size(cfg.num_clients)
     noise = DistributedNoise(rules, cohort=cohort) if rules.side == "distributed" else None
     if rules.side in ("client", "distributed") and rules.unit == "client":
-        found = Clipped(found)
+        found = Clipped(cfg, found)
     if rules.dp != "none":
         found = Noised(found, noise)
     if last:

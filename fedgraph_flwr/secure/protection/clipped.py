@@ -14,12 +14,12 @@ from fedgraph_flwr.methods.downlink import Input
 from fedgraph_flwr.methods.uplink import ARRAYS, Exchanges, Groups, Sum, sums
 from fedgraph_flwr.secure.adaptive import bit, received_norms
 from fedgraph_flwr.secure.clipping import clipped, clipped_model
-from fedgraph_flwr.secure.protection.plain import Layer, Leaving, Taken
+from fedgraph_flwr.secure.protection.plain import Leaving, Protection, Taken
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, Arrays, flat, shaped
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 
-class Clipped(Layer):
+class Clipped(Protection):
     """Each client bounds the norm of what it sends (``privacy.dp=client_...`` and ``distributed_...``)."""
 
     def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:

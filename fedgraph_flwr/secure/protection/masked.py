@@ -10,7 +10,7 @@ from fedgraph_flwr.methods.uplink import ARRAYS, sums
 from fedgraph_flwr.methods.weighting import batch_of, in_sum
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.secure.protection.plain import Layer, Leaving, Protection, Taken
+from fedgraph_flwr.secure.protection.plain import Leaving, Protection, Taken
 from fedgraph_flwr.secure.secagg import (
     AGREE,
     AGREED,
@@ -41,7 +41,7 @@ _STEP = {
 }
 
 
-class Masked(Layer):
+class Masked(Protection):
     """Clients mask their terms, and the server opens sums.
 
     Args:
@@ -56,8 +56,8 @@ class Masked(Layer):
     sums_only = True
 
     def __init__(self, inner: Protection, client: int):
-        super().__init__(inner)
-        rules, self.key = self.cfg.privacy, "privacy.secagg=true"
+        super().__init__(inner.cfg, inner)
+        rules, self.key = inner.cfg.privacy, "privacy.secagg=true"
         self.member = Member(client, rules.secagg_threshold, rules.secagg_bits, inner.noise)
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.secure.distributed import DistributedNoise
-from fedgraph_flwr.secure.protection.plain import Layer, Leaving, Protection
+from fedgraph_flwr.secure.protection.plain import Leaving, Protection
 from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class Noised(Layer):
+class Noised(Protection):
     """Sums are released with noise (``privacy.dp``).
 
     Args:
@@ -23,8 +23,8 @@ class Noised(Layer):
     """
 
     def __init__(self, inner: Protection, noise: DistributedNoise | None):
-        super().__init__(inner)
-        rules = self.cfg.privacy
+        super().__init__(inner.cfg, inner)
+        rules = inner.cfg.privacy
         self.key, self.private, self.noise = f"privacy.dp={rules.dp}", True, noise
         self.unit, self.rows = rules.unit, rules.expected_rows
 

@@ -51,10 +51,11 @@ class Leaving:
 
 
 class Protection:
-    """The way of a run's replies out of its clients. The defaults are those of a run without protection.
+    """The way of a run's replies out of its clients. Without another inside, replies leave as they are.
 
     Args:
         cfg: the run's configuration.
+        inner: a protection that comes first; None: there is none.
 
     Attributes:
         key: the key that protects single values, with its value; empty: none does.
@@ -78,14 +79,17 @@ class Protection:
     position: tuple[int, int] | None = None
     rows = 1
 
-    def __init__(self, cfg: RunConfig):
-        self.cfg = cfg
+    def __init__(self, cfg: RunConfig, inner: "Protection | None" = None):
+        self.cfg, self.inner = cfg, inner
+        if inner:
+            self.key, self.private, self.noise, self.unit = inner.key, inner.private, inner.noise, inner.unit
+            self.rows = inner.rows
 
     # --- declarations, the same on both sides -------------------------------------------------------------------------
 
     def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
         """Return a method's uplink with the groups that the protection adds."""
-        return dict(phases)
+        return self.inner.uplink(phases) if self.inner else dict(phases)
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
         """Return the groups that the protection adds to messages, by phase.
@@ -93,7 +97,7 @@ class Protection:
         Args:
             summed: phases with a sum.
         """
-        return {}
+        return self.inner.downlink(summed) if self.inner else {}
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
         """Return the clients among which a round draws, whether or not they are there.
@@ -102,7 +106,7 @@ class Protection:
             server_round: the round; 0: for purposes other than training.
             present: the clients that are there.
         """
-        return present
+        return self.inner.places(server_round, present) if self.inner else present
 
     def cohort_size(self, server_round: int, present: Sequence[int]) -> int:
         """Return the number of places that a round draws."""
@@ -118,7 +122,7 @@ class Protection:
             groups: its groups of arrays.
             own: those that differ by client.
         """
-        return Taken(groups.get(MODEL, {}))
+        return self.inner.take(phase, groups, own) if self.inner else Taken(groups.get(MODEL, {}))
 
     def answer(
         self, phase: str, at: tuple[int, int], groups: Mapping[str, Arrays], sizes: Sequence[int], keyring: Keyring
@@ -136,7 +140,7 @@ class Protection:
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
         """Return the groups of a reply as they leave the client."""
-        return leaving.groups
+        return self.inner.leave(leaving) if self.inner else leaving.groups
 
     def releases(self, summed: bool, scored: bool) -> int:
         """Return the number of releases with noise that a reply may hold.
@@ -145,11 +149,11 @@ class Protection:
             summed: whether it may hold a group that is summed.
             scored: whether it may hold scores.
         """
-        return 0
+        return self.inner.releases(summed, scored) if self.inner else 0
 
     def withheld(self, phase: str) -> str:
         """Return the key because of which reasons of failures stay in the node's log; empty: they do not."""
-        return ""
+        return self.inner.withheld(phase) if self.inner else ""
 
     # --- a client's part in it ----------------------------------------------------------------------------------------
 
@@ -168,44 +172,3 @@ class Protection:
 
     def load(self, tree: Mapping[str, Any]) -> None:
         """Restore what `save` returned, from a client's tree."""
-
-
-class Layer(Protection):
-    """A protection around another, whose steps come first.
-
-    Args:
-        inner: the other.
-    """
-
-    def __init__(self, inner: Protection):
-        super().__init__(inner.cfg)
-        self.inner, self.key, self.private, self.noise = inner, inner.key, inner.private, inner.noise
-        self.unit, self.rows = inner.unit, inner.rows
-
-    def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
-        """Add those of the inner one."""
-        return self.inner.uplink(phases)
-
-    def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
-        """Add those of the inner one."""
-        return self.inner.downlink(summed)
-
-    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
-        """Return those of the inner one."""
-        return self.inner.places(server_round, present)
-
-    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
-        """Take those of the inner one."""
-        return self.inner.take(phase, groups, own)
-
-    def leave(self, leaving: Leaving) -> dict[str, Arrays]:
-        """Return what the inner one lets leave."""
-        return self.inner.leave(leaving)
-
-    def releases(self, summed: bool, scored: bool) -> int:
-        """Return those of the inner one."""
-        return self.inner.releases(summed, scored)
-
-    def withheld(self, phase: str) -> str:
-        """Return that of the inner one."""
-        return self.inner.withheld(phase)

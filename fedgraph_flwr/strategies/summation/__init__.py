@@ -18,7 +18,7 @@ from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.actors import Actors
 from fedgraph_flwr.strategies.summation.interface import Summation
 from fedgraph_flwr.strategies.summation.masked import Masked
-from fedgraph_flwr.strategies.summation.noised import Noised, PublicDivisor
+from fedgraph_flwr.strategies.summation.noised import Noised
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
 from fedgraph_flwr.strategies.summation.plain import Plain
 
@@ -40,8 +40,7 @@ def summation_of(
     account = Privacy(cfg) if server.counting.private else None
     summed: Summation
     if cfg.privacy.secagg:
-        divisor = PublicDivisor(server, account) if account else None
-        summed = Masked(server, schemas, OpenedStore(folder), divisor)
+        summed = Masked(server, schemas, OpenedStore(folder), account)
     elif cfg.ray.aggregate:
         summed = Actors(server, schemas, grid)
     else:

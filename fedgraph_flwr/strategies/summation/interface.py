@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.strategies.server import Server
@@ -14,7 +14,7 @@ from fedgraph_flwr.wire.messages import METRICS, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
 from fedgraph_flwr.wire.trees import Tree
 
-PARTS = frozenset({"account", "divisor", "grid", "inner", "schemas", "server", "store"})
+PARTS = frozenset({"account", "grid", "inner", "schemas", "server", "store"})
 """Members of a summation that are chosen once per run."""
 
 
@@ -170,3 +170,16 @@ def origin_of(server: Server, reducer: Reducer, like: Arrays) -> Arrays:
         if from_model
         else {name: np.zeros_like(array) for name, array in like.items()}
     )
+
+
+def divisor_of(reducer: Reducer, factors: Mapping[int, float], clients: int) -> float:
+    """Return the divisor of a clipped sum: as many clients of mean weight; 1 for a sum.
+
+    Args:
+        reducer: the declaration.
+        factors: weight of each client of the run, relative to the largest.
+        clients: number of clients for which the exchange is meant.
+    """
+    if isinstance(reducer, Sum):
+        return 1.0
+    return clients * sum(factors.values()) / len(factors)

@@ -11,14 +11,13 @@ from an earlier round masks again, but reads the sums of those rounds from the s
 opening sums over other survivors (`OpenedStore`).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.methods.uplink import Reducer, Sum, sums
-from fedgraph_flwr.methods.weighting import in_sum, sizes_of
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
+from fedgraph_flwr.methods.weighting import in_sum, private_factors, sizes_of
 from fedgraph_flwr.secure.keyring import SIGNATURE_FIELD, signatures
 from fedgraph_flwr.secure.secagg import (
     AGREE,
@@ -44,52 +43,12 @@ from fedgraph_flwr.secure.secagg import (
 )
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.schemas import Schemas
-from fedgraph_flwr.strategies.summation.interface import Summation
+from fedgraph_flwr.strategies.summation.interface import Summation, divisor_of
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
 from fedgraph_flwr.wire.messages import TRAIN, Arrays, Reply, positive, to_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema
-
-
-@dataclass(frozen=True)
-class MaskedTotal:
-    """An opened sum of one array, Σ_i p_i y_i over the survivors.
-
-    Attributes:
-        reducer: the declaration of its group.
-        group: its group.
-        name: its name.
-        values: the sum.
-        members: number of clients that made masks for each other.
-        ratios: p_i of the survivors.
-        sampled: number of clients that the configuration samples for the exchange.
-    """
-
-    reducer: Reducer
-    group: str
-    name: str
-    values: np.ndarray
-    members: int
-    ratios: list[float]
-    sampled: int
-
-
-class Divisor:
-    """Makes a mean of a masked sum, by the weights of the clients that replied."""
-
-    __slots__ = ()
-
-    def unit(self, group: str) -> float:
-        """Return the unit of a group's masked values."""
-        return 1.0
-
-    def mean(self, total: MaskedTotal) -> np.ndarray:
-        """Return the mean over the survivors.
-
-        Raises:
-            FedGraphError: their weights sum to 0.
-        """
-        return np.asarray(total.values / positive(sum(total.ratios)))
 
 
 class Masked(Summation):
@@ -99,7 +58,7 @@ class Masked(Summation):
         server: the run's server.
         schemas: what the method declares.
         store: keeps opened sums.
-        divisor: makes means of sums; default: by the survivors' weights.
+        account: of sums that are released with noise; None: they are not.
 
     Attributes:
         phase: the exchange whose replies are terms of the current sum.
@@ -108,19 +67,19 @@ class Masked(Summation):
         ratios: their shares of the weights, by group.
     """
 
-    __slots__ = ("divisor", "keys", "members", "phase", "ratios", "schemas", "store")
+    __slots__ = ("account", "keys", "members", "phase", "ratios", "schemas", "store")
 
     def __init__(
         self,
         server: GraphStrategy,
         schemas: Schemas,
         store: OpenedStore | None = None,
-        divisor: Divisor | None = None,
+        account: Privacy | None = None,
     ):
         super().__init__(server)
         self.schemas = schemas
         self.store = store or OpenedStore(None)
-        self.divisor = divisor or Divisor()
+        self.account = account
         self.phase = ""
         self.keys: dict[int, np.ndarray] = {}
         self.members: list[int] = []
@@ -298,27 +257,31 @@ class Masked(Summation):
 
     def _values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return means and sums in their declared types."""
-        server = self.server
         fields = self.schemas.of(self.phase, survivors[0]).groups
-        sampled = server.counting.meant_for(server.server_round)
         values: dict[str, Arrays] = {}
         for group, arrays in opened.items():
-            reducer = server.uplink_of[self.phase][group]
-            ratios = [self.ratios[group][client] for client in survivors]
+            reducer = self.server.uplink_of[self.phase][group]
             values[group] = {}
             for name, total in arrays.items():
-                value = self._value(
-                    MaskedTotal(reducer, group, name, total, len(self.members), ratios, sampled)
-                )
                 dtype = getattr(reducer, "dtype", fields[group][name].dtype)
-                values[group][name] = value.astype(dtype)
+                value = self._value(reducer, group, name, total, survivors)
+                values[group][name] = np.asarray(value).astype(dtype)
         return values
 
-    def _value(self, total: MaskedTotal) -> np.ndarray:
+    def _value(
+        self, reducer: Reducer, group: str, name: str, total: np.ndarray, survivors: list[int]
+    ) -> Any:
         """Return a mean over the survivors, or a sum, in which n members have the ratio 1 / n."""
-        if isinstance(total.reducer, Sum):
-            return total.values * total.members * self.divisor.unit(total.group)
-        return self.divisor.mean(total)
+        server, members, account = self.server, len(self.members), self.account
+        unit = account.unit(group) if account else 1.0
+        if isinstance(reducer, Sum):
+            return total * members * unit
+        if not account:
+            return total / positive(sum(self.ratios[group][client] for client in survivors))
+        factors = private_factors(reducer, server.cfg)
+        size = divisor_of(reducer, factors, server.counting.meant_for(server.server_round))
+        start = server.arrays[name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
+        return start + total * (members / size) * unit
 
     def forget(self, server_round: int) -> None:
         """Delete the opened sums up to a round, which a checkpoint covers."""

@@ -7,16 +7,12 @@ to their gradients (``privacy.unit``), or to their values before a masked sum (`
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
 from fedgraph_flwr.strategies.round import Outcome
-from fedgraph_flwr.strategies.server import Server
-from fedgraph_flwr.strategies.summation.interface import Summation, origin_of
-from fedgraph_flwr.strategies.summation.masked import Divisor, MaskedTotal
+from fedgraph_flwr.strategies.summation.interface import Summation, divisor_of, origin_of
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ReplySchema
 from fedgraph_flwr.wire.trees import Tree
@@ -174,48 +170,3 @@ class Noised(Summation):
     def forget(self, server_round: int) -> None:
         """Delete the opened sums that a checkpoint covers."""
         self.inner.forget(server_round)
-
-
-class PublicDivisor(Divisor):
-    """Divides a masked sum by a number that follows from the configuration.
-
-    Args:
-        server: the run's server.
-        account: has the adaptive clipping norms, the units of masked values.
-    """
-
-    __slots__ = ("account", "server")
-
-    def __init__(self, server: Server, account: Privacy):
-        self.server = server
-        self.account = account
-
-    def unit(self, group: str) -> float:
-        """Return the unit of a group's values: its adaptive clipping norm."""
-        if not self.server.cfg.privacy.adaptive or group == CLIPPED:
-            return 1.0
-        return float(self.account.norms[group])
-
-    def mean(self, total: MaskedTotal) -> np.ndarray:
-        """Return the origin of the updates, plus their sum over the divisor."""
-        reducer = total.reducer
-        factors = private_factors(reducer, self.server.cfg)
-        size = divisor_of(reducer, factors, total.sampled)
-        origin = (
-            self.server.arrays[total.name] if getattr(reducer, "origin", "") == ARRAYS else 0.0
-        )
-        scaled = total.values * (total.members / size) * self.unit(total.group)
-        return np.asarray(origin + scaled)
-
-
-def divisor_of(reducer: Reducer, factors: Mapping[int, float], clients: int) -> float:
-    """Return the divisor of a clipped sum: as many clients of mean weight; 1 for a sum.
-
-    Args:
-        reducer: the declaration.
-        factors: weight of each client of the run, relative to the largest.
-        clients: number of clients for which the exchange is meant.
-    """
-    if isinstance(reducer, Sum):
-        return 1.0
-    return clients * sum(factors.values()) / len(factors)
