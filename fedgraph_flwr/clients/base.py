@@ -102,6 +102,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         exchange: number of earlier exchanges of the same phase in this round.
         stage: the current stage of the run, for methods with several.
         policy: the node owner's policy: which requests the node accepts.
+        sizes: numbers of training items and of nodes, as it describes them; empty before they are needed.
         fixed_size: size that counts in means, by an agreement of members; 0: that of the graph.
         keyring: signs the keys that the client publishes and verifies the keys of others.
         repeats: most messages per round, for phases that may come more often than their uplink says (`Exchanges`).
@@ -157,6 +158,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.policy = simulated()
         self.keyring = Keyring(graph.client)
         self.fixed_size = 0
+        self.sizes: list[int] = []
         self.protection = protection_of(cfg, graph.client)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().with_nodes(self.graph.num_nodes).to(self.device, self.dtype)
@@ -337,14 +339,14 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         """Take the shared parameters, score them if ``config["evaluate"]`` is set, train, and return the trained ones."""
         if parameters:
             self.set_parameters(parameters)
-        scored = config.get("evaluate") and self.cfg.privacy.scores != "none"
+        scored = config.get("evaluate") and self.protection.scores != "none"
         scores = self._scores() if scored else {}
         self.saved_models.take(self, scores, config)
         reply: dict[str, Any] = sent_scores(self, scores) if scores else {}
         if self.num_train:
             check_step(self, self.num_train)
             loss = self.train()
-            if self.cfg.privacy.scores == "exact":
+            if self.protection.scores == "exact":
                 reply["train-loss"] = loss
         if self.cfg.evaluation.trained:
             reply |= {f"trained-{key}": value for key, value in score(self, self.predict()).items()}

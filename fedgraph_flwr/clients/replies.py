@@ -20,12 +20,12 @@ from fedgraph_flwr.evaluation.metrics import released
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, sizes_of
-from fedgraph_flwr.secure.eligibility import check_sent
 from fedgraph_flwr.secure.protection import Leaving, Taken
 from fedgraph_flwr.wire.messages import (
     CLIPPED,
     DESCRIBE,
     EVALUATE,
+    METRICS,
     MODEL,
     PROTOCOL,
     SPEAKS,
@@ -120,10 +120,13 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
     """
     client.exchange, client.stage = int(config.get("exchange", 0)), str(config.get("stage", ""))
     if name in client.protection.exchanges:
-        at, sizes = (client.server_round, client.exchange), sizes_of(announced(client))
-        return client.protection.answer(name, at, groups, sizes, client.keyring), {}
+        client.sizes = client.sizes or sizes_of(announced(client))
+        at = client.server_round, client.exchange
+        return client.protection.answer(name, at, groups, client.sizes, client.keyring), {}
     if CLASS_WEIGHTS in client.downlink_of.phases.get(name, {}):
         take_class_weights(client, groups.pop(CLASS_WEIGHTS, {}))
+    if name == TRAIN:
+        return _trained(client, client.fit(_with_model(client, groups), config), config)
     if name in SERVED:
         return SERVED[name](client, groups, config)
     messages_of(type(client), name, client.uplink_of, client.protection.exchanges)
@@ -168,14 +171,16 @@ def _with_model(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarr
 
 def _scored(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
     """Score a model."""
-    if client.cfg.privacy.scores == "none":
+    if client.protection.scores == "none":
         raise FedGraphError(f"client {client.graph.client} sends no scores: the run has privacy.scores=none")
     return {}, client.evaluate(_with_model(client, groups), config)[2]
 
 
-def _trained(client: GraphClient, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
-    """Train, and return shared parameters, and the groups and numbers of the method and its parts."""
-    trained, num_train, scores = client.fit(_with_model(client, groups), config)
+def _trained(
+    client: GraphClient, result: tuple[list[np.ndarray], int, dict[str, Any]], config: dict[str, Any]
+) -> ReplyContent:
+    """Return the shared parameters that `fit` returned, with the groups and numbers of the method and its parts."""
+    trained, num_train, scores = result
     sent, numbers = client.send()
     if not config.get("keep_model"):
         model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.uplink_of[TRAIN] else {}
@@ -189,8 +194,8 @@ def _labels(client: GraphClient, groups: dict[str, Arrays], config: dict[str, An
     return {LABELS: {"share": shares(client.batch.y.cpu().numpy(), client.task.width, client.policy.min_nodes)}}, {}
 
 
-SERVED = {DESCRIBE: _described, TRAIN: _trained, EVALUATE: _scored, LABELS: _labels}
-"""Phases of the framework's own → who serves them; a method's own phases are members of its client."""
+SERVED = {DESCRIBE: _described, EVALUATE: _scored, LABELS: _labels}
+"""Phases of the framework's own besides ``train`` → who serves them; a method's own phases are members of its client."""
 
 
 def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> list[str]:
@@ -225,12 +230,38 @@ def protected(
     """
     if name in client.protection.exchanges:
         return reply
-    declared, (sent, numbers) = client.uplink_of, reply
-    check_sent(client.cfg, declared, name, sent, numbers, _framework_numbers(client, name))
+    sent, numbers = reply
+    _check_declared(client, name, sent, numbers)
     check_finite(client, sent)
-    groups = declared.get(name, {})
+    groups = client.uplink_of.get(name, {})
     leaving = Leaving(client.graph.client, name, client.server_round, sent, groups, request, summed)
     return client.protection.leave(leaving), numbers
+
+
+def _check_declared(client: GraphClient, phase: str, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> None:
+    """Refuse to send what the method does not declare.
+
+    Raises:
+        FedGraphError: names the first group or number that is not declared.
+    """
+    known = client.uplink_of.get(phase, {})
+    reducer = known.get(METRICS)
+    fields = reducer.fields if reducer else {}
+    declared = set(fields if isinstance(fields, dict) else {})
+    if odd := sorted(groups.keys() - known.keys()):
+        what, listing = f"group '{odd[0]}'", ", ".join(sorted(known)) or "none"
+        how = f", as Mean, Sum, LateMean, Relay, Individual or Public; declared: {listing}"
+    elif fields is not None and (
+        odd := sorted(numbers.keys() - _framework_numbers(client, phase) - {"client"} - declared)
+    ):
+        what = f"number '{odd[0]}'"
+        how = f": {{'{phase}': {{METRICS: Individual({{'{odd[0]}': NumberField()}}, why='...')}}}}"
+    else:
+        return
+    raise FedGraphError(
+        f"strategy={client.cfg.strategy.name}: the client's reply to '{phase}' holds {what}, which its uplink does not declare:"
+        f" declare it in `uplink`{how}"
+    )
 
 
 def check_finite(client: GraphClient, sent: Mapping[str, Arrays]) -> None:
@@ -286,14 +317,12 @@ def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     if name == DESCRIBE:
         sizes = {"num_train", "num_nodes", "num_features", "num_edge_features", "num_classes"}
         return {*sizes, "schema", "link", "min_nodes", SPEAKS}
-    cfg = client.cfg
     if name not in (TRAIN, EVALUATE):
         return set()
-    names = client.task.score_names(cfg.evaluation, client.task.width) if cfg.privacy.scores == "exact" else set()
-    names |= set(released(cfg.evaluation)) if cfg.privacy.scores == "noised" else set()
-    if not cfg.evaluation.trained:
-        names = {name for name in names if not name.startswith("trained-")}
+    cfg, task, shown = client.cfg.evaluation, client.task, client.protection.scores
+    sets = {"exact": task.score_names(cfg, task.width), "noised": set(released(cfg))}
+    names = sets.get(shown, set())
     if name == TRAIN:
+        names |= {"train-loss"} if shown == "exact" else set()
         names |= set() if client.protection.private else {"num_train"}
-        names |= {"train-loss"} if cfg.privacy.scores == "exact" else set()
     return names

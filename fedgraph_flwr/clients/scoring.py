@@ -32,7 +32,7 @@ def sent_scores(client: Client, scores: Mapping[str, list[float]]) -> dict[str, 
 
     With ``privacy.scores=noised`` these are its terms of the means that the server releases: values in [0, 1], 0 where undefined.
     """
-    if client.cfg.privacy.scores != "noised":
+    if client.protection.scores != "noised":
         return dict(scores)
     return {
         name: np.clip(np.nan_to_num(scores[name]), 0, 1).tolist() for name in metrics.released(client.cfg.evaluation)

@@ -156,12 +156,6 @@ def released(cfg: EvaluationConfig) -> list[str]:
     return [f"{split}-{cfg.headline}" for split in SPLITS]
 
 
-def score_names(cfg: EvaluationConfig, num_classes: int) -> set[str]:
-    """Return the names of all scores that a client may send."""
-    names = {f"{split}-{key}" for split in SPLITS for key in ("count", "loss", *wanted(cfg, num_classes), *cfg.own)}
-    return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names} | {CONFUSION}
-
-
 class Scored:
     """Scored nodes of a client, prepared once for all models.
 

@@ -229,7 +229,7 @@ def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
     protection = protection_of(cfg)
     buffers = {name for name, _ in model.named_buffers()} if protection.private else set[str]()
     if shared := sorted(buffers & model.shared(cfg.strategy.shared, cfg.strategy.private).keys()):
-        what = f"{protection.key} may make variances among the running statistics {', '.join(shared[:3])} negative"
+        what = f"{protection.noised} may make variances among the running statistics {', '.join(shared[:3])} negative"
         raise FedGraphError(
             f"{what}: set model.norm to layer or none, or strategy.personalization=norm"
         )

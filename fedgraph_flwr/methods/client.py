@@ -44,6 +44,7 @@ class Client(Protocol):
     scorer: Any
     saved_models: Any
     policy: Any
+    protection: Any
     steps: int
     server_round: int
     exchange: int

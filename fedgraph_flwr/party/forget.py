@@ -31,6 +31,7 @@ from fedgraph_flwr.partition import client_files, files, load
 from fedgraph_flwr.party.tables.parties import fold
 from fedgraph_flwr.party.use.predict import finished
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.store.results import CONFIG, SUMMARY
 
 RECORD = "forgotten.json"
@@ -71,9 +72,9 @@ class Forgetting:
             f"cost: all rounds again ({self.rounds}); with {len(self.graphs) + 1} parties they took {self.seconds:.1f} s",
             "the survivors send what they send in any such run; what they hold of the party stays at them and is dropped",
         ]
-        if self.cfg.privacy.dp != "none":
+        if noised := protection_of(self.cfg).noised:
             lines.append(
-                f"privacy.dp={self.cfg.privacy.dp}: noise is drawn again, so results are equal in distribution only, and the"
+                f"{noised}: noise is drawn again, so results are equal in distribution only, and the"
                 " replay's ε adds to that of the earlier run"
             )
         return lines

@@ -1,6 +1,6 @@
 """Eligibility of a method for each protection, derived from its uplink (`fedgraph_flwr.methods.uplink`).
 
-The server checks it before any client starts, and each client before it sends anything.
+The server checks it before any client starts, and each client before it builds its model.
 """
 
 from fedgraph_flwr.config import RunConfig
@@ -10,7 +10,7 @@ from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Public, Rel
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.adaptive import value_multiplier
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
-from fedgraph_flwr.wire.messages import CLIPPED, METRICS, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import CLIPPED, MODEL, TRAIN
 
 
 def shares_nothing(cfg: RunConfig, uplink: Uplink) -> str:
@@ -143,35 +143,3 @@ def notes(cfg: RunConfig, uplink: Uplink) -> list[str]:
     if rules.dp != "none" and equal:
         found.append(f"privacy.dp={rules.dp}: clients count the same in {equal}, whose weights are private")
     return found
-
-
-def check_sent(cfg: RunConfig, uplink: Uplink, phase: str, groups: object, numbers: object, allowed: set[str]) -> None:
-    """Refuse, at the client, to send what the method does not declare.
-
-    Args:
-        cfg: the run's configuration.
-        uplink: uplink of the client's class.
-        phase: the requested phase.
-        groups: names of the groups of the reply.
-        numbers: names of its numbers.
-        allowed: numbers that the framework itself sends.
-
-    Raises:
-        FedGraphError: names the first group or number that is not declared.
-    """
-    known = uplink.get(phase, {})
-    reducer = known.get(METRICS)
-    fields = reducer.fields if reducer else {}
-    declared = set(fields if isinstance(fields, dict) else {})
-    if odd := sorted(set(groups) - known.keys()):  # type: ignore[call-overload]
-        what, listing = f"group '{odd[0]}'", ", ".join(sorted(known)) or "none"
-        how = f", as Mean, Sum, LateMean, Relay, Individual or Public; declared: {listing}"
-    elif fields is not None and (odd := sorted(set(numbers) - allowed - {"client"} - declared)):  # type: ignore[call-overload]
-        what = f"number '{odd[0]}'"
-        how = f": {{'{phase}': {{METRICS: Individual({{'{odd[0]}': NumberField()}}, why='...')}}}}"
-    else:
-        return
-    raise FedGraphError(
-        f"strategy={cfg.strategy.name}: the client's reply to '{phase}' holds {what}, which its uplink does not declare: declare"
-        f" it in `uplink`{how}"
-    )

@@ -96,10 +96,10 @@ class GraphStrategy(Side, Server):
 
     def __setattr__(self, name: str, value: Any) -> None:
         given = name in ("counting", "exchange") and name not in vars(self)
-        if name in FINAL and not given and self.counting.protection:
+        if name in FINAL and not given and self.counting.protection.key:
             where = f"{type(self).__module__}.{type(self).__qualname__}"
             raise FedGraphError(
-                f"{where} replaces '{name}' in a run with {self.counting.protection}: define {FINAL[name]} instead"
+                f"{where} replaces '{name}' in a run with {self.counting.protection.key}: define {FINAL[name]} instead"
             )
         super().__setattr__(name, value)
 

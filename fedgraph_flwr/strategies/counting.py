@@ -27,10 +27,10 @@ class Counting:
 
     Attributes:
         private: whether differential privacy hides the clients' sizes.
-        protection: the key that protects single values, with its value; empty: none does.
+        protection: what the run's clients do before replies leave.
     """
 
-    __slots__ = ("_half", "cfg", "clients", "private", "protection", "rule")
+    __slots__ = ("cfg", "clients", "private", "protection", "rule")
 
     def __init__(
         self,
@@ -41,9 +41,8 @@ class Counting:
         self.cfg = cfg
         self.clients = clients
         self.rule = rule
-        self._half = protection_of(cfg)
-        self.private = self._half.private
-        self.protection = self._half.key
+        self.protection = protection_of(cfg)
+        self.private = self.protection.private
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
         """Return the clients among which a round draws, whether or not they are there.
@@ -52,11 +51,11 @@ class Counting:
             server_round: the round; 0: for purposes other than training.
             present: the clients that are there.
         """
-        return self._half.places(server_round, present)
+        return self.protection.places(server_round, present)
 
     def cohort_size(self, server_round: int) -> int:
         """Return the number of places that a round draws."""
-        return self._half.cohort_size(server_round, sorted(self.clients()))
+        return self.protection.cohort_size(server_round, sorted(self.clients()))
 
     def meant_for(self, server_round: int) -> int:
         """Return the number of clients that the configuration samples for an exchange."""
@@ -108,7 +107,7 @@ class Counting:
             RunFailed: no client has a training node.
         """
         if self.private:
-            return float(self.cohort_size(server_round) * self._half.rows)
+            return float(self.cohort_size(server_round) * self.protection.rows)
         total = sum(self.counts("num_train", clients))
         if not total:
             raise RunFailed(

@@ -152,7 +152,7 @@ class Loop:
         ):
             log(INFO, "new in this run, and not in %s: %s", self.cfg.init, ", ".join(new))
             start["new"] = new
-        if self.cfg.privacy.scores == "exact":
+        if self.server.counting.protection.scores == "exact":
             judges = self._judges()
             scores = self._scores(self._judged(judges), judges)
             start |= {
@@ -231,7 +231,7 @@ class Loop:
             for client, description in self.recorder.known_clients().items()
         }
         # nodes decide whether a member may be absent from an agreed run (`absent`)
-        agreed = self.cfg.agreement and self.cfg.privacy.side == "distributed"
+        agreed = self.cfg.agreement and self.server.counting.protection.noise
         fewer = (known or agreed) and rules.on_failure == "continue"
         least = rules.min_clients if fewer else wanted
         self.live.bind(self.connection.wait(wanted, rules.timeout, known, least))
@@ -528,7 +528,7 @@ class Loop:
 
     @property
     def _scores_sent(self) -> bool:
-        return self.cfg.privacy.scores != "none"
+        return self.server.counting.protection.scores != "none"
 
     # --- scores -----------------------------------------------------------------------------------
 

@@ -119,7 +119,7 @@ class Schemas:
             numbers["num_train"] = (
                 whole if known is None else exactly(known.get("num_train", 0))
             )
-        if self.cfg.privacy.scores == "exact":
+        if self.method.counting.protection.scores == "exact":
             numbers["train-loss"] = NumberField(optional=True)
         if self.method.scores_due:
             numbers |= self._score_fields(client)

@@ -9,6 +9,7 @@ import numpy as np
 from fedgraph_flwr.config import UNBOUNDED, RunConfig, bounded_metric
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation import chance, metrics
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, Axis, NumberField
@@ -21,7 +22,7 @@ def score_fields(
     cfg: RunConfig, classes: int, prefix: str, parts: Axis
 ) -> dict[str, NumberField]:
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
-    if cfg.privacy.scores == "noised":
+    if protection_of(cfg).scores == "noised":
         return dict.fromkeys(metrics.released(cfg.evaluation), NumberField(0, 1, length=parts))
     fields = {
         "count": NumberField(0, LARGEST, length=parts),
@@ -137,7 +138,7 @@ def scores_of(
         nodes: number of nodes per part, if they weight the means.
     """
     scored = list(replies)
-    if cfg.privacy.scores == "noised":
+    if protection_of(cfg).scores == "noised":
         terms = {
             name: [v for r in scored for v in as_list(r.metrics[name])]
             for name in metrics.released(cfg.evaluation)

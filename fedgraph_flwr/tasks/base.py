@@ -261,9 +261,10 @@ class Task(Capable, values=TaskCapabilities):
     @classmethod
     def score_names(cls, cfg: EvaluationConfig, width: int) -> set[str]:
         """Names of all scores that a client may send."""
-        keys = ("count", "loss", *cls.wanted(cfg, width))
-        names = {f"{split}-{key}" for split in metrics.SPLITS for key in keys}
-        return {f"{prefix}{name}" for prefix in ("", "global-", "trained-") for name in names}
+        keys = ("count", "loss", *cls.wanted(cfg, width), *cfg.own)
+        prefixes = ("", "global-", *(["trained-"] if cfg.trained else []))
+        names = {f"{prefix}{split}-{key}" for prefix in prefixes for split in metrics.SPLITS for key in keys}
+        return names | {metrics.CONFUSION}
 
     @classmethod
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:

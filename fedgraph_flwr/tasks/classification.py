@@ -67,8 +67,3 @@ class Classification(Task):
     def wanted(cls, cfg: EvaluationConfig, width: int) -> tuple[str, ...]:
         """As `metrics.wanted`, of C classes."""
         return metrics.wanted(cfg, width)
-
-    @classmethod
-    def score_names(cls, cfg: EvaluationConfig, width: int) -> set[str]:
-        """As `metrics.score_names`, of C classes."""
-        return metrics.score_names(cfg, width)

@@ -20,6 +20,7 @@ from fedgraph_flwr.party.use.blend import Blended
 from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.report.as_json import finite
 from fedgraph_flwr.secure import accounting
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.store.results import ROUNDS, SUMMARY, headline_score, read_rounds, read_summary
 from fedgraph_flwr.tasks import Task
 
@@ -100,7 +101,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     if network.labels:
         notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")
     timed = tables and bool(spec.tables.time) and bool(as_scored(cfg, predictor.task).split.step)
-    spent = accounting.spent_text(found["privacy"], cfg.privacy.scores) if "privacy" in found else ""
+    spent = accounting.spent_text(found["privacy"], protection_of(cfg).scores) if "privacy" in found else ""
     spent = spent or "No differential privacy"
     rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)
     return packaged(TEMPLATE).format(
@@ -116,7 +117,7 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         notes="".join(f"\n{note}\n" for note in notes),
         clients="\n".join(_data(predictor)),
         rounds=found.get("rounds", predictor.round),
-        private=f"{spent}; updates by secure aggregation" if cfg.privacy.secagg else spent,
+        private=f"{spent}; updates by secure aggregation" if protection_of(cfg).sums_only else spent,
         scores="\n".join([*rows, *_alerts(found.get("alerts"))]),
         limits="".join(f"{line}\n" for line in _limits(predictor, found)),
     )

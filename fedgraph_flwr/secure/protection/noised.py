@@ -25,7 +25,8 @@ class Noised(Protection):
     def __init__(self, inner: Protection, noise: DistributedNoise | None):
         super().__init__(inner.cfg, inner)
         rules = inner.cfg.privacy
-        self.key, self.private, self.noise = f"privacy.dp={rules.dp}", True, noise
+        self.key = self.noised = f"privacy.dp={rules.dp}"
+        self.noise = noise
         self.unit, self.rows = rules.unit, rules.expected_rows
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
@@ -45,8 +46,8 @@ class Noised(Protection):
 
     def releases(self, summed: bool, scored: bool) -> int:
         """Count a sum, and noised scores."""
-        return summed + (scored and self.cfg.privacy.scores == "noised")
+        return summed + (scored and self.scores == "noised")
 
     def withheld(self, phase: str) -> str:
         """Return the key: reasons may depend on data, but not those of exchanges around a masked sum."""
-        return "" if phase in STEPS else self.key
+        return "" if phase in STEPS else self.noised

@@ -59,7 +59,8 @@ class Protection:
 
     Attributes:
         key: the key that protects single values, with its value; empty: none does.
-        private: whether differential privacy hides the clients' sizes.
+        noised: the key by which sums are released with noise, with its value; empty: none are.
+        scores: which scores leave clients: ``exact``, ``none`` or ``noised``.
         noise: what clients add to their terms of a masked sum; None: nothing.
         exchanges: phases of its own, in order.
         sums_only: whether the server learns sums alone, if clients have pinned each other's keys.
@@ -70,7 +71,7 @@ class Protection:
     """
 
     key = ""
-    private = False
+    noised = ""
     noise: DistributedNoise | None = None
     exchanges: tuple[str, ...] = ()
     sums_only = False
@@ -80,10 +81,15 @@ class Protection:
     rows = 1
 
     def __init__(self, cfg: RunConfig, inner: "Protection | None" = None):
-        self.cfg, self.inner = cfg, inner
+        self.cfg, self.inner, self.scores = cfg, inner, cfg.privacy.scores
         if inner:
-            self.key, self.private, self.noise, self.unit = inner.key, inner.private, inner.noise, inner.unit
-            self.rows = inner.rows
+            self.key, self.noised, self.noise = inner.key, inner.noised, inner.noise
+            self.unit, self.rows = inner.unit, inner.rows
+
+    @property
+    def private(self) -> bool:
+        """Whether differential privacy hides the clients' sizes."""
+        return bool(self.noised)
 
     # --- declarations, the same on both sides -------------------------------------------------------------------------
 

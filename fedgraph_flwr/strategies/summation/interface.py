@@ -39,7 +39,7 @@ class Summation:
             FedGraphError: it is a part, which a method replaces.
         """
         if name in PARTS and hasattr(self, name):
-            protection = self.server.counting.protection or "no protection"
+            protection = self.server.counting.protection.key or "no protection"
             raise FedGraphError(
                 f"a method replaces '{name}' of the sums of a run with {protection}: define Mean"
                 " and Sum in uplink, whose sums the run protects"
@@ -54,7 +54,7 @@ class Summation:
         """
         expected = self.server.cfg.num_clients
         last = max(self.server.clients)
-        protection = self.server.counting.protection
+        protection = self.server.counting.protection.key
         if protection and last >= expected:
             raise FedGraphError(
                 f"{protection} draws among clients 0 to {expected - 1}, but a node is client"
@@ -120,7 +120,7 @@ class Summation:
 
         Under protection these are the groups and numbers that its uplink declares, and no others.
         """
-        if not self.server.counting.protection:
+        if not self.server.counting.protection.key:
             return reply
         declared = self.server.uplink_of.get(phase, {}).get(METRICS)
         fields = declared.fields if declared else None
