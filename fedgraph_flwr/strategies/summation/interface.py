@@ -25,12 +25,14 @@ class Summation:
 
     Args:
         server: the run's server.
+        inner: a summation that it contains, whose exchanges these are; None: there is none.
     """
 
-    __slots__ = ("server",)
+    __slots__ = ("inner", "server")
 
-    def __init__(self, server: GraphStrategy):
+    def __init__(self, server: GraphStrategy, inner: "Summation | None" = None):
         self.server = server
+        self.inner = inner
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set what changes between exchanges; the parts of a summation are chosen once.
@@ -63,7 +65,7 @@ class Summation:
 
     def min_clients(self, requested: int) -> int:
         """Return the fewest of the requested clients with which a sum can start."""
-        return 0
+        return self.inner.min_clients(requested) if self.inner else 0
 
     # --- one exchange -----------------------------------------------------------------------------
 
@@ -73,29 +75,33 @@ class Summation:
         Returns:
             The members of the sum, with further groups that each receives; None: all, without any.
         """
-        return None
+        return self.inner.begin(phase, clients) if self.inner else None
 
     def shared_groups(self, phase: str) -> Mapping[str, Arrays]:
         """Return further groups that all clients receive with the request of a phase."""
-        return {}
+        return self.inner.shared_groups(phase) if self.inner else {}
 
     def sending(self, phase: str) -> None:
         """Note that the requests of a phase are about to be sent."""
+        if self.inner:
+            self.inner.sending(phase)
 
     def received(self, phase: str, outcome: Outcome) -> None:
         """Note the outcome of an exchange, before it is recorded."""
+        if self.inner:
+            self.inner.received(phase, outcome)
 
     def own_schema(self, phase: str) -> ReplySchema | None:
         """Return the schema of the summation's own exchanges; None for those of a method."""
-        return None
+        return self.inner.own_schema(phase) if self.inner else None
 
     def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
         """Return the schema of what arrives, from what the method declares."""
-        return wanted
+        return self.inner.schema(phase, wanted) if self.inner else wanted
 
     def readable(self, phase: str, reply: Reply) -> Reply:
         """Return the part of a reply that can be checked before its sum is known."""
-        return reply
+        return self.inner.readable(phase, reply) if self.inner else reply
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Refuse a reply that breaks the rules of the summation.
@@ -160,6 +166,8 @@ class Summation:
 
     def forget(self, server_round: int) -> None:
         """Delete what a checkpoint of this round covers."""
+        if self.inner:
+            self.inner.forget(server_round)
 
 
 def origin_of(server: Server, reducer: Reducer, like: Arrays) -> Arrays:

@@ -11,10 +11,8 @@ from fedgraph_flwr.methods.uplink import ARRAYS, Reducer, Sum, sums
 from fedgraph_flwr.methods.weighting import private_factors
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy, Terms
-from fedgraph_flwr.strategies.round import Outcome
 from fedgraph_flwr.strategies.summation.interface import Summation, divisor_of, origin_of
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import ReplySchema
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -30,49 +28,18 @@ class Noised(Summation):
         account: clipping, noise and cost.
     """
 
-    __slots__ = ("account", "inner")
+    __slots__ = ("account",)
+
+    inner: Summation
 
     def __init__(self, server: GraphStrategy, inner: Summation, account: Privacy):
-        super().__init__(server)
-        self.inner = inner
+        super().__init__(server, inner)
         self.account = account
-
-    # --- who takes part ---------------------------------------------------------------------------
-
-    def min_clients(self, requested: int) -> int:
-        """Return the fewest clients of a masked sum."""
-        return self.inner.min_clients(requested)
-
-    # --- one exchange -----------------------------------------------------------------------------
-
-    def begin(self, phase: str, clients: list[int]) -> dict[int, dict[str, Any]] | None:
-        """Prepare a masked sum."""
-        return self.inner.begin(phase, clients)
 
     def shared_groups(self, phase: str) -> Mapping[str, Arrays]:
         """Return the adaptive norms that clients need to clip their reply."""
         norms = self.account.norms_for(self.server.uplink_of.get(phase, {}))
         return {**self.inner.shared_groups(phase), **({CLIPPING: norms} if norms else {})}
-
-    def sending(self, phase: str) -> None:
-        """Note that requests are about to be sent."""
-        self.inner.sending(phase)
-
-    def received(self, phase: str, outcome: Outcome) -> None:
-        """Note the outcome of an exchange."""
-        self.inner.received(phase, outcome)
-
-    def own_schema(self, phase: str) -> ReplySchema | None:
-        """Return the schema of the exchanges around a masked sum."""
-        return self.inner.own_schema(phase)
-
-    def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
-        """Return the schema of what arrives, which may be masked."""
-        return self.inner.schema(phase, wanted)
-
-    def readable(self, phase: str, reply: Reply) -> Reply:
-        """Return the part of a reply that is not masked."""
-        return self.inner.readable(phase, reply)
 
     def verify(self, phase: str, reply: Reply) -> None:
         """Refuse updates that exceed the norm to which the client should have clipped them.
@@ -166,7 +133,3 @@ class Noised(Summation):
         """
         self.inner.load(tree)
         self.account.load_state(tree.get("privacy", {}))
-
-    def forget(self, server_round: int) -> None:
-        """Delete the opened sums that a checkpoint covers."""
-        self.inner.forget(server_round)
