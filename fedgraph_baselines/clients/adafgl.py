@@ -161,7 +161,7 @@ class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
         n, classes = self.graph.num_nodes, self.graph.num_classes
         if self.num_train < 2:
             return 0.5
-        rng = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "confidence"))
+        rng = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, "confidence"))
         order = self.train_nodes[torch.randperm(self.num_train, generator=rng).to(self.device)]
         known, held_out = order[: self.num_train // 2], order[self.num_train // 2 :]
         first = torch.full((n, classes), 1 / classes, dtype=torch.float64, device=self.device)

@@ -64,7 +64,7 @@ class FedDEPClient(GraphClient, method=feddep):
     @cached_property
     def impaired(self) -> Impaired:
         """The graph without the hidden nodes."""
-        return Impaired.of(self.graph, self.params.neighbours, self.cfg.seed)
+        return Impaired.of(self.graph, self.params.neighbours, self.cfg.own_seed)
 
     def encode(self, groups: dict[str, Arrays], graph: Any = None) -> tuple[Tensor, Any]:
         """Return the embeddings [n, H] of a graph (default: the client's) under the encoder in a message, and its inputs."""
@@ -79,7 +79,7 @@ class FedDEPClient(GraphClient, method=feddep):
     @phase
     def prototype(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Return the means of clusters of embeddings, and the nodes per cluster; 0 for clusters that are too small."""
-        seed = derive_seed(self.cfg.seed, self.graph.client, PROTOTYPES)
+        seed = derive_seed(self.cfg.own_seed, self.graph.client, PROTOTYPES)
         mean, count = clustered(self.encode(groups)[0], self.params.prototypes, seed)
         count = torch.where(count < self.least, 0, count)
         mean = torch.where(count[:, None] > 0, mean, 0)

@@ -4,7 +4,7 @@
     centroids    c_r = mean_{e: t_e = r} [z_u ‖ z_v]       maximisation; one step of both per round, from the server's centres
     training     CE of the model in `fedgraph_flwr.models.fedlit`, with types fixed during the round's steps
 
-In its first round a client starts from the embeddings of k of its links, drawn by the run's seed. A type without links keeps its
+In its first round a client starts from the embeddings of k of its links, drawn by its own seed. A type without links keeps its
 centroid. For scoring, the client types its links by the centres that it received.
 Leaves the client: what FedAvg sends, k centroids [2H] each, and the number of training nodes that the links of each type touch.
 A centroid of one link would reveal the projected features of two nodes. If a type's links touch fewer nodes than the policy
@@ -70,7 +70,7 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         pairs, k = self.pairs[0], self.model.types
         if not pairs.size(1):
             return z.new_zeros(k, 2 * z.size(1))
-        rng = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, LINKS))
+        rng = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, LINKS))
         order = torch.randperm(pairs.size(1), generator=rng)
         chosen = pairs[:, order[torch.arange(k) % order.numel()].to(self.device)]
         return torch.cat([z[chosen[0]], z[chosen[1]]], 1)
@@ -79,7 +79,7 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         """Set the links that each branch reads, for training and prediction; types [E] of the clusters."""
         edges, k = self.graph.edge_index, self.model.types
         if self.params.links == "random":
-            rng = torch.Generator().manual_seed(derive_seed(self.cfg.seed, self.graph.client, "types"))
+            rng = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, "types"))
             types = torch.randint(k, types.shape, generator=rng)
         of_edges = types.cpu()[self.pairs[1]]
         if self.params.links == "all":

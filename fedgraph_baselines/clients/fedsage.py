@@ -170,7 +170,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     @cached_property
     def impaired(self) -> Impaired:
         """The graph without the hidden nodes."""
-        return Impaired.of(self.graph, self.params.neighbours, self.cfg.seed)
+        return Impaired.of(self.graph, self.params.neighbours, self.cfg.own_seed)
 
     @cached_property
     def searched(self) -> Tensor | SparseMatrix:
@@ -211,7 +211,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     def noise(self, step: int) -> Iterator[None]:
         """Use the random stream of a generator step: learning repeats the draws of the proposal."""
         with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            reseed(derive_seed(self.cfg.seed, self.graph.client, "noise", step))
+            reseed(derive_seed(self.cfg.own_seed, self.graph.client, "noise", step))
             yield
 
     def predicted(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -281,9 +281,9 @@ def read(path: Path) -> Agreement:
     """
     try:
         text = path.read_text()
-        values: Any = yaml.load(text, _LOADER) if len(text) < _LIMIT else None
+        values: Any = yaml.load(text, _LOADER) if len(text) < _LIMIT and not _repeats(text) else None
         values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
-        json.dumps(values, allow_nan=False)
+        json.dumps(values, allow_nan=False, sort_keys=True)
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
     except _MALFORMED as error:
@@ -318,7 +318,7 @@ def run_of(config: str) -> tuple[str, int]:
         Refused: another form.
     """
     text = str(_configuration(config).get(KEY) or "")
-    found = re.fullmatch(r"([0-9a-f]{64})/([1-9]\d{0,5})", text)
+    found = re.fullmatch(r"([0-9a-f]{64})/([1-9][0-9]{0,5})", text)
     if text and not found:
         raise Refused(
             f"agreement={text[:80]!r} of the run's configuration: expected DIGEST/NUMBER, as run --agreement sends it"
@@ -512,6 +512,10 @@ def _problem(agreement: Agreement) -> str:
             values["absent"] == FORBIDDEN or noised,
             f"absent={ALLOWED} needs privacy.dp=distributed: a sum with a member and one without it show its update",
         ),
+        (
+            values["epsilon"] is None or values["epsilon"] > 0,
+            f"epsilon={values['epsilon']}: expected more than 0, or null",
+        ),
         (right_weights, f"weights: expected {UNIFORM}, or a whole number above 0 for each member"),
         (
             not secure or noised or _key(config, "strategy", "weighting", "") == ("train" if fixed else UNIFORM),
@@ -583,6 +587,11 @@ def remembered(state: Path) -> dict[str, Any]:
     except (OSError, *_MALFORMED) as error:
         raise Refused(f"this node cannot read its record of agreed runs: its owner restores {USED}") from error
     return dict(records)
+
+
+def _repeats(text: str) -> bool:
+    """Return whether a YAML text has aliases, of which thirty lines stand for a billion values."""
+    return "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER))
 
 
 def _replace(path: Path, text: str) -> None:

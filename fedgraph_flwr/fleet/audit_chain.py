@@ -43,8 +43,27 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
             file.truncate(head["end"])
             file.seek(head["end"])
             file.write(content)
-        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content)}
+        counts = {**releases(state, head)}
+        if noise := entry.get("noise"):
+            counts[ledger_of(noise)] = counts.get(ledger_of(noise), 0) + noise["releases"]
+        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content), "releases": counts}
         write_bytes(state / HEAD, json.dumps(head).encode())
+
+
+def ledger_of(noise: Mapping[str, Any]) -> str:
+    """Return the ledger of ε to which a line's releases belong."""
+    return f"{noise['unit']} {noise.get('purpose')}"
+
+
+def releases(state: Path, head: Mapping[str, Any]) -> dict[str, int]:
+    """Return the numbers of releases with noise that the log lists, by ledger; an older head has none."""
+    if "releases" in head:
+        return dict(head["releases"])
+    counts: dict[str, int] = {}
+    for line in (state / LOG).read_bytes()[: head["end"]].splitlines():
+        if noise := json.loads(line)["noise"]:
+            counts[ledger_of(noise)] = counts.get(ledger_of(noise), 0) + noise["releases"]
+    return counts
 
 
 def next_hash(before: str, text: str) -> str:
@@ -65,10 +84,11 @@ def read_head(state: Path) -> dict[str, Any]:
     """
     path = state / HEAD
     if not path.is_file() and not ((state / LOG).is_file() and (state / LOG).stat().st_size):
-        return {"n": 0, "hash": START, "end": 0}
+        return {"n": 0, "hash": START, "end": 0, "releases": {}}
     try:
         head: dict[str, Any] = json.loads(path.read_bytes())
-        if not (type(head["n"]) is int and type(head["end"]) is int and len(head["hash"]) == 64 and head["n"] > 0):
+        whole = type(head["n"]) is int and type(head["end"]) is int and type(head.get("releases", {})) is dict
+        if not (whole and len(head["hash"]) == 64 and head["n"] > 0):
             raise ValueError("values")
     except (OSError, *MALFORMED) as error:
         raise FedGraphError(

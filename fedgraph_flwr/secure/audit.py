@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize
-from fedgraph_flwr.fleet.audit_chain import HEAD, LOG, START, next_hash, read_head, text_of
+from fedgraph_flwr.fleet.audit_chain import HEAD, LOG, START, ledger_of, next_hash, read_head, releases, text_of
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
@@ -83,10 +83,7 @@ def released(state: Path, unit: str, purpose: str) -> int:
     Raises:
         FedGraphError: the log is damaged.
     """
-    if not (state / LOG).is_file():
-        return 0
-    noises = [entry["noise"] for entry in verified(state) if entry["noise"]]
-    return sum(n["releases"] for n in noises if n["unit"] == unit and n.get("purpose") == purpose)
+    return releases(state, read_head(state)).get(ledger_of({"unit": unit, "purpose": purpose}), 0)
 
 
 def audit(state: Path, expect: str = "") -> Any:

@@ -289,9 +289,7 @@ class Member:
         """
         self._expect("kept", MEMBERS, server_round)
         self._listed("mask", members, self.state[CLIENTS], max(MIN_CLIENTS, self.floor))
-        names = [
-            f"{(kinds or {}).get(group, group)} {'of rounds' if server_round else 'of the set-up'}" for group in weights
-        ]
+        names = [(kinds or {}).get(group, group) for group in weights]
         self._check_fixed(names, members)
         ratios = {group: shares for group, (_, shares) in weights.items()}
         for own in ratios.values():

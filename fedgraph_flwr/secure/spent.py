@@ -64,8 +64,7 @@ class SpentPrivacy:
             if not self.path.is_file():
                 self._check_new(self.path)
             self.booked = _read(self.path)
-            if not any(name.partition(" ")[0] == run for name in self.booked):
-                self._check_age(self.path)
+            self._check_age(self.path)
             self._add(run, cfg, releases)
             write_bytes(self.path, json.dumps(self.booked).encode())
 
@@ -82,7 +81,7 @@ class SpentPrivacy:
             )
 
     def _check_age(self, path: Path) -> None:
-        """Refuse the first release of a run by a ledger that is older than the audit log, such as one of a back-up.
+        """Refuse a release by a ledger that is older than the audit log, such as one of a back-up.
 
         An empty ledger is the owner's, who forgets what was spent: a file next to it keeps how much.
 

@@ -8,7 +8,7 @@ import numpy as np
 from fedgraph_flwr.config import RunConfig, compose
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.partition import resolved
-from fedgraph_flwr.secure import beginning
+from fedgraph_flwr.secure import beginning, secagg
 from fedgraph_flwr.secure.keyring import SIGNATURE, SIGNATURES
 from fedgraph_flwr.wire.messages import Arrays, groups_of
 from tests.conftest import client_graph
@@ -32,14 +32,18 @@ class Coordinator:
         (folder / "keys").mkdir(parents=True)
         for client in range(members):
             make_node(folder / "keys" / f"node_{client}")
-            graph = client_graph(client, 40)
-            graph.num_clients = members
-            graph.save(folder / "graphs" / f"client_{client:04d}.safetensors")
+            self.import_table(client)
         plain = [f"num_clients={members}", "rounds=5", "model.hidden=8", "model.dropout=0", *words]
         self.cfg: RunConfig = compose([*plain, f"graph={folder / 'graphs'}"])
         self.words = [*plain, f"graph={folder / 'graphs'}"]
         (folder / "policy.yaml").write_text("min_nodes: 0\n")
         self.digest = agreed(folder / "agreement.yaml", self.cfg, folder / "keys", **values)
+
+    def import_table(self, client: int, seed: int = 0) -> None:
+        """A member's table, or a new month of it."""
+        graph = client_graph(client, 40, seed=seed)
+        graph.num_clients = self.members
+        graph.save(self.folder / "graphs" / f"client_{client:04d}.safetensors")
 
     def run(self, number: int = 1, *words: str) -> "Run":
         """A run with a number of the coordinator's choice; nodes keep what is in their state folders."""
@@ -59,7 +63,7 @@ class Run:
                 state=str(folder / f"state_{client}"),
                 key=str(folder / "keys" / f"node_{client}"),
                 policy=str(folder / "policy.yaml"),
-                agreement=str(folder / "agreement.yaml"),
+                **({"agreement": str(folder / "agreement.yaml")} if cfg.agreement else {"peers": str(folder / "keys")}),
             )
             for client in range(owner.members)
         ]
@@ -88,6 +92,53 @@ class Run:
         for client in nonces:
             assert not isinstance(self.ask(client, beginning.BEGIN, groups=opened(nonces)), str)
         return beginning.seed_of(self.cfg.agreement, nonces)
+
+    def opened_sum(
+        self, server_round: int, clients: list[int], groups: Groups | None = None, phase: str = "train", **config: Any
+    ) -> Groups | str:
+        """Open a secure sum over some members, honestly otherwise; or the first refusal."""
+        ask, place = self.ask, np.array(clients, np.int64)
+
+        def each(name: str, down: dict[int, Groups]) -> dict[int, Any]:
+            replies = {c: ask(c, name, server_round, down.get(c), **(config if name == phase else {})) for c in clients}
+            if refused := [reply for reply in replies.values() if isinstance(reply, str)]:
+                raise Refused(f"{name}: {refused[0]}")
+            return replies
+
+        try:
+            keys = {c: reply[secagg.SECAGG] for c, reply in each(secagg.PUBLISH, {}).items()}
+            dealt = {c: r[secagg.SECAGG] for c, r in each(secagg.DEAL, dict.fromkeys(clients, keys_of(keys))).items()}
+            own = {c: np.stack([dealt[p][secagg.ENVELOPES][i] for p in clients]) for i, c in enumerate(clients)}
+            parts = {c: {secagg.SECAGG: {secagg.MEMBERS: place, secagg.ENVELOPES: own[c]}} for c in clients}
+            terms = each(phase, {c: {**(groups or {}), **parts[c]} for c in clients})
+            agree = {secagg.SECAGG: {secagg.SURVIVORS: place}}
+            signed = {c: r[secagg.SECAGG] for c, r in each(secagg.AGREE, dict.fromkeys(clients, agree)).items()}
+            unmask = {secagg.SECAGG: secagg.relayed(signed)}
+            shares = {c: r[secagg.SECAGG] for c, r in each(secagg.UNMASK, dict.fromkeys(clients, unmask)).items()}
+        except Refused as refusal:
+            return str(refusal)
+        digests = {c: reply.pop(secagg.SECAGG)[secagg.AGREED].tobytes() for c, reply in terms.items()}
+        return secagg.unmasked(
+            terms,
+            {c: part[secagg.SHARES] for c, part in shares.items()},
+            clients,
+            {c: published[secagg.KEYS] for c, published in keys.items()},
+            secagg.threshold(0.0, len(clients)),
+            self.cfg.privacy.secagg_bits,
+            server_round,
+            digests[clients[0]],
+        )
+
+
+class Refused(Exception):
+    """A node refuses a message."""
+
+
+def keys_of(published: dict[int, Arrays]) -> Groups:
+    """The message that relays keys and sizes of a secure sum."""
+    group = {name: np.stack([arrays[name] for arrays in published.values()]) for name in (secagg.KEYS, secagg.SIZES)}
+    signed = {str(client): arrays[SIGNATURE] for client, arrays in published.items() if SIGNATURE in arrays}
+    return {secagg.SECAGG: {secagg.CLIENTS: np.array(list(published), np.int64), **group}, SIGNATURES: signed}
 
 
 def listed(commits: dict[int, Arrays]) -> Groups:

@@ -38,7 +38,7 @@ class Round:
         envelopes = np.stack([self.dealt[j]["envelopes"][client] for j in among])
         ratios, member = np.broadcast_to(np.asarray(ratio, float), len(among)), self.members[client]
         terms = {MODEL: (ratios, ratios)}
-        kinds = {MODEL: MODELS}
+        kinds = {MODEL: f"{MODELS} of rounds"}
         masked = member.masked(self.values[client], terms, np.array(among), envelopes, self.round, received, kinds)
         self.agreed = member.state["agreed"].tobytes()
         return masked

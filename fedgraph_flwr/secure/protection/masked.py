@@ -6,7 +6,7 @@ from typing import Any
 
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.downlink import Input
-from fedgraph_flwr.methods.uplink import ARRAYS, sums
+from fedgraph_flwr.methods.uplink import ARRAYS, Once, sums
 from fedgraph_flwr.methods.weighting import batch_of, in_sum
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.masked import digest
@@ -132,7 +132,8 @@ class Masked(Protection):
         members = part[MEMBERS]
         sizes = member.sizes_of(members)
         weights = {group: in_sum(declared[group], self.cfg, self.private, sizes, members.tolist()) for group in terms}
-        kinds = {group: MODELS for group in terms if declared[group].fields == ARRAYS}
+        when = "of the set-up" if isinstance(declared, Once) else "of rounds"  # whatever round the server names
+        kinds = {group: f"{MODELS if declared[group].fields == ARRAYS else group} {when}" for group in terms}
         own = part[ENVELOPES], leaving.round, leaving.taken.digest, kinds
         return {**sent, **member.masked(terms, weights, members, *own), SECAGG: {AGREED: member.state[AGREED]}}
 

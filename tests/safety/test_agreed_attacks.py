@@ -1,0 +1,121 @@
+"""Attacks on agreed runs by someone who knows the repository: as the coordinator, and as a member that writes the agreement."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.clients.boosting import UNIT
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.schema import OWN_SEED
+from fedgraph_flwr.fleet import agreements
+from fedgraph_flwr.secure import beginning
+from fedgraph_flwr.wire.messages import MODEL
+from tests.conftest import client_graph
+from tests.nodes import model_of
+from tests.safety.coordinator import Coordinator, Run
+from tests.support import bomb
+
+SECURE = ["privacy.secagg=true", "strategy.weighting=uniform"]
+NOISED = [
+    *("privacy.secagg=true", "privacy.dp=distributed", "privacy.noise_multiplier=4", "privacy.scores=none"),
+    *("privacy.secagg_bits=20", "strategy.weighting=uniform"),
+]
+TREES = [
+    *("strategy=boosting", "strategy.mode=histogram", "strategy.depth=1", "strategy.bins=4", "strategy.per_round=1"),
+    *("strategy.min_data_in_leaf=5", "evaluation.select=last", *SECURE),
+]
+
+
+def sum_of(found):
+    """An opened sum, which no node refused."""
+    assert not isinstance(found, str), found
+    return found
+
+
+def arrays_of(client):
+    """The shared parameters of a client."""
+    return {name: tensor.detach().numpy() for name, tensor in client.shared.items()}
+
+
+# --- the coordinator --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("digit", ["\u0660", "\u0966", "\uff10"])
+def test_a_number_has_one_spelling(tmp_path, digit):
+    """Digits of other scripts are the same number to Python, and would be another run, with another seed, to the records."""
+    coordinator = Coordinator(tmp_path)
+    run = Run(coordinator, dataclasses.replace(coordinator.run(10).cfg, agreement=f"{coordinator.digest}/1{digit}"))
+    assert "expected DIGEST/NUMBER" in run.ask(0, beginning.COMMIT)
+
+
+def test_a_statistic_of_the_set_up_has_one_list_in_whatever_round(tmp_path):
+    """A server that requests it again in round 1, over three of four members, would subtract the fourth's."""
+    coordinator = Coordinator(tmp_path, *TREES, members=4)
+    run = Run(coordinator, dataclasses.replace(coordinator.run(1).cfg, agreement=""))
+    whole = sum_of(run.opened_sum(0, [0, 1, 2, 3], phase="base"))["base"]["total"]
+    counts = sum(np.bincount(g.y[g.train_mask], minlength=3) for g in (client_graph(client, 40) for client in range(4)))
+    np.testing.assert_allclose(4 * UNIT * whole, counts)
+    assert "adds its base of the set-up to those of clients" in run.opened_sum(1, [0, 1, 2], phase="base")
+
+
+def test_epsilon_does_not_fall_within_a_run(tmp_path):
+    """A ledger of a back-up is older than the audit log in the run that it knows, too."""
+    run = Coordinator(tmp_path, *NOISED, epsilon=1e6).run(1)
+    run.begin()
+    path, model = tmp_path / "state_0/privacy_rings.json", {MODEL: model_of(run.nodes[0])}
+    sum_of(run.opened_sum(1, [0, 1, 2], model))
+    older = path.read_bytes()
+    sum_of(run.opened_sum(2, [0, 1, 2], model))
+    newer = path.read_bytes()
+    path.write_bytes(older)
+    assert "this node's audit log lists 2: it is older" in run.opened_sum(3, [0, 1, 2], model)
+    path.write_bytes(newer)
+    sum_of(run.opened_sum(4, [0, 1, 2], model))
+
+
+# --- a member that writes the agreement -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, -1.0])
+def test_no_epsilon_is_no_bound(tmp_path, epsilon):
+    with pytest.raises(agreements.Refused, match="expected more than 0, or null"):
+        Coordinator(tmp_path, *NOISED, epsilon=epsilon)
+
+
+def test_a_file_of_repeated_lists_is_refused_at_once(tmp_path):
+    path = tmp_path / "agreement.yaml"
+    path.write_text(bomb() + "until: 2099-01-01\n")
+    with pytest.raises(agreements.Refused, match="is not an agreement"):
+        agreements.read(path)
+    Coordinator(tmp_path)
+    path.write_text(path.read_text().replace("configuration:", "configuration:\n  1: x"))
+    with pytest.raises(agreements.Refused, match="is not an agreement"):
+        agreements.read(path)
+
+
+# --- what members draw ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "drawn"),
+    [
+        ("fedsage", lambda client: client.impaired.graph.x),
+        ("feddep", lambda client: client.impaired.graph.x),
+        ("feddep", lambda client: client.prototype({"encoder": arrays_of(client)}, {})[0]["prototypes"]["mean"]),
+        ("adafgl", lambda client: client.homophily),
+        ("fedlit", lambda client: client.centroids(client.embedded())),
+    ],
+)
+def test_what_a_method_draws_of_a_members_data_follows_its_secret(method, drawn):
+    """Everyone knows the seed of the run; which nodes and links a member hides, holds out or starts from is its own."""
+
+    def client(own):
+        cfg = compose([f"strategy={method}", "num_clients=3"])
+        setattr(cfg, OWN_SEED, own)
+        return locate(cfg.strategy.client)(cfg, client_graph(0, 60))
+
+    first, again, other = (drawn(client(own)) for own in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
