@@ -67,6 +67,8 @@ class Run:
             )
             for client in range(owner.members)
         ]
+        for node in () if cfg.agreement else self.nodes:  # signatures name the run of Flower
+            node.grid.run_id = node.context.run_id = self.nodes[0].context.run_id
 
     def ask(self, client: int, phase: str, server_round: int = 0, groups: Groups | None = None, **config: Any) -> Any:
         """The groups of a reply, or the reason of a refusal."""
