@@ -34,6 +34,7 @@ from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.nodes import column_of
+from fedgraph_flwr.party.tables.options import rates_of
 from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
 from fedgraph_flwr.party.tables.reading import read_table
 
@@ -56,7 +57,7 @@ _SAME = (
     "currency",
 )
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
-_PAIRS |= {"date_formats": "date_format"}
+_PAIRS |= {"date_formats": "date_format", "rates": "rate"}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
 
@@ -95,6 +96,7 @@ class PartyFile:
     edge_kinds: dict[str, str] = field(default_factory=dict)
     edge_scales: dict[str, str] = field(default_factory=dict)
     date_formats: dict[str, str] = field(default_factory=dict)
+    rates: dict[str, str] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     undirected: bool = False
     split: str = ""
@@ -113,6 +115,7 @@ class PartyFile:
             for name, value in getattr(self, key).items():
                 one_of(value, values, f"{key}.{name}")
         parse_share(self.share)
+        rates_of(self.rates, "rates")
         one_of(self.day or BEFORE, DAYS, "day")
         one_of(self.id_form or ID_FORMS[0], ID_FORMS, "id_form")
         one_of(self.split or "ratio", ("ratio", "temporal"), "split")
@@ -128,6 +131,11 @@ class PartyFile:
         for key in ("party", *([] if self.role and self.nodes + self.edges else ["nodes", "edges"])):
             if not getattr(self, key):
                 raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
+
+    @property
+    def formats(self) -> dict[str, Any]:
+        """Formats of values, as fields of a `Treatment`."""
+        return {"date_formats": self.date_formats, "rates": rates_of(self.rates, "rates")}
 
     @property
     def layout(self) -> TableLayout:
@@ -218,7 +226,9 @@ def complete(args: argparse.Namespace) -> None:
         ):
             continue
         given = getattr(args, dest)
-        if isinstance(value, list):
+        if dest == "edges":
+            args.edges = given or [value]
+        elif isinstance(value, list):
             setattr(args, dest, [*value, *given])
         elif given is None or given is False or given in ("", "ratio"):
             setattr(args, dest, value)

@@ -97,9 +97,9 @@ def test_an_option_of_the_command_line_takes_precedence(banks):
         for more in ((), ("--client", "0", "--time-column", "booked_at", "--kind", "age=category", "--edges", "x.csv"))
     )
     assert (plain.client, plain.own_party, plain.id_column) == (1, "b", "id")
-    assert plain.edges == banks / "b_payments.csv"
+    assert plain.edges == [banks / "b_payments.csv"]
     assert (changed.client, changed.time_column, changed.kind) == (0, "booked_at", ["age=category"])
-    assert str(changed.edges) == "x.csv"
+    assert [str(path) for path in changed.edges] == ["x.csv"]
     assert changed.nodes == plain.nodes
     stored = parsed("predict", "runs/x", "--party-file", str(banks / "b.yaml"))
     assert (stored.client, stored.nodes, stored.edges, stored.schema, stored.out) == (1, None, [], None, None)
@@ -305,6 +305,18 @@ def test_a_correction_keeps_the_other_guesses():
     assert free["match"] == {"booked": "date", "amount": "amount", "ref": "text"}
 
 
+def test_the_desk_is_asked_when_it_scores():
+    """With hours, the day as a whole is a choice; dates have no other reading."""
+    accounts, payments = linked("from_iban", "to_iban")
+    timed = payments.assign(booked=[f"{day} 09:{row % 60:02}:00" for row, day in enumerate(payments["booked"])])
+    (question,) = guess({"accounts": accounts, "payments": timed}, {}).questions
+    assert question.startswith("When does the desk score?")
+    assert "init-party --day whole" in question
+    found = guess({"accounts": accounts, "payments": timed}, {"day": "whole"})
+    assert (found.questions, found.values["day"]) == ([], "whole")
+    assert guess({"accounts": accounts, "payments": payments}, {}).questions == []
+
+
 def test_names_of_labels_are_labels_or_questions():
     """`is_mule` became an input of the payments' task."""
     accounts, payments = linked("from_iban", "to_iban")
@@ -370,7 +382,7 @@ def test_a_column_with_a_role_still_identifies_a_record(banks, tmp_path, capsys,
 @pytest.mark.parametrize(
     "words",
     [
-        "import --nodes n.csv --edges d0.csv --edges d1.csv --name x",
+        "import --edges n.csv --nodes d0.csv --nodes d1.csv --name x",
         "predict . --nodes d0.csv --nodes=d1.csv",
         "run strategy=fedavg --predictions a.csv --predictions b.csv",
         "link a b --share age:exact --share city:exact",

@@ -67,7 +67,7 @@ def _add(args: argparse.Namespace) -> Iterator[str]:
 
 def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
     """Add files to a book if all of it can be read, and yield what changed."""
-    from fedgraph_flwr.party.book.folder import NODES
+    from fedgraph_flwr.party.book.folder import EDGES, NODES
     from fedgraph_flwr.party.book.rows import day_text, read_rows
 
     old = read_rows(book) if book.files else None
@@ -78,6 +78,7 @@ def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
         return
     try:
         rows = read_rows(more)
+        _check_order(more, rows, len(book.of(EDGES)))
     except FedGraphError:
         for export in new:  # so that the folder holds what the list has
             if not any(Path(word).resolve() == (book.folder / export.file).resolve() for word in args.words):
@@ -93,7 +94,7 @@ def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
     yield from _lines(more, rows)
     if old is None:
         return
-    late = (rows.days <= old.last) & (rows.file >= len(book.of("edges"))) & (rows.known <= old.last)
+    late = (rows.days <= old.last) & (rows.file >= len(book.of(EDGES))) & (rows.known <= old.last)
     if count := int(late.sum()):
         days = rows.days[late]
         yield (
@@ -135,9 +136,9 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
     """Yield what a book holds: span, gaps, repeats, corrections, late rows and erased accounts."""
     import numpy as np
 
-    from fedgraph_flwr.party.book.rows import ALWAYS, day_text, gaps
+    from fedgraph_flwr.party.book.rows import day_text, gaps
 
-    at = rows.at(int(rows.known.max(initial=ALWAYS)))
+    at = rows.at(int(rows.known.max()))
     accounts = "" if rows.people is None else f", {len(rows.nodes_at(int(rows.known.max())))} accounts"
     yield f"{book.folder}: {at.size} payments on {np.unique(rows.days).size} days from {_span(rows.days)}{accounts}"
     if found := list(gaps(rows.days)):
@@ -145,7 +146,7 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
         yield f"days without payments: {sum(b - a + 1 for a, b in found)} ({listed}{', ...' if len(found) > 5 else ''})"
     lost = np.setdiff1d(np.arange(len(rows.time)), at)
     by_id = lost[rows.versions[lost] >= 0]
-    changed = _changed(rows, by_id, at)
+    changed = _changed(rows, by_id, at)[0]
     if count := lost.size - int(changed.sum()):
         yield f"repeats: {count} rows repeat a payment, which counts once"
     corrected = by_id[changed]
@@ -158,8 +159,8 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
         yield f"erased: {len(book.erased) - 1} accounts, whose rows no file has"
 
 
-def _changed(rows: Any, old: Any, at: Any) -> Any:
-    """Return which replaced rows differ from the row that counts instead, bool [K]."""
+def _changed(rows: Any, old: Any, at: Any) -> tuple[Any, Any]:
+    """Return which replaced rows differ from the row that counts instead, bool [K], and that row [K]."""
     import numpy as np
 
     place = np.full(int(rows.versions.max(initial=-1)) + 2, -1)
@@ -167,7 +168,33 @@ def _changed(rows: Any, old: Any, at: Any) -> Any:
     new = place[rows.versions[old]]
     texts = rows.edges.fillna("")
     differ = texts.iloc[old].to_numpy() != texts.iloc[np.maximum(new, 0)].to_numpy()
-    return differ.any(axis=1) & (new >= 0)
+    return differ.any(axis=1) & (new >= 0), new
+
+
+def _check_order(book: Any, rows: Any, held: int) -> None:
+    """Refuse new files whose rows those of earlier files replace, since these end later.
+
+    Args:
+        book: the book with the new files.
+        rows: its rows.
+        held: number of files of edges that it had.
+
+    Raises:
+        FedGraphError: names a payment and the files.
+    """
+    import numpy as np
+
+    at, fresh = rows.at(int(rows.known.max())), np.flatnonzero((rows.file >= held) & (rows.versions >= 0))
+    lost = np.setdiff1d(fresh, at)
+    changed, by = _changed(rows, lost, at)
+    if (against := np.flatnonzero(changed & (rows.file[by] < held))).size:
+        row, other = lost[against[0]], by[against[0]]
+        new, old = (book.of("edges")[rows.file[place]].file for place in (row, other))
+        name = rows.edges[rows.columns.edge_id].iloc[row]
+        raise FedGraphError(
+            f"{new} has other values of payment '{sanitize(str(name), 40)}' than {old}, which ends later: pass --known DAY, the"
+            f" day from which those of {new} are known"
+        )
 
 
 def _use(args: argparse.Namespace) -> Iterator[str]:

@@ -146,7 +146,7 @@ class BookFolder:
         """Formats of values, by the party's file and the schema."""
         schema = self.party.path("schema", self.folder)
         held = Schema.load(schema) if schema and schema.is_file() else None
-        return Treatment(schema=held, where=str(schema), date_formats=self.party.date_formats)
+        return Treatment(schema=held, where=str(schema), **self.party.formats)
 
     @property
     def columns(self) -> Columns:

@@ -1,10 +1,7 @@
 """Rows of a book, and which of them are known at the end of a day.
 
-    known(row) = max(day of the row, known of its file)
-    known(a correction) = max(day of the row, known of its file, else the last day of its file)
-
-A correction is a row whose payment, by its id, an earlier file has. At the end of a day, the rows known by then count as
-`repeats.counted` says. So the rows of a day do not depend on which files hold them, or on when these were added.
+`repeats` says from when a row is known, and which rows count at the end of a day. So the rows of a day do not depend on which
+files hold them, or on the order in which these were added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,37 +21,10 @@ from fedgraph_flwr.party.book.folder import CACHE, EDGES, NODES, BookFolder, Exp
 from fedgraph_flwr.party.party_file import PartyFile, read_party
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import edge_times
-from fedgraph_flwr.party.tables.reading import read_table
-from fedgraph_flwr.party.tables.repeats import counted, repeats_of, versions_of
+from fedgraph_flwr.party.tables.repeats import ALWAYS, counted, joined, known_from, repeats_of, versions_of
 from fedgraph_flwr.party.tables.roles import Columns
 
 Ints = NDArray[np.int64]
-ALWAYS = np.iinfo(np.int64).min
-"""Day from which rows are known that nothing dates."""
-
-
-def joined(paths: Sequence[Path], layout: TableLayout, needed: Sequence[str] = ()) -> tuple[Any, Ints]:
-    """Return the rows of several files of one table as texts, and the file of each [E].
-
-    Args:
-        paths: the files.
-        layout: their format.
-        needed: columns that each must have.
-
-    Raises:
-        FedGraphError: a file lacks a column that another one has and that is needed.
-    """
-    import pandas as pd
-
-    frames = []
-    for path in paths:
-        table = read_table(path, layout)
-        if missing := [name for name in needed if name and name not in table.columns]:
-            raise FedGraphError(f"{path} has no column '{missing[0]}', which the other files have: add it")
-        texts = {str(name): pd.Series(as_words(table[name]), dtype=object) for name in table.columns}
-        frames.append(pd.DataFrame(texts))
-    whole = pd.concat(frames, ignore_index=True)
-    return whole.mask(whole.isna() | (whole == ""), None), np.repeat(np.arange(len(frames)), [*map(len, frames)])
 
 
 @dataclass(frozen=True)
@@ -145,8 +115,7 @@ def read_rows(book: BookFolder, treatment: Treatment | None = None, layout: Tabl
     where = str(book.folder)
     time = edge_times(edges, columns.time, where, treatment).numpy()
     versions = versions_of(edges, columns)
-    known = _known(time // DAY, file, versions, files)
-    order = np.lexsort((np.arange(len(file)), file, known))
+    known, order = known_from(time // DAY, file, versions, _given(files))
     edges = edges.iloc[order].reset_index(drop=True)
     repeats = repeats_of(edges, columns, book.rule(columns), where, treatment)
     people, people_known = _people(book, columns)
@@ -155,15 +124,9 @@ def read_rows(book: BookFolder, treatment: Treatment | None = None, layout: Tabl
     )
 
 
-def _known(day: Ints, file: Ints, versions: Ints, files: Sequence[Export]) -> Ints:
-    """Return the day from which each row is known [E]."""
-    given = np.array([day_of(export.known) if export.known else ALWAYS for export in files])
-    last = np.array([day[file == place].max(initial=ALWAYS) for place in range(len(files))])
-    first = np.full(int(versions.max(initial=-1)) + 2, len(files))
-    np.minimum.at(first, versions, file)
-    corrects = (versions >= 0) & (file > first[versions])
-    from_file = np.where((given[file] == ALWAYS) & corrects, last[file], given[file])
-    return np.maximum(day, from_file)
+def _given(files: Sequence[Export]) -> Ints:
+    """Return the day from which the rows of each file are known."""
+    return np.array([day_of(export.known) if export.known else ALWAYS for export in files])
 
 
 def day_of(text: str) -> int:
@@ -200,8 +163,9 @@ def _people(book: BookFolder, columns: Columns) -> tuple[Any, Ints]:
         return None, np.zeros(0, dtype=np.int64)
     table, file = joined([book.folder / export.file for export in files], columns.layout, (columns.id,))
     table, file = _without_erased(table, file, (columns.id,), book)
-    given = np.array([day_of(export.known) if export.known else ALWAYS for export in files])
-    return table, given[file]
+    known = _given(files)[file]
+    order = known.argsort(kind="stable")
+    return table.iloc[order].reset_index(drop=True), known[order]
 
 
 def gaps(days: Ints) -> Iterator[tuple[int, int]]:
@@ -210,6 +174,23 @@ def gaps(days: Ints) -> Iterator[tuple[int, int]]:
     for before, after in zip(held[:-1].tolist(), held[1:].tolist(), strict=True):
         if after > before + 1:
             yield before + 1, after - 1
+
+
+def missing_days(stored: Ints, days: Ints) -> str:
+    """Return which days after the stored ones have no rows, up to the last of some days, as text; "" if all have some.
+
+    Days of the week on which nothing is stored, such as Sundays, are not missing.
+    """
+    last = int(stored.max())
+    every = np.arange(last, max(int(days.max()), last) + 1)
+    free = every[~np.isin(every % 7, stored % 7)]
+    found = list(gaps(np.concatenate([days[days > last], free, [last]])))
+    if not found:
+        return ""
+    count = sum(end - start + 1 for start, end in found)
+    (start, end), more = found[0], f" and {len(found) - 1} more gaps" if len(found) > 1 else ""
+    span = day_text(start) if start == end else f"{day_text(start)} to {day_text(end)}"
+    return f"{count} day{'s' * (count > 1)} ({span}{more})"
 
 
 def as_files(book: BookFolder, until: str = "") -> tuple[Path | None, Path]:

@@ -148,7 +148,7 @@ def read_book(where: Path) -> Book:
     if (rule := PartyRule.parse(party.party, *named)) is None:
         raise FedGraphError(f"{path} names no party: add party, its name in the payments")
     nodes, edges = str(folder / party.nodes), str(folder / party.edges)
-    people, table, treatment = read_table(nodes, layout), read_table(edges, layout), Treatment()
+    people, table, treatment = read_table(nodes, layout), read_table(edges, layout), Treatment(**party.formats)
     ends = [as_words(column_of(table, name, edges, "end of edges")) for name in (layout.source, layout.target)]
     parties = [fold(names) for names in parties_of(table, ends, rule, edges)]
     values = record_values(table, np.arange(len(table)), rule, edges, treatment)

@@ -87,6 +87,7 @@ class Treatment:
         decimals: decimal separator of numbers by column, where "" applies to all columns. Likewise ``thousands``.
         date_formats: date formats by column, several separated by ``|``.
         time_format: format of the times of edges; "" if it is not known yet.
+        rates: value of one unit of each currency, in the unit of amounts; empty: amounts have one currency.
         labelled: False for data to predict: they need no columns of labels, splits, clients and times, and labels that the model
             does not know count as unknown.
         say: receives one line per column that was detected, dropped or filled.
@@ -105,6 +106,7 @@ class Treatment:
     thousands: Mapping[str, str] = field(default_factory=dict)
     date_formats: Mapping[str, str] = field(default_factory=dict)
     time_format: str = ""
+    rates: Mapping[str, float] = field(default_factory=dict)
     labelled: bool = True
     say: Say = silent
     warn: Say = log_warning

@@ -1,5 +1,6 @@
 """Edge tables: ends, features, times and labels of edges. Rows are counted from 1, after the header."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +25,7 @@ from fedgraph_flwr.data.value_formats import (
     whole_date_format,
 )
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import Treatment, Written, features
+from fedgraph_flwr.party.tables.columns import Treatment, Written, as_words, features
 from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, booked_again, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
@@ -214,10 +215,11 @@ def names_elsewhere(found: Records, form: str) -> np.ndarray:
 
 
 def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
-    """Return the amounts of a table's edges in cents, int64 [E]; report amounts of 0 or below.
+    """Return the amounts of a table's edges in cents of one currency, int64 [E]; report amounts of 0 or below.
 
     Raises:
-        FedGraphError: the column is missing, a cell is empty or not a number, or amounts have two readings.
+        FedGraphError: the column is missing, a cell is empty or not a number, amounts have two readings, or they have several
+            currencies, and one of these has no rate.
     """
     import pandas as pd
 
@@ -230,13 +232,55 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
             known = dict(zip(written.texts, form.read(written.texts).tolist(), strict=True))
             values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
     check_rows(~np.isfinite(values), column, where, "expected an amount: correct it, or pass --amount-column NAME")
-    cents, odd = cents_of(values, where)
+    cents, odd = cents_of(values * _rates(table, where, treatment), where)
     if odd:
         treatment.say(
             f"warning: {where}: {odd} of {cents.size} rows have an amount of 0 or below: they count as records of amount 0, which"
             " are alike to none"
         )
     return cents
+
+
+CURRENCIES = frozenset(
+    re.findall(
+        "...",
+        "AEDARSAUDBGNBHDBRLBTCCADCHFCLPCNYCOPCZKDKKEGPETHEURGBPHKDHUFIDRILSINRISKJODJPYKESKRWKWDKZTMADMXNMYRNGNNOKNZDOMRPENPHPPKRPLN"
+        "QARRONRSDRUBSARSEKSGDTHBTNDTRYTWDUAHUSDVNDXAFXOFZAR",
+    )
+)
+"""Codes by which a column of currencies is recognised (ISO 4217), and those of common coins."""
+
+
+def _rates(table: Any, where: str, treatment: Treatment) -> Any:
+    """Return the rate of each row's currency [E], or 1 for a table with one.
+
+    Raises:
+        FedGraphError: the table has several currencies, and no rate of one of them; or several columns with some.
+    """
+    found = list[str]()
+    for name in (str(name) for name in table.columns if table[name].dtype.kind not in "biufM"):
+        named = "currenc" in name.lower() or name.lower() in ("ccy", "curr")
+        for rows in (slice(1_000), slice(None)):  # most columns are none by their first rows
+            texts = {str(code).strip() for code in table[name].iloc[rows].dropna().unique()} - {""}
+            if not (texts and (named or texts <= CURRENCIES)):
+                break
+        else:
+            found += [name] if len(texts) > 1 or treatment.rates else []
+    if not found:
+        return 1.0
+    name = found[0]
+    if found[1:]:
+        raise FedGraphError(
+            f"{where} has several columns of currencies ({', '.join(found)}): leave only that of the amounts in the table"
+        )
+    words = np.char.strip(as_words(table[name]))
+    if missing := sorted({*words.tolist()} - treatment.rates.keys()):
+        counts = ", ".join(f"{code or 'empty'} {int((words == code).sum())}" for code in sorted({*words.tolist()})[:10])
+        raise FedGraphError(
+            f"{where}: amounts are in several currencies (column '{name}': {counts}), which are never added up: pass --rate"
+            f" {missing[0] or 'CODE'}=VALUE for each, the value of one unit in the currency of the amounts (party.yaml: rates)"
+        )
+    return np.array([treatment.rates[code] for code in words.tolist()])
 
 
 def with_columns(data: EdgeData, columns: Tensor) -> EdgeData:

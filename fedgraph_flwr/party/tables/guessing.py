@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from fedgraph_flwr.data.features import DAY
 from fedgraph_flwr.data.schema import NODE
 from fedgraph_flwr.data.value_formats import date_like, distinct_numbers, number_like, whole_dates
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables import leaks
-from fedgraph_flwr.party.tables.columns import AS_FOUND, as_words, features
+from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, as_words, features
+from fedgraph_flwr.party.tables.edges import edge_times
 from fedgraph_flwr.party.tables.parties import normal_ids
 
 NAMES = {
@@ -155,7 +157,24 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     _leaks(people, payments, nodes, made)
     if roles.get("time") and roles.get("amount"):
         made.add("features", "payments", "there are times and amounts; `payments` adds columns of own records")
+        _ask_when(payments, edges, made)
     return made
+
+
+def _ask_when(payments: Any, where: str, made: Guess) -> None:
+    """Ask when the desk scores, if times have hours: at night it knows a payment's whole day."""
+    if made.values.get("day"):
+        return
+    treatment = Treatment(date_formats=made.values.get("date_formats", {}))
+    try:
+        time = edge_times(payments, made.values["columns"]["time"], where, treatment)
+    except FedGraphError:  # the import refuses it, or asks for its format
+        return
+    if bool((time % DAY).any()):
+        made.questions.append(
+            "When does the desk score? If each payment as it comes, nothing is to be done. If once a day, at night, add `day:"
+            " whole` (init-party --day whole): columns of own records then also read the later payments of the same day"
+        )
 
 
 def _facts(payments: Any, made: Guess) -> None:

@@ -14,7 +14,7 @@ Examples:
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,15 +51,16 @@ from fedgraph_flwr.party.tables.guessing import suspected
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.leaks import check_inputs
 from fedgraph_flwr.party.tables.options import add_table_arguments, check_outputs, formats_of, layout_of
-from fedgraph_flwr.party.tables.reading import read_table
-from fedgraph_flwr.party.tables.roles import Columns, typed_files
+from fedgraph_flwr.party.tables.reading import read_table, silent
+from fedgraph_flwr.party.tables.repeats import FILE, joined
+from fedgraph_flwr.party.tables.roles import Columns, listed, typed_files
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
     parser.add_argument("party_file", nargs="?", type=Path, metavar="PARTY.YAML", help="a party's file (`init-party`)")
     parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
-    add_options(parser.add_argument_group("input"), _INPUT)
+    add_options(parser.add_argument_group("input"), _INPUT, edges={"type": Path})
     columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
     add_table_arguments(columns, parties=True)
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
@@ -70,7 +71,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 _INPUT = f"""
 --nodes FILE  node table; short for --node-table {NODE}=FILE
---edges FILE  edge table; short for --edge-table {EDGE}=FILE
+--edges FILE...  edge table; short for --edge-table {EDGE}=FILE; can be repeated: the files of several days are one table
 --book DIR  the party's book, instead of --nodes, --edges and a party's file: all that it knows, each payment once
 --graph-table FILE  many graphs: table with one row per graph, its label or numbers to predict, split and client; needs
     --graph-column
@@ -172,7 +173,8 @@ def _take_book(args: argparse.Namespace) -> None:
     for name in ("party_file", "nodes", "edges", "data", "node_table", "edge_table"):
         if getattr(args, name):
             raise FedGraphError(f"--book {args.book} has the party's file and tables: leave {getattr(args, name)} out")
-    args.nodes, args.edges = as_files(BookFolder.load(args.book))
+    args.nodes, edges = as_files(BookFolder.load(args.book))
+    args.edges = [edges]
     args.party_file = args.book / PARTY
 
 
@@ -367,7 +369,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
     nodes, edges = typed_files(args)
     files = nodes | {":".join(edge): path for edge, path in edges.items()}
     tables = {
-        kind: (read_table(path, own.tables), str(path))
+        kind: (_reader(args)(path, own.tables), str(path))
         for kind, path in files.items()
         if path is not None and kind in agreed.nodes
     }
@@ -376,7 +378,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
         for kind, columns in agreed.nodes.items()
     }
     if NAMED in agreed.roles.get(args.role, {}).get(NODE, ()):
-        tables[NODE] = pd.DataFrame({NAMED: ["yes"] * graph.num_nodes}), str(args.edges or args.nodes)
+        tables[NODE] = pd.DataFrame({NAMED: ["yes"] * graph.num_nodes}), str(args.nodes or edges[EDGE_TYPE])
     targets = {}
     if isinstance(graph, Graph):
         graph = one_per_graph(graph) if graph.graph_id.numel() else graph
@@ -456,8 +458,21 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
         edge_classes=_names(args, "edge_classes"),
         graphs=args.graph_table,
         outcomes=read_outcomes(args.outcomes) if args.outcomes else None,
+        reader=_reader(args),
         **options,
     )
+
+
+def _reader(args: argparse.Namespace) -> Callable[..., Any]:
+    """Return what reads a table; several files of ``--edges``, which `typed_files` lists as one, become one table."""
+
+    def read(path: Path, layout: TableLayout, say: Callable[[str], None] = silent) -> Any:
+        if len(args.edges) < 2 or str(path) != listed(args.edges):
+            return read_table(path, layout, say)
+        table, table.attrs[FILE] = joined(args.edges, layout)
+        return table
+
+    return read
 
 
 def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:

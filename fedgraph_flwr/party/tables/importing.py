@@ -39,14 +39,16 @@ from fedgraph_flwr.party.tables.nodes import (
     agreed_classes,
     agreed_targets,
     check_swapped,
+    column_of,
     group_codes,
     label_codes,
     split_masks,
     target_values,
 )
-from fedgraph_flwr.party.tables.parties import linking_of, repeated
+from fedgraph_flwr.party.tables.parties import PartyRule, linking_of, repeated
 from fedgraph_flwr.party.tables.party_roles import complete, with_role
 from fedgraph_flwr.party.tables.reading import read_columns, read_table
+from fedgraph_flwr.party.tables.repeats import FILE, counted_once
 from fedgraph_flwr.party.tables.roles import BOUND, DEFAULTS, Columns
 
 Nodes = Mapping[str, Path | None]
@@ -141,6 +143,8 @@ def from_tables(
     tables = _read(nodes, edges, target, columns, treatment, bool(parallel or rule), reader)
     _join_graphs(tables, graphs)
     treatment = _with_times(tables, treatment)
+    if single:
+        _count_once(tables, rule, treatment)
     if outcomes:
         _decide(tables, outcomes, (classes, edge_classes), treatment)
     columns, target = _present(tables, treatment.labelled, bool(treatment.role)), tables.target
@@ -231,6 +235,24 @@ def _with_times(tables: Tables, treatment: Treatment) -> Treatment:
     form = time_format(table[columns.time], tables.files[EDGE], treatment)
     tables.columns = replace(columns, time_format="" if form in (SECONDS, "ISO8601") else form)
     return replace(treatment, time_format=form)
+
+
+def _count_once(tables: Tables, rule: PartyRule | None, treatment: Treatment) -> None:
+    """Keep one row of each payment, of tables with a column of ids and of several files.
+
+    Of one file without ids, records of other parties' accounts are matched copy by copy (`parties.divide`).
+    """
+    table, columns = tables.edges.get(EDGE_TYPE), tables.columns
+    if table is None or tables.stream or not (columns.edge_id in table.columns or FILE in table.attrs):
+        return
+    where = tables.files[EDGE]
+    for name in (columns.source, columns.target):
+        column_of(table, name, where, "end of edges")
+    file = table.attrs.pop(FILE, None)
+    kept = counted_once(table, columns, rule, where, treatment, file).nonzero()[0]
+    if file is not None and columns.time:  # as a book has them
+        kept = kept[edge_times(table, columns.time, where, treatment).numpy()[kept].argsort(kind="stable")]
+    tables.edges[EDGE_TYPE] = table.iloc[kept].reset_index(drop=True)
 
 
 def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:

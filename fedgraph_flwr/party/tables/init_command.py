@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
 _COLUMNS = ("id", "label", "source", "target", "time", "amount", "edge-label", "edge-id")
 """Roles that an option corrects."""
 
-_FORMS = ("separator", "encoding", "date-format", "party-columns", "party-prefix")
+_FORMS = ("separator", "encoding", "date-format", "party-columns", "party-prefix", "day")
 """Further options: what the tables must have to be read, and what names the parties."""
 
 
@@ -95,7 +95,7 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keys that the options set."""
     roles = [role.replace("-", "_") for role in _COLUMNS]
     found: dict[str, Any] = {"columns": {role: name for role in roles if (name := getattr(args, f"{role}_column"))}}
-    keys = ("party", "party_prefix", "separator", "encoding")
+    keys = ("party", "party_prefix", "separator", "encoding", "day")
     found |= {key: value for key in keys if (value := getattr(args, key))}
     if args.party_columns:
         found["party_columns"] = [name.strip() for name in args.party_columns.split(",")]

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ _TABLES = """
 --encoding NAME  encoding of CSV files, such as cp1252 or utf-16 (default: detected)
 --decimal [COLUMN=]SIGN...  decimal separator of numbers, such as ',', for one column or all (default: detected per column)
 --thousands [COLUMN=]SIGN...  thousands separator of numbers, such as '.', for one column or all (default: detected per column)
+--rate CODE=VALUE...  value of one unit of a currency in that of the amounts, such as USD=0.92, for amounts in several currencies
 --date-format COLUMN=FORMAT...  date format such as opened=%d.%m.%Y, several separated by |; of numbers also seconds (since 1970)
     or spreadsheet (days) (default: detected per column)
 """
@@ -119,6 +120,23 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 
+def rates_of(given: Mapping[str, str], where: str) -> dict[str, float]:
+    """Return the rates of currencies as numbers.
+
+    Raises:
+        FedGraphError: one is not a positive number.
+    """
+    found = {}
+    for code, text in given.items():
+        try:
+            found[code] = float(text)
+        except ValueError:
+            found[code] = 0.0
+        if not (code and 0 < found[code] < float("inf")):
+            raise FedGraphError(f"{where} {code}={text}: expected the value of one unit, above 0, such as USD=0.92")
+    return found
+
+
 def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the value formats given by the options, as fields of a `Treatment`.
 
@@ -127,7 +145,7 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     """
     from fedgraph_flwr.data.value_formats import NAMED
 
-    found: dict[str, dict[str, str]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
+    found: dict[str, dict[str, Any]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
     signs = {".": ".", ",": ","}
     for option, field, accepted in (("decimal", "decimals", signs), ("thousands", "thousands", signs | NAMED)):
         for word in getattr(args, option, ()):
@@ -136,6 +154,8 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
                 names = " ".join(accepted)
                 raise FedGraphError(f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: {names}")
             found[field][name] = accepted.get(sign, sign)
+    rates = {code: value for code, _, value in (word.rpartition("=") for word in getattr(args, "rate", ()))}
+    found["rates"] = rates_of(rates, "--rate")
     for word in args.date_format:
         name, sign, form = word.partition("=")
         if not (sign and name and form):

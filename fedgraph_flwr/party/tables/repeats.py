@@ -4,18 +4,56 @@ with a column of ids (``edge_id``)   rows of one id between the same two account
 else, with match columns             rows of equal ends and equal match columns are repeats: the first counts; of another
                                      party's account only with a text among them (a reference), none empty
 else                                 equal rows are different payments
+
+Of several files, the one with the later last day corrects the other, in whatever order they are given. A row counts from
+
+    known(row)          = max(day of the row, known of its file)
+    known(a correction) = max(day of the row, known of its file, else the last day of its file)
+
+A correction is a row whose payment, by its id, an earlier file has.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgraph_flwr.data.features import DAY
+from fedgraph_flwr.data.schema import TableLayout
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
+from fedgraph_flwr.party.tables.edges import edge_times
 from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, fold, normal_ids, parties_of, record_values
+from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
 
 Ints = NDArray[np.int64]
+
+
+def joined(paths: Sequence[Path], layout: TableLayout, needed: Sequence[str] = ()) -> tuple[Any, Ints]:
+    """Return the rows of several files of one table as texts, and the file of each [E].
+
+    Args:
+        paths: the files.
+        layout: their format.
+        needed: columns that each must have.
+
+    Raises:
+        FedGraphError: a file lacks a column that another one has and that is needed.
+    """
+    import pandas as pd
+
+    frames = []
+    for path in paths:
+        table = read_table(path, layout)
+        if missing := [name for name in needed if name and name not in table.columns]:
+            raise FedGraphError(f"{path} has no column '{missing[0]}', which the other files have: add it")
+        texts = {str(name): pd.Series(as_words(table[name]), dtype=object) for name in table.columns}
+        frames.append(pd.DataFrame(texts))
+    whole = pd.concat(frames, ignore_index=True)
+    return whole.mask(whole.isna() | (whole == ""), None), np.repeat(np.arange(len(frames)), [*map(len, frames)])
 
 
 def _codes(columns: list[NDArray[Any]], complete: NDArray[np.bool_]) -> Ints:
@@ -70,17 +108,56 @@ def counted(versions: Ints, repeats: Ints) -> NDArray[np.bool_]:
     return np.asarray(last)
 
 
+FILE = "file"
+"""Key of a table's attributes: file of each row, of several files [E]."""
+
+ALWAYS = np.iinfo(np.int64).min
+"""Day from which rows are known that nothing dates."""
+
+
+def known_from(day: Ints, file: Ints, versions: Ints, given: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the day from which each row is known [E], and the rows in the order in which they became known [E].
+
+    Args:
+        day: of each row, since 1970 [E].
+        file: of each row [E].
+        versions: as of `versions_of` [E].
+        given: day from which the rows of each file are known, `ALWAYS` for the day of each row.
+    """
+    last = np.array([day[file == place].max(initial=ALWAYS) for place in range(len(given))])
+    until = np.where(np.array(given) == ALWAYS, last, given)
+    turn = np.argsort(np.lexsort((np.arange(len(given)), until)))[file]  # place of each row's file by its last day
+    first = np.full(int(versions.max(initial=-1)) + 2, len(given))
+    np.minimum.at(first, versions, turn)
+    corrects = (versions >= 0) & (turn > first[versions])
+    known = np.maximum(day, np.where(corrects, until[file], np.array(given)[file]))
+    return known, np.lexsort((np.arange(len(file)), turn, known))
+
+
 def counted_once(
-    links: Any, columns: Columns, rule: PartyRule | None, where: str, treatment: Treatment
+    links: Any, columns: Columns, rule: PartyRule | None, where: str, treatment: Treatment, file: Ints | None = None
 ) -> NDArray[np.bool_]:
-    """Return which rows of one table count, bool [E]; report the others.
+    """Return which rows of a table count, bool [E]; report the others.
+
+    Args:
+        links: one row per edge.
+        columns: roles of the columns.
+        rule: as of `repeats_of`.
+        where: the file, for errors.
+        treatment: formats of values.
+        file: of each row, of several files [E].
 
     Raises:
         FedGraphError: as `repeats_of`.
     """
-    versions = versions_of(links, columns)
-    found = counted(versions, repeats_of(links, columns, rule, where, treatment))
+    versions, order = versions_of(links, columns), np.arange(len(links))
+    if file is not None and columns.time in links.columns:
+        day = edge_times(links, columns.time, where, treatment).numpy() // DAY
+        order = known_from(day, file, versions, [ALWAYS] * (int(file.max(initial=-1)) + 1))[1]
+    found = np.zeros(len(links), dtype=bool)
+    found[order] = counted(versions[order], repeats_of(links.iloc[order], columns, rule, where, treatment))
     if count := int((~found).sum()):
         what = f"the id of another ('{columns.edge_id}')" if (versions >= 0).any() else "equal ends and match columns"
-        treatment.say(f"{where}: {count} of {len(links)} rows repeat a payment, with {what}: counted once")
+        which = ", as the file that ends last has them" if file is not None and (versions >= 0).any() else ""
+        treatment.say(f"{where}: {count} of {len(links)} rows repeat a payment, with {what}: counted once{which}")
     return found

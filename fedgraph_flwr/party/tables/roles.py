@@ -246,6 +246,11 @@ def named_files(args: Sequence[str], option: str) -> dict[str, Path | None]:
     return found
 
 
+def listed(files: Sequence[Path]) -> str:
+    """Return the names of several files of one table."""
+    return ", ".join(map(str, files))
+
+
 def typed_files(args: Any) -> tuple[dict[str, Path | None], dict[EdgeType, Path | None]]:
     """Return the files of ``--node-table`` and ``--edge-table`` by type; ``--nodes`` and ``--edges`` are short for one type each.
 
@@ -253,7 +258,7 @@ def typed_files(args: Any) -> tuple[dict[str, Path | None], dict[EdgeType, Path 
         FedGraphError: an argument has a wrong form, or a type has two files.
     """
     nodes = [*args.node_table, *([f"{NODE}={args.nodes}"] if args.nodes else [])]
-    edges = [*args.edge_table, *([f"{EDGE}={args.edges}"] if args.edges else [])]
+    edges = [*args.edge_table, *([f"{EDGE}={listed(args.edges)}"] if args.edges else [])]
     return named_files(nodes, "--node-table"), edge_types(named_files(edges, "--edge-table"))
 
 

@@ -11,6 +11,7 @@ Examples:
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
@@ -80,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
         _mark_new(args, choice, predictor, listed)
     around = add_details(listed, inputs, predict_command.treatment_of(args, inputs[0][1][0]))
     if args.reasons and args.explained and len(listed):
-        listed["reasons"] = _reasons(inputs, listed, args.reasons, args.explained)
+        listed["reasons"] = _reasons(inputs, listed, around, args.reasons, args.explained)
     items = len(found.logits)
     if not written:
         print(f"{len(listed)} alerts of {items} items:")
@@ -143,7 +144,9 @@ def _outcomes(args: argparse.Namespace, choice: Any, of_edges: bool) -> int:
     return 0
 
 
-def _reasons(inputs: list[tuple[str, predict_command.Input]], listed: Any, top: int, most: int) -> list[str]:
+def _reasons(
+    inputs: list[tuple[str, predict_command.Input]], listed: Any, around: dict[str, Any], top: int, most: int
+) -> list[str]:
     """Return the reasons of each alert in one line, for the ``most`` highest ones; none if the model cannot be explained."""
     import numpy as np
 
@@ -158,7 +161,7 @@ def _reasons(inputs: list[tuple[str, predict_command.Input]], listed: Any, top: 
             for row, one in zip(
                 rows, explain(*given, list(names.iloc[rows]), checks=False) if rows.size else [], strict=True
             ):
-                found[row] = one.text(top)
+                found[row] = replace(one, around=around.get(str(one.item))).text(top)
     except FedGraphError as error:
         print(f"alerts have no reasons: {first_line(error)}", file=sys.stderr)
     return found

@@ -19,7 +19,7 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, rows_at, unpack_words
 from fedgraph_flwr.data.own_columns import appended, recipe_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.book.folder import BookFolder
-from fedgraph_flwr.party.book.rows import BookRows, day_text, gaps, read_rows
+from fedgraph_flwr.party.book.rows import BookRows, day_text, missing_days, read_rows
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import amounts_of
 from fedgraph_flwr.party.tables.nodes import Ids
@@ -208,21 +208,11 @@ def days_of_book(
         raise FedGraphError(
             f"{book.folder} has no payments of {day_text(first)} to {day_text(last)}: its last day is {day_text(rows.last)}"
         )
-    for text in warnings_of(rows, held.last // DAY, last):
-        treatment.say(text)
+    days_held = times_of(stored).numpy() // DAY
+    if missing := missing_days(days_held, np.append(rows.days[rows.known <= last], last)):
+        treatment.say(f"the book has no payments on {missing}: columns that look back miss them if there were any")
     for day in days[-1:] if together else days:
         yield day, _day(book, (first if together else day, day), rows, held, spec, treatment)
-
-
-def warnings_of(rows: BookRows, stored: int, last: int) -> Iterator[str]:
-    """Yield what to know of a book before its days are scored: days without rows after the model's data."""
-    known = rows.days[rows.known <= last]
-    missing = list(gaps(np.concatenate([[stored], known[known > stored], [last]])))
-    if missing:
-        count = sum(end - start + 1 for start, end in missing)
-        (start, end), more = missing[0], f" and {len(missing) - 1} more gaps" if len(missing) > 1 else ""
-        span = day_text(start) if start == end else f"{day_text(start)} to {day_text(end)}"
-        yield f"the book has no payments on {count} days ({span}{more}): columns that look back miss them if there were any"
 
 
 def _day(

@@ -5,7 +5,8 @@ money's path payments into the payer before an alert, and out of the receiver af
              the end of the day, those of the closest amounts first
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,36 +71,117 @@ class Payments:
 
     def around(self, row: int) -> tuple[list[int], list[int]]:
         """Return the rows into the payer before a payment, and those out of the receiver after it."""
-        time, amount = self.time[row], self.amount[row]
-        apart = np.abs(np.log(np.maximum(self.amount, 0.01)) - np.log(max(amount, 0.01)))
-        near = np.abs(self.time - time) <= WINDOW * DAY
-        near[row] = False
-        sides = []
-        into = (self.target == self.source[row]) & (self.time <= time)
-        out = (self.source == self.target[row]) & (self.time >= time)
-        for mask in (into, out):
-            at = np.flatnonzero(mask & near)
-            best = at[np.argsort(np.nan_to_num(apart[at]), kind="stable")[:SHOWN]]
-            sides.append(sorted(best.tolist(), key=lambda place: (int(self.time[place]), place)))
-        return sides[0], sides[1]
+        sides = (self.passing(row, into)[:SHOWN].tolist() for into in (True, False))
+        first, second = (sorted(side, key=lambda place: (int(self.time[place]), place)) for side in sides)
+        return first, second
+
+    def passing(self, row: int, into: bool, days: float = WINDOW) -> NDArray[np.int64]:
+        """Return the rows into the payer before a payment, or out of the receiver after it, the closest amount first."""
+        ends = (self.target, self.source) if into else (self.source, self.target)
+        passed = (self.time[row] - self.time) * (1 if into else -1)
+        at = np.flatnonzero((ends[0] == ends[1][row]) & (passed >= 0) & (passed <= days * DAY))
+        at = at[at != row]
+        apart = np.abs(np.log(np.maximum(self.amount[at], 0.01)) - np.log(max(self.amount[row], 0.01)))
+        return at[np.argsort(np.nan_to_num(apart), kind="stable")]
 
 
-def add_details(
-    listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treatment
-) -> dict[str, tuple[Payments, int]]:
-    """Give a table of alerts columns for amount, banks and case; return the payments around each alert, by its id.
+@dataclass(frozen=True)
+class Around:
+    """One payment among those that are known.
+
+    Attributes:
+        rows: the payments.
+        row: its place among them.
+        currency: unit of amounts; "" if unknown.
+    """
+
+    rows: Payments
+    row: int
+    currency: str = ""
+
+    def money(self, place: int) -> str:
+        """Return the amount of a payment; "a payment" if it is unknown."""
+        amount = self.rows.amount[place]
+        return f"{self.currency} {amount:,.2f}".strip() if amount == amount else "a payment"
+
+    def out(self, place: int) -> str:
+        """Return a payment as its payer sees it."""
+        return f"{self.money(place)} out to {sanitize(self.rows.end(place, True), 60)}"
+
+    def into(self, place: int) -> str:
+        """Return a payment as its receiver sees it."""
+        return f"{self.money(place)} in from {sanitize(self.rows.end(place, False), 60)}"
+
+    def when(self, place: int) -> str:
+        """Return how long before or after this payment another one is."""
+        return self._apart(int(self.rows.time[place] - self.rows.time[self.row])).removesuffix(" as")
+
+    def _apart(self, seconds: int) -> str:
+        if not seconds:
+            return "at the same time as" if (self.rows.time % DAY).any() else "on the same day as"
+        return f"{_ago(abs(seconds))} {'after' if seconds > 0 else 'before'}"
+
+    @property
+    def path(self) -> str:
+        """The closest payments before and after it, in words."""
+        rows, parts = self.rows, []
+        for places, say in zip(rows.around(self.row), (self.into, self.out), strict=True):
+            gaps = [abs(rows.amount[place] - rows.amount[self.row]) for place in places]
+            if gaps:
+                best = places[int(np.argmin(np.nan_to_num(gaps)))]
+                parts.append(f"{say(best)} {self.when(best)}")
+        return "; ".join(parts)
+
+    def of_column(self, name: str) -> str:
+        """Return the payment that a column of this one's records speaks of, in words; "" if there is none."""
+        rows, row = self.rows, self.row
+        stem, days = name, float(WINDOW)
+        if found := re.fullmatch(r"(.+)_([\d.e+-]+)([dh])", name):
+            stem, days = found[1], float(found[2]) / (1 if found[3] == "d" else 24)
+        if found := re.fullmatch(r"flow_(in|out)_(?:gap|hours|count|kept|depth)", stem):
+            into = found[1] == "in"
+            places = rows.passing(row, into, days)
+            if not places.size:
+                return ""
+            first = int(places[0])
+            own, other = (self.out, self.into) if into else (self.into, self.out)
+            return f"{own(row)} {self._apart(int(rows.time[row] - rows.time[first]))} {other(first)}"
+        if not (found := re.fullmatch(r"(since|sum|n|partners|largest|mean)_(out|in)_(source|target)", stem)):
+            return ""
+        what, way, end = found.groups()
+        account = (rows.source, rows.target)[end == "target"][row]
+        mask = ((rows.source, rows.target)[way == "in"] == account) & (rows.time <= rows.time[row])
+        mask[row] = False
+        if what != "since":
+            mask &= rows.time >= rows.time[row] - days * DAY
+        places = np.flatnonzero(mask)
+        if not places.size:
+            return ""
+        best = int(places[np.argmax((rows.time if what == "since" else np.nan_to_num(rows.amount))[places])])
+        largest = "" if what == "since" else "the largest: "
+        return f"{largest}{(self.into if way == 'in' else self.out)(best)} {self.when(best)}"
+
+    def of_payment(self, name: str) -> str:
+        """Return another payment by its id, in words; "" if it is not known."""
+        found = np.flatnonzero(self.rows.edge == name)
+        if not found.size:
+            return ""
+        place = int(found[0])
+        ends = [sanitize(self.rows.end(place, target), 60) for target in (False, True)]
+        when = f", {self.when(place)}" if place != self.row else ""
+        return f"{self.money(place)} from {ends[0]} to {ends[1]}{when}"
+
+
+def payments_around(names: Iterable[str], inputs: Iterable[Any], treatment: Treatment) -> dict[str, Around]:
+    """Return payments among those that were known then, by their ids.
 
     Args:
-        listed: table of `alerts.alerts`, changed in place.
-        inputs: by day, predictor, graph, ids and tables (`predict_command.Input`).
+        names: the ids.
+        inputs: predictor, graph, ids and tables of each day (`predict_command.Input`).
         treatment: formats of values.
     """
-    listed.insert(1, "case", _cases(listed))
-    found: dict[str, tuple[Payments, int]] = {}
-    if "edge" not in listed:
-        return found
-    wanted = {*listed["edge"].astype(str)}
-    for _, (predictor, _, _, read) in inputs:
+    found, wanted = dict[str, Around](), {*names}
+    for predictor, _, _, read in inputs:
         if read is None or EDGE not in read.tables:
             continue
         columns = Columns.of(predictor.input_spec.tables)
@@ -108,15 +190,36 @@ def add_details(
             continue
         rows = Payments.of(table, columns, treatment)
         places = {name: place for place, name in enumerate(rows.edge.tolist()) if name in wanted}
-        found |= {name: (rows, places[name]) for name in map(str, read.edge_ids) if name in places}
+        found |= {
+            name: Around(rows, places[name], predictor.input_spec.tables.currency)
+            for name in map(str, read.edge_ids)
+            if name in places
+        }
+    return found
+
+
+def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treatment) -> dict[str, Around]:
+    """Give a table of alerts columns for amount, banks and case; return the payments around each alert, by its id.
+
+    Args:
+        listed: table of `alerts.alerts`, changed in place.
+        inputs: by day, as of `payments_around`.
+        treatment: formats of values.
+    """
+    listed.insert(1, "case", _cases(listed))
+    if "edge" not in listed:
+        return {}
+    found = payments_around(listed["edge"].astype(str), (given for _, given in inputs), treatment)
     held = [found.get(str(name)) for name in listed["edge"]]
     if any(held):
         place = listed.columns.get_loc("target") + 1
-        listed.insert(place, "amount", [of[0].amount[of[1]] if of else np.nan for of in held])
-        if any(of and of[0].banks[0][of[1]] for of in held):
+        listed.insert(place, "amount", [of.rows.amount[of.row] if of else np.nan for of in held])
+        if any(of and of.rows.banks[0][of.row] for of in held):
             for number, name in enumerate(("bank of source", "bank of target")):
-                listed.insert(place + 1 + number, name, [str(of[0].banks[number][of[1]]) if of else "" for of in held])
-        listed["path"] = [path_text(*of) if of else "" for of in held]
+                listed.insert(
+                    place + 1 + number, name, [str(of.rows.banks[number][of.row]) if of else "" for of in held]
+                )
+        listed["path"] = [of.path if of else "" for of in held]
     return found
 
 
@@ -146,39 +249,24 @@ def _ago(seconds: int) -> str:
     return ""
 
 
-def path_text(rows: Payments, row: int) -> str:
-    """Return the closest payments before and after one, in words."""
-    before, after = rows.around(row)
-    parts = []
-    for places, target, way in ((before, False, "in from"), (after, True, "out to")):
-        best = min(places, key=lambda place: abs(rows.amount[place] - rows.amount[row]), default=None)
-        if best is None:
-            continue
-        gap, side = _ago(abs(int(rows.time[row] - rows.time[best]))), "before" if not target else "after"
-        when = gap if gap.startswith("at") else f"{gap} {side}"
-        whole_days = not (rows.time % DAY).any()
-        when = "the same day" if whole_days and gap.startswith("at") else when
-        parts.append(f"{rows.amount[best]:,.2f} {way} {sanitize(rows.end(best, target), 60)} {when}")
-    return "; ".join(parts)
-
-
-def picture(rows: Payments, row: int, currency: str = "") -> Markup:
+def picture(of: Around) -> Markup:
     """Draw the money's path as a column of payments, which also fits a phone."""
+    rows, row = of.rows, of.row
     before, after = rows.around(row)
     listed = [*((place, "in") for place in before), (row, "alert"), *((place, "out") for place in after)]
-    height, parts = 46, []
+    height, parts = 62, []
     for number, (place, kind) in enumerate(listed):
         y = 8 + number * height
         colour = {"in": "#4269d0", "alert": "#d62728", "out": "#6cc5b0"}[kind]
         when = str(np.datetime64(int(rows.time[place]), "s")).replace("T", " ") if rows.time[place] >= 0 else ""
         when = when.removesuffix(" 00:00:00")
-        money = f"{currency} {rows.amount[place]:,.2f}".strip() if rows.amount[place] == rows.amount[place] else ""
-        ends = f"{sanitize(rows.end(place, False), 22)} → {sanitize(rows.end(place, True), 22)}"
+        ends = [sanitize(rows.end(place, target), 60) for target in (False, True)]
         weight = ' font-weight="bold"' if kind == "alert" else ""
         parts.append(
             f'<circle cx="10" cy="{y + 10}" r="6" fill="{colour}"/>'
-            f'<text x="26" y="{y + 9}" font-size="13" fill="currentColor"{weight}>{escape(ends)}</text>'
-            f'<text x="26" y="{y + 26}" font-size="12" fill="currentColor"{weight}>{escape(f"{money}  {when}")}</text>'
+            f'<text x="26" y="{y + 9}" font-size="12" fill="currentColor"{weight}>{escape(ends[0])}</text>'
+            f'<text x="26" y="{y + 24}" font-size="12" fill="currentColor"{weight}>→ {escape(ends[1])}</text>'
+            f'<text x="26" y="{y + 40}" font-size="12" fill="currentColor"{weight}>{escape(f"{of.money(place)}  {when}")}</text>'
         )
         if number:
             parts.append(f'<path d="M10 {y - height + 18} V{y + 2}" stroke="{colour}" stroke-width="2"/>')

@@ -21,7 +21,7 @@ the book, also on quiet days, and are not compared; those of a window are compar
 Nothing leaves the party.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -110,10 +110,11 @@ def _row(
     values: tuple[float, float],
     counts: tuple[Floats, Floats],
     days: Floats | None = None,
+    bins: Sequence[str] = (),
 ) -> Row:
-    """Return a row to be judged; ``days`` are numbers of stored rows by span of days and bin [K, B]."""
+    """Return a row to be judged; ``days`` are numbers of stored rows by span of days and bin [K, B], ``bins`` names of these."""
     named = {"table": table, "column": column, "what": what, "stored": values[0], "new": values[1]}
-    return named | {"counts": counts, "days": days}
+    return named | {"counts": counts, "days": days, "bins": list(bins)}
 
 
 def _share(
@@ -134,8 +135,7 @@ def judge(rows: list[Row]) -> list[Row]:
     """Return rows with their PSI, what chance stays below, and the verdict."""
     limits = _of_days(rows)
     for row, limit in zip(rows, limits, strict=True):
-        counts = row.pop("counts")
-        row.pop("days")
+        counts = row["counts"]
         found, chance = psi(counts[0], counts[1], len(rows))
         chance = max(chance, limit)
         verdict = "shifted" if found > max(SHIFTED, chance) else "watch" if found >= max(WATCH, chance) else "stable"
@@ -211,16 +211,21 @@ def of_numbers(
         form: the transform of a column that is computed from records.
         spans: span of days of each stored row, -1 for none [n].
     """
-    medians = [float(np.median(side)) for side in (stored, new)]
-    if unit is not None and "center" in unit.statistics:
-        medians = [m * float(unit.statistics["spread"]) + float(unit.statistics["center"]) for m in medians]
-        if unit.scale == "log":
-            medians = [float(np.sign(m) * np.expm1(abs(m))) for m in medians]
-    if form is not None:
-        medians = [round(raw_value(form, m), 6) for m in medians]
+
+    def in_unit(value: float) -> float:
+        if unit is not None and "center" in unit.statistics:
+            value = value * float(unit.statistics["spread"]) + float(unit.statistics["center"])
+            value = float(np.sign(value) * np.expm1(abs(value))) if unit.scale == "log" else value
+        return value if form is None else round(raw_value(form, value), 6)
+
+    medians = [in_unit(float(np.median(side))) for side in (stored, new)]
     edges = _bins(stored)
     days = _by_day(spans, np.searchsorted(edges, stored), edges.size + 1)
-    return _row(table, column, "median", (medians[0], medians[1]), binned(stored, new), days)
+    dated = unit is not None and unit.kind == "date"
+    ends = [in_unit(float(edge)) for edge in edges]
+    shown = [str(np.datetime64(round(end), "D")) if dated else f"{end:.4g}" for end in ends]
+    names = [f"below {shown[0]}", *(f"to {end}" for end in shown[1:]), f"above {shown[-1]}"]
+    return _row(table, column, "median", (medians[0], medians[1]), binned(stored, new), days, names)
 
 
 def of_features(
@@ -256,7 +261,8 @@ def of_features(
             most = int(np.abs(shares[1] - shares[0]).argmax())
             what = f"share of {(*column.categories, 'others')[most]}"
             days = _by_day(spans, stored[:, at : at + size].argmax(axis=1), size)
-            yield _row(table, name, what, (float(shares[0][most]), float(shares[1][most])), counts, days)
+            bins = (*column.categories, "others")
+            yield _row(table, name, what, (float(shares[0][most]), float(shares[1][most])), counts, days, bins)
             yield _share(table, name, "unseen", (counts[0][-1], len(stored)), (counts[1][-1], len(new)))
         else:
             size = 1
@@ -280,7 +286,8 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
     """Return a pandas table of what changed, the largest PSI first.
 
     Columns: ``table`` (nodes, edges, scores), ``column``, ``what`` is in ``stored`` and ``new``, ``psi``, ``chance``, ``verdict``
-    (stable, watch, shifted). ``attrs``: values never seen in training, and names of columns that are not compared, ``growing``.
+    (stable, watch, shifted). ``attrs``: values never seen in training (``unseen``), names of columns that are not compared
+    (``growing``), and by row its bins with the shares of stored and new rows (``shapes``; no bins of a share).
 
     Args:
         predictor: the model, with the party's stored graph.
@@ -323,7 +330,12 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
         stored, new = _degrees(own, end, strangers, before), _degrees(graph, end, strangers, after)[rows]
         found.append(of_numbers("nodes", f"degree {direction}", stored, new))
     found += _of_scores(*_stored_scores(predictor, own, length), scores.to_frame())
-    table = pd.DataFrame(judge(found)).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+    judged = pd.DataFrame(judge(found)).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+    table = judged.drop(columns=["counts", "days", "bins"])
+    table.attrs["shapes"] = [
+        (bins, *((side / max(side.sum(), 1)).tolist() for side in counts))
+        for bins, counts in zip(judged["bins"], judged["counts"], strict=True)
+    ]
     table.attrs["unseen"] = _unseen(predictor, read)
     table.attrs["growing"] = [f"{WHAT[kind]} {name}" for kind, listed in growing.items() for name in listed]
     return table

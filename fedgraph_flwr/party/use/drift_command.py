@@ -39,9 +39,9 @@ def main(args: argparse.Namespace) -> int:
     shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
     shifted, stable = shown[shown["verdict"] == "shifted"], int((shown["verdict"] == "stable").sum())
     names = ", ".join(f"{row.table} {row.column} ({row.what})" for row in shifted.itertuples())
-    print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
     for column, values in found.attrs["unseen"].items():
-        print(sanitize(f"never seen in training: {column} {values}", 300))
+        print(sanitize(f"never seen in training: {column} {values}", 1000))
+    print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
     if growing := found.attrs["growing"]:
         print(f"not compared, because they grow with the book: {', '.join(growing)}")
     if len(changed := shown[shown["verdict"] != "stable"]):

@@ -31,11 +31,12 @@ from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.party.use.blend import Blended, Weights
+from fedgraph_flwr.party.use.cases import Around
 from fedgraph_flwr.party.use.day import names_by_id
 from fedgraph_flwr.party.use.export import PlainInputs, PlainReader, module_of
 from fedgraph_flwr.party.use.predict import Predictor, as_client, as_scored, names_of
 from fedgraph_flwr.party.use.trees import shapley
-from fedgraph_flwr.party.use.wording import ENDS, Wording, wording
+from fedgraph_flwr.party.use.wording import ENDS, OTHERS, Wording, wording
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.trees import objective_of
 
@@ -70,6 +71,7 @@ class Reasons:
         edges: ids or numbers of these edges, "" for those that other parties predict [E].
         time: their times in seconds [E]; empty if unknown.
         wording: what the columns mean.
+        around: the item among the payments of its tables, if there are any.
     """
 
     item: Any
@@ -85,6 +87,7 @@ class Reasons:
     edges: NDArray[Any] = field(default_factory=lambda: np.zeros(0, dtype=object))
     time: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     wording: Wording = field(default_factory=Wording)
+    around: Around | None = None
 
     @property
     def alike(self) -> float:
@@ -96,10 +99,11 @@ class Reasons:
         return float(spearmanr(np.abs(own[some]), np.abs(self.random[some])).statistic)
 
     def text(self, top: int) -> str:
-        """Return the ``top`` largest contributions that raise the score, in one line."""
+        """Return the ``top`` largest contributions that raise the score, in one line; none of a value that is unknown."""
         frame = self.to_frame(len(self.of_columns) + len(self.of_edges))
+        known = (frame["kind"] == "payment") | frame["value"].notna()
         parts = []
-        for row in frame[frame["contribution"] > 0].head(top).itertuples():
+        for row in frame[known & (frame["contribution"] > 0)].head(top).itertuples():
             parts.append(f"{row.text} ({row.contribution:+.2g})")
         return "; ".join(sanitize(part, 1000) for part in parts)
 
@@ -124,10 +128,18 @@ class Reasons:
         kind = np.where(is_edge, "payment", "column")
         held = dict(zip(self.columns, self.values.tolist(), strict=True))
         parts["text"] = np.full(len(rows), "", dtype=object)
-        parts["text"][~is_edge] = [self.wording.text(self.columns[column], held) for column in columns]
+        said = [(self.columns[column], self.wording.text(self.columns[column], held)) for column in columns]
+        if self.around is not None:
+            said = [(name, ": ".join(filter(None, (text, self.around.of_column(name))))) for name, text in said]
+        parts["text"][~is_edge] = [text for _, text in said]
         ways = zip(*(parts[name][is_edge] for name in ("name", "source", "target", "time")), strict=True)
         named = [(f"{name}: " if name != "" else "", *rest) for name, *rest in ways]
-        parts["text"][is_edge] = [f"payment {name}{a} → {b}, {time}".rstrip(" ,") for name, a, b, time in named]
+        texts = [f"payment {name}{a} → {b}, {time}".rstrip(" ,") for name, a, b, time in named]
+        if self.around is not None:
+            others = [self.around.of_payment(str(name)) for name in parts["name"][is_edge]]
+            told = zip(named, others, texts, strict=True)
+            texts = [f"payment {name}{other}" if other else text for (name, *_), other, text in told]
+        parts["text"][is_edge] = texts
         frame = pd.DataFrame({"item": self.item, "rank": np.arange(1, len(rows) + 1), "kind": kind, **parts})
         scores = {"score": self.score, "score_without_first": self.without, "random_model_correlation": self.alike}
         return frame.assign(contribution=both[rows], value=value, **scores)
@@ -459,7 +471,7 @@ def _of_network(
                 score=score,
                 base=base,
                 without=made.without(found) if checks else float("nan"),
-                columns=[*columns, *(f"{name} of other nodes" for name in of_nodes)],
+                columns=[*columns, *(f"{name}{OTHERS}" for name in of_nodes)],
                 of_columns=found[0],
                 values=made.values(),
                 random=np.concatenate(other),

@@ -11,11 +11,19 @@ Examples:
 import argparse
 import csv
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.use.predict_command import Input, add_input_arguments, add_model_arguments, days_of, opened
+from fedgraph_flwr.party.use.predict_command import (
+    Input,
+    add_input_arguments,
+    add_model_arguments,
+    days_of,
+    opened,
+    treatment_of,
+)
 
 SHOWN = 5
 """Reasons of an item that the terminal shows."""
@@ -40,6 +48,7 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``explain``."""
     import pandas as pd
 
+    from fedgraph_flwr.party.use.cases import payments_around
     from fedgraph_flwr.party.use.explain import WITHOUT, explain
     from fedgraph_flwr.party.use.pages import explain_page, write_outputs
 
@@ -47,7 +56,10 @@ def main(args: argparse.Namespace) -> int:
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
     predictor = opened(args, own=True)
-    found = [one for given, names in _by_day(args, predictor, items) for one in explain(*given, names)]
+    found = []
+    for given, names in _by_day(args, predictor, items):
+        around = payments_around(names, [given], treatment_of(args, given[0])) if predictor.predicts_edges else {}
+        found += [replace(one, around=around.get(str(one.item))) for one in explain(*given, names)]
     frames = [reasons.to_frame(args.top) for reasons in found]
     for reasons, frame in zip(found, frames, strict=True):
         print(
@@ -55,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
             f" {WITHOUT} reasons; rank correlation with a random model {reasons.alike:.2f}"
         )
         shown = frame[["text", "contribution"]].head(SHOWN)
-        shown = shown.assign(text=shown["text"].map(sanitize))
+        shown = shown.assign(text=[sanitize(text, 1000) for text in shown["text"]])
         print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
     write_outputs(args, pd.concat(frames, ignore_index=True), lambda: explain_page(found, args.top, predictor))
     return 0

@@ -307,6 +307,11 @@ class Exported(ExportedModel):
     dtype: str
 
     @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Parameters by name."""
+        return self.plain.weights
+
+    @property
     def in_unit(self) -> bool:
         """Whether its outputs are standardised numbers, which ``model.py`` gives in the unit of the data."""
         return issubclass(self.task, Regression)
@@ -351,6 +356,11 @@ class ExportedTrees(ExportedModel):
     binary: bool
     neighbours: bool
     edge_columns: bool
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Arrays of the trees by name."""
+        return {name: torch.from_numpy(array) for name, array in self.forest.items()}
 
     def outputs(self, graph: Any) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the trees."""

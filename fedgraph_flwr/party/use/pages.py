@@ -29,6 +29,9 @@ MAX_PICTURES = 20
 MAX_BARS = 25
 """Most columns in the chart of drift; the table has all."""
 
+MAX_SHAPES = 6
+"""Most columns whose distributions a page of drift draws."""
+
 _COLOURS = {"stable": 2, "watch": 1, "shifted": 3}
 
 
@@ -80,7 +83,7 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int, around: Ma
         "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, True, forms)] if len(shown) else []
     )
     if around:
-        _draw_paths(page, listed, around, predictor)
+        _draw_paths(page, listed, around)
     if "time" in shown and len(shown):
         counts = Counter(listed["time"].str.replace(r"[T ]\d\d:.*", "", regex=True))
         days = sorted(counts, key=lambda day: (len(day), day))
@@ -92,15 +95,13 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int, around: Ma
     return page
 
 
-def _draw_paths(page: Page, listed: Any, around: Mapping[str, Any], predictor: Any) -> None:
+def _draw_paths(page: Page, listed: Any, around: Mapping[str, Any]) -> None:
     """Draw the payments around the first alerts."""
-    spec, pictures = getattr(predictor, "input_spec", None), []
-    currency = spec.tables.currency if spec is not None else ""
+    pictures = []
     for row in listed[:MAX_PICTURES].itertuples():
         if str(row.edge) in around:
-            rows, place = around[str(row.edge)]
             about = f"Alert {row.rank}, case {row.case}: {sanitize(str(row.edge), 40)}"
-            drawn = picture(rows, place, currency)
+            drawn = picture(around[str(row.edge)])
             pictures.append(Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(about, drawn))
     if pictures:
         how = "Payments into the payer before each alert (blue), the alert (red), and out of the receiver after it (green),"
@@ -174,14 +175,12 @@ def drift_page(found: Any, predictor: Any) -> Page:
     lead = (
         "New tables compared with the stored data: population stability index (PSI) of each column, the largest first."
     )
-    page = _page(f"Drift of {_whose(predictor)}", lead, cells)
+    unseen = "; ".join(f"{column} {values}" for column, values in found.attrs["unseen"].items())
+    page = _page(f"Drift of {_whose(predictor)}", lead, cells, f"Never seen in training: {unseen}." if unseen else "")
+    names = [sanitize(r.column if r.what == "median" else f"{r.column} ({r.what})", 200) for r in found.itertuples()]
     rows = [
-        dot(
-            sanitize(row.column if row.what == "median" else f"{row.column} ({row.what})", 60),
-            (row.psi, None, None),
-            _COLOURS[row.verdict],
-        )
-        for row in found[:MAX_BARS].itertuples()
+        dot(name, (row.psi, None, None), _COLOURS[row.verdict])
+        for name, row in zip(names[:MAX_BARS], found[:MAX_BARS].itertuples(), strict=True)
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
     how = f"The {len(rows)} largest changes; dotted: {WATCH:g} and {SHIFTED:g}."
@@ -189,6 +188,18 @@ def drift_page(found: Any, predictor: Any) -> Page:
     shown: Any = {"unit": "plain", "name": "PSI", "marks": marks, "beside": True}
     chart = page.dots("Change by column", how, rows, 30, wide=True, **shown)
     page.section("changes", "Changes", "", [chart])
+    drawn = [place for place, (bins, *_) in enumerate(found.attrs["shapes"]) if bins][:MAX_SHAPES]
+    shapes = []
+    for place in drawn:
+        bins, stored, new = found.attrs["shapes"][place]
+        sides = (("stored", stored), ("new", new))
+        data: dict[str, Any] = {"unit": "share", "name": "", "categories": [sanitize(name, 60) for name in bins]}
+        data["series"] = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(sides)]
+        row = found.iloc[place]
+        about = f"Share of rows in each bin; PSI {row.psi:.3g}, {row.verdict}."
+        shapes.append(page.chart(f"{row.table}: {names[place]}", about, "bars", **data))
+    how = "Deciles of the stored values, or categories: stored rows, and new ones. The largest changes."
+    page.section("shapes", "Distributions", how, [grid(*shapes)])
     page.section("columns", "All columns", "Click on a column to sort.", [_table(found.rename(columns={"psi": "PSI"}))])
     return page
 
@@ -207,7 +218,7 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
     page = _page(f"Reasons by {_whose(predictor)}", lead, [])
     for place, reasons in enumerate(found):
         frame = reasons.to_frame(top)
-        names = [sanitize(row.text, 90) for row in frame.itertuples()]
+        names = [sanitize(row.text, 1000) for row in frame.itertuples()]
         value = frame["contribution"].to_numpy()
         signs = (("raises the score", np.maximum(value, 0)), ("lowers the score", np.minimum(value, 0)))
         series = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(signs)]

@@ -118,9 +118,10 @@ def take_book(args: argparse.Namespace) -> None:
     """Set the party's file, and the model that a book pins if none is given.
 
     Raises:
-        FedGraphError: other tables are given, too, no model is pinned, or it has changed.
+        FedGraphError: other tables are given, too, no model is pinned, it has changed, or a node's folder does not say which.
     """
     from fedgraph_flwr.party.book.folder import PARTY, BookFolder
+    from fedgraph_flwr.party.use.worth import models_below
 
     for name in ("nodes", "edges", "node_table", "edge_table", "pairs"):
         if getattr(args, name, None):
@@ -128,8 +129,17 @@ def take_book(args: argparse.Namespace) -> None:
     args.opened_book = book = BookFolder.load(args.book)
     args.party_file = args.party_file or args.book / PARTY
     pinned = args.book / book.model.run if book.model else None
-    if args.node is not None and pinned is not None and pinned.resolve().is_relative_to(args.node.resolve()):
-        args.node, args.run = None, pinned  # not the last run that the node happened to take part in
+    if args.node is not None:  # not the last run that the node happened to take part in
+        if pinned is not None and not pinned.resolve().is_relative_to(args.node.resolve()):
+            raise FedGraphError(
+                f"{args.node} does not hold {pinned}, the model that {args.book} pins: leave --node out"
+            )
+        if pinned is None and len(runs := models_below(args.node)) > 1:
+            raise FedGraphError(
+                f"{args.node} holds the models of {len(runs)} runs, and {args.book} pins none of them: `fedgraph-flwr book use"
+                f" {args.book} {runs[-1]}` pins the last one"
+            )
+        args.node, args.run = (None, pinned) if pinned else (args.node, args.run)
     if args.run is None and args.node is None:
         if book.model is None:
             raise FedGraphError(
@@ -336,17 +346,24 @@ def predicted(args: argparse.Namespace, predictor: Any) -> tuple[list[tuple[str,
 def treatment_of(args: argparse.Namespace, predictor: Any) -> Any:
     """Return how values of the options' tables are read."""
     from fedgraph_flwr.party.tables.columns import Treatment
+    from fedgraph_flwr.party.tables.reading import silent
 
     spec = predictor.input_spec
-    return Treatment(schema=spec.schema, where=spec.where, date_formats=_formats(args)["date_formats"])
+    return Treatment(schema=spec.schema, where=spec.where, **_formats(args) | {"say": silent})
 
 
 def _formats(args: argparse.Namespace) -> dict[str, Any]:
-    """Return fields of the treatment of tables: where its lines go, and date formats of the party's file."""
+    """Return fields of the treatment of tables: where its lines go, and formats of the party's file."""
     from fedgraph_flwr.party.party_file import read_party
 
-    formats = read_party(args.party_file).date_formats if args.party_file else {}
-    return {"say": lambda text: print(text, file=sys.stderr), "date_formats": formats}
+    said: set[str] = vars(args).setdefault("said", set())
+
+    def say(text: str) -> None:
+        if text not in said:  # days of a book have the same columns
+            said.add(text)
+            print(text, file=sys.stderr)
+
+    return {"say": say, **(read_party(args.party_file).formats if args.party_file else {})}
 
 
 def predicted_from(args: argparse.Namespace, predictor: Any, graph: Any, ids: Any, read: Any) -> Any:
@@ -439,8 +456,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     from fedgraph_flwr.party.tables.roles import Columns, typed_files
     from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
 
-    several = args.edges
-    nodes, edges = typed_files(argparse.Namespace(**vars(args) | {"edges": several[0] if several else None}))
+    nodes, edges = typed_files(args)
     spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
     by_role = _by_role(nodes, edges, spec)
     layout = layout_of_party(args).over(spec.tables)
@@ -458,7 +474,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
         treatment = replace(spec.treatment(), **options)
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
         stored = stored if args.graph else predictor.own
-        files = several or [own_edges]
+        files = args.edges or [own_edges]
         found = new_nodes(own_nodes, files, Columns.of(layout), spec, stored, where, treatment)
         if found.note:
             print(found.note, file=sys.stderr)

@@ -31,7 +31,7 @@ from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema, to_text
 from fedgraph_flwr.errors import FedGraphError, by_caller, check_names, sanitize
-from fedgraph_flwr.party.book.rows import joined as files_joined
+from fedgraph_flwr.party.book.rows import day_text, missing_days
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
 from fedgraph_flwr.party.tables.edges import (
     EdgeData,
@@ -47,7 +47,7 @@ from fedgraph_flwr.party.tables.nodes import Ids, check_swapped, column_of
 from fedgraph_flwr.party.tables.parties import fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
-from fedgraph_flwr.party.tables.repeats import counted_once
+from fedgraph_flwr.party.tables.repeats import counted_once, joined
 from fedgraph_flwr.party.tables.roles import BOUND, Columns, edge_feature_columns, edge_types, feature_columns
 from fedgraph_flwr.party.use.day import Day, divide, far_names_of, global_ids, rule_of
 from fedgraph_flwr.tasks.base import STAGES
@@ -250,11 +250,11 @@ def new_nodes(
     """
     files = [edges] if isinstance(edges, Path) else list(edges)
     listed, treatment = ", ".join(map(str, files)), treatment or spec.treatment()
-    links = read_table(files[0], columns.layout) if len(files) == 1 else files_joined(files, columns.layout)[0]
+    links, file = (read_table(files[0], columns.layout), None) if len(files) == 1 else joined(files, columns.layout)
     for end in (columns.source, columns.target):
         column_of(links, end, listed, "end of edges")
     rule = None if nodes is None else rule_of(columns, stored, columns.match_columns)  # accounts of a role are all own
-    links = links[counted_once(links, columns, rule, listed, treatment)]
+    links = links[counted_once(links, columns, rule, listed, treatment, file)]
     _warn_of_gap(links, columns, stored, (listed, where), treatment)
     if nodes is None:
         table, treatment = nodes_of_role(links, columns, stored, listed, treatment)
@@ -296,17 +296,16 @@ def times_of(stored: Graph) -> Tensor:
 
 
 def _warn_of_gap(links: Any, columns: Columns, stored: Any, where: tuple[str, str], treatment: Treatment) -> None:
-    """Report a file that begins later than the day after the last stored record."""
+    """Report days without rows between the last stored record and the last row of a file."""
     if not isinstance(stored, Graph) or columns.time not in links.columns or not len(links):
         return
     if not (held := times_of(stored)).numel():
         return
-    first, last = int(edge_times(links, columns.time, where[0], treatment).min()), int(held.max())
-    if first // DAY > last // DAY + 1:
-        begins, ends = (str(np.datetime64(time // DAY, "D")) for time in (first, last))
+    days, stored_days = edge_times(links, columns.time, where[0], treatment).numpy() // DAY, held.numpy() // DAY
+    if missing := missing_days(stored_days, days):
         treatment.warn(
-            f"{where[0]} begins on {begins}, and {where[1]} ends on {ends}: columns that look back miss the days between. Pass"
-            " the files of all days (--edges FILE --edges FILE), or keep a book (`fedgraph-flwr book`)"
+            f"{where[0]} has no payments on {missing} after {where[1]}, which ends on {day_text(stored_days.max())}: columns that"
+            " look back miss them. Pass the files of all days (--edges FILE --edges FILE), or keep a book (`fedgraph-flwr book`)"
         )
 
 

@@ -25,6 +25,9 @@ TOWARDS = {"out": "to", "in": "from"}
 OF_EDGES = ("largest of edges out: ", "largest of edges in: ")
 """What the names of columns of an account start with that are the largest ones of its edges."""
 
+OTHERS = " of other nodes"
+"""What the names of sums over other nodes end with."""
+
 LEAST_HOURS = 1e-3
 """Hours below which a time is 0: inputs are float32."""
 
@@ -65,7 +68,9 @@ class Wording:
         """
         value, usual = values.get(name, np.nan), self.usual.get(name, np.nan)
         if value != value:
-            return name
+            prefix, end = _prefix(name)
+            unknown = f"{name.removeprefix(prefix)} is unknown"
+            return name if name.endswith(OTHERS) else f"{ROLES[end]}'s {unknown}" if prefix in ENDS else unknown
         for of in OF_EDGES:
             if name.startswith(of):
                 base = name.removeprefix(of)

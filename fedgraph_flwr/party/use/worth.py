@@ -12,7 +12,8 @@ deviation is added, with Satterthwaite's degrees of freedom. `benchmarks/worth_c
 Nothing leaves the party.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,21 @@ Measure = Callable[[NDArray[Any]], Floats]
 """Scores [B] of bootstrap samples, as how often each cluster was drawn [B, G]; float32 sums are exact below 2^24 items."""
 
 SAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Lived:
+    """Items of later days, whose classes became known.
+
+    Attributes:
+        scores: returns days and ids of the items [2, n], and their logits by a model [n, C].
+        labels: class of each item by its id.
+    """
+
+    scores: Callable[[Any], tuple[NDArray[Any], Floats]]
+    labels: Mapping[str, int]
+
+
 MIN_CLUSTERS = 5
 """Fewest effective clusters of an interval."""
 
@@ -267,7 +283,13 @@ def clipped(found: tuple[float, float, float], metric: str, low: float) -> tuple
     return found[0], max(found[1], low), min(found[2], 1.0)
 
 
-def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clusters: str = "auto") -> Any:
+def worth(
+    runs: Sequence[Path],
+    client: int | None = None,
+    metric: str = "",
+    clusters: str = "auto",
+    lived: Lived | None = None,
+) -> Any:
     """Return a pandas table with one row per method, compared with the first run on the party's own test items.
 
     Columns: ``run``, ``seeds``, ``metric``, ``score`` with ``low`` and ``high``, ``difference`` to the first with its interval,
@@ -282,6 +304,7 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
         client: index of the party; None for state folders.
         metric: one of `METRICS`; default: the headline of the first run.
         clusters: one of `CLUSTERS`.
+        lived: items of later days instead of test items, such as those of a book.
 
     Raises:
         FedGraphError: fewer than two methods, runs that score other items, an unknown metric, or too few items or clusters.
@@ -296,7 +319,7 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
         )
     first = next(iter(groups.values()))
     metric = check_metric("worth", metric or first[0][1].cfg.evaluation.headline)
-    y, by, cluster, measures, right = _read(groups, metric, clusters)
+    y, by, cluster, measures, right = _read(groups, metric, clusters, lived)
     number, size = int(cluster.max()) + 1, effective(metric, y, cluster)
     found = scored(measures, len(y), number, size)
     near = MARGIN / 100 if bounded_metric(metric) else 0.0
@@ -319,9 +342,9 @@ def worth(runs: Sequence[Path], client: int | None = None, metric: str = "", clu
 
 
 def _read(
-    groups: Groups, metric: str, clusters: str
+    groups: Groups, metric: str, clusters: str, lived: Lived | None
 ) -> tuple[Ints, str, Ints, list[list[Measure]], list[NDArray[np.bool_]]]:
-    """Return the party's test items, and how runs score them.
+    """Return the party's test items, or those of later days, and how runs score them.
 
     Returns:
         Classes [n], what clusters are, the cluster of each item [n], a `Measure` of each seed of each method, and for each method
@@ -331,18 +354,31 @@ def _read(
         FedGraphError: runs score other items, or the items allow no interval.
     """
     path, first = next(iter(groups.values()))[0]
-    logits, known = first.items(first.party_graph())
-    rows = np.flatnonzero((known.masks["test"] & (known.y >= 0)).numpy())
-    y = known.y.numpy()[rows]
+    what = "test items" if lived is None else "items of these days"
+    known = None
+    if lived is None:
+        known = first.items(first.party_graph())[1]
+        rows = np.flatnonzero((known.masks["test"] & (known.y >= 0)).numpy())
+        y = known.y.numpy()[rows]
+    else:
+        items, _ = lived.scores(first)
+        y = np.array([lived.labels.get(item, -1) for item in items[1]], dtype=np.int64)
+        rows = np.flatnonzero(y >= 0)
+        y = y[rows]
     if len(np.unique(y)) < 2:
-        raise FedGraphError(f"the party's {len(y)} labelled test items are not of two classes: nothing to compare")
-    if metric == metrics.AT_THRESHOLD and logits.shape[1] != 2:
-        raise FedGraphError(f"{metric} needs two classes, got {logits.shape[1]}: pass another --metric")
-    by, cluster = clusters_of(clusters, known, rows)
+        raise FedGraphError(f"the party's {len(y)} labelled {what} are not of two classes: nothing to compare")
+    classes = len(first.input_spec.classes)
+    if metric == metrics.AT_THRESHOLD and classes != 2:
+        raise FedGraphError(f"{metric} needs two classes, got {classes}: pass another --metric")
+    if known is not None:
+        by, cluster = clusters_of(clusters, known, rows)
+    elif clusters == "component":
+        raise FedGraphError("--clusters component needs test items, and these are of a book: pass day or item")
+    else:
+        by = "item" if clusters == "item" else "day"
+        cluster = np.arange(rows.size) if by == "item" else np.unique(items[0][rows], return_inverse=True)[1]
     if (size := effective(metric, y, cluster)) < MIN_CLUSTERS:
-        what = (
-            f"the test items have {size:.1f} effective clusters ({by}), and an interval needs at least {MIN_CLUSTERS}"
-        )
+        what = f"the {what} have {size:.1f} effective clusters ({by}), and an interval needs at least {MIN_CLUSTERS}"
         instead = "" if by == "item" else ", or pass --clusters item if items of one are independent"
         raise FedGraphError(f"{what}: score more items{instead}")
     measures: list[list[Measure]] = []
@@ -350,11 +386,20 @@ def _read(
     for runs in groups.values():
         measures.append([])
         for other, model in runs:
-            logits, task = model.items(model.party_graph())
-            check_same_items(known, task, f"{path} and {other}")
-            chance = metrics.threshold(logits, task.y, task.masks["val"]) if metric == metrics.AT_THRESHOLD else None
-            cut = 0.0 if chance is None else float(np.log(chance) - np.log1p(-chance)) - 1e-12
-            outputs = logits.numpy()[rows]
+            cut = 0.0
+            if lived is None or metric == metrics.AT_THRESHOLD:
+                logits, task = model.items(model.party_graph())
+                outputs = logits.numpy()
+            if metric == metrics.AT_THRESHOLD:
+                chance = metrics.threshold(logits, task.y, task.masks["val"])
+                cut = float(np.log(chance) - np.log1p(-chance)) - 1e-12
+            if known is not None:
+                check_same_items(known, task, f"{path} and {other}")
+            if lived is not None:
+                own, outputs = lived.scores(model)
+                if own.tolist() != items.tolist():
+                    raise FedGraphError(f"{path} and {other} score other items: pass runs of one task and party")
+            outputs = outputs[rows]
             measures[-1].append(measure(metric, outputs, y, cluster, cut))
             if model is runs[0][1]:
                 right.append(outputs.argmax(1) == y)

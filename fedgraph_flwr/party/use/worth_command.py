@@ -7,6 +7,7 @@ leaves the party.
 Examples:
   fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
   fedgraph-flwr worth state --metric average_precision       # at a party: the models that its node stored
+  fedgraph-flwr worth runs/old runs/new --client 0 --book book --from 2026-03-01   # on days of its book with labels
   fedgraph-flwr worth runs/fedavg --parties runs/coalitions   # what each party adds, by training again on coalitions of them
 """
 
@@ -21,18 +22,22 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``worth``."""
     from fedgraph_flwr.party.use.worth import CLUSTERS, METRICS
 
+    given: dict[str, Any] = {"clusters": {"default": "auto", "choices": CLUSTERS}, "orders": {"default": 20}}
     about = "run folders, the local model's first; or a state folder"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
     options = f"""
         --client I  party that asks, 0..M-1
         --metric NAME  {", ".join(METRICS)} (default: headline of the first run)
         --clusters {"|".join(CLUSTERS)}  items that are drawn together (default: auto, see below)
+        --book DIR  the party's book: compare on payments or accounts of its days that have labels, instead of test items
+        --from DAY  first day of the book, such as 2026-03-04 (default: --until)
+        --until DAY  last day of the book (default: its last one)
         --parties DIR  Shapley value of each party; DIR: new folder of the runs of coalitions
         --orders N  with --parties: orders drawn for more than 5 parties (default: 20)
         --out FILE  .csv or .parquet file of the table
         --page FILE  .html page of the comparison
         """
-    add_options(parser, options, clusters={"default": "auto", "choices": CLUSTERS}, orders={"default": 20})
+    add_options(parser, options, **given, **{"from": {"dest": "since"}})
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,10 +50,55 @@ def main(args: argparse.Namespace) -> int:
     if args.parties is not None:
         found = _contributions(args)
     else:
-        found = worth(args.runs, args.client, args.metric, args.clusters)
+        found = worth(args.runs, args.client, args.metric, args.clusters, _lived(args))
         _print_scores(found)
     write_outputs(args, found, lambda: contribution_page(found) if args.parties else worth_page(found))
     return 0
+
+
+def _lived(args: argparse.Namespace) -> Any:
+    """Return the items of the days of ``--book``, and their classes by the last version of each row; None without a book.
+
+    Raises:
+        FedGraphError: no column of labels is named, or a day is given without a book.
+    """
+    import numpy as np
+
+    from fedgraph_flwr.errors import FedGraphError
+
+    if args.book is None:
+        for option in ("from", "until"):
+            if getattr(args, "since" if option == "from" else option):
+                raise FedGraphError(f"--{option} is a day of a book: pass --book DIR, or leave it out")
+        return None
+    from fedgraph_flwr.party.book.folder import PARTY, BookFolder
+    from fedgraph_flwr.party.book.rows import read_rows
+    from fedgraph_flwr.party.tables.nodes import label_codes
+    from fedgraph_flwr.party.use.predict_command import predicted
+    from fedgraph_flwr.party.use.worth import Lived
+
+    book, labels = BookFolder.load(args.book), dict[str, int]()
+    given = {"opened_book": book, "party_file": args.book / PARTY, "out": None, "keep_formulas": False, "edges": []}
+    given |= {"graph": None, "schema": None, "scaled": False, "undirected": False}
+    rows = read_rows(book)
+    columns, last = rows.columns, int(rows.known.max())
+
+    def scores(model: Any) -> Any:
+        found = predicted(argparse.Namespace(**vars(args) | given), model)[1]
+        if model.predicts_edges:
+            table, name, label = rows.edges.iloc[rows.at(last)], columns.edge_id, columns.edge_label
+        else:
+            table, name, label = rows.nodes_at(last), columns.id, columns.label
+        if table is None or not (name and label) or label not in table.columns:
+            raise FedGraphError(
+                f"{args.book} has no labels of these items: name the columns of ids and labels in its party.yaml"
+            )
+        if not labels:
+            codes = label_codes(table, label, str(args.book), model.input_spec.classes, book.treatment)[0]
+            labels.update(zip(table[name].tolist(), codes.tolist(), strict=True))
+        return np.stack([found.day.astype(str), found.ids.astype(str)]), found.logits.numpy()
+
+    return Lived(scores, labels)
 
 
 def _print_scores(found: Any) -> None:

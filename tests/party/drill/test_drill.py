@@ -402,3 +402,29 @@ def test_all_kinds_of_patterns_can_be_planned():
     assert gathered.size() == len(sources) + len(targets)
     path = next(pattern for pattern in plan.patterns if pattern.kind == "random")
     assert [(step.source, step.target) for step in path.transfers] == [(k, k + 1) for k in range(len(path.transfers))]
+
+
+@pytest.mark.slow
+def test_a_drill_takes_the_books_of_all_parties(tmp_path, capsys):
+    """A corrected payment is in the copy as corrected, once; the books stay as they are."""
+    files = books(tmp_path / "banks")
+    for file in files:
+        tables = file.parent / "accounts.csv", file.parent / "payments.csv"
+        party = yaml.safe_load(file.read_text())
+        file.write_text(yaml.safe_dump(party | {"columns": party["columns"] | {"edge_id": "ref"}}))
+        words = ["book", "new", tmp_path / "books" / file.parent.name, "--party-file", file, *tables]
+        assert main([str(word) for word in words]) == 0
+    fixed = pd.read_csv(tables[1]).query("from_bank == 'b' and to_bank == 'b'").iloc[[0]].assign(amount=123.45)
+    fixed.to_csv(tmp_path / "fixed.csv", index=False)
+    words = ["book", "add", tmp_path / "books" / "bank_b", tmp_path / "fixed.csv", "--known", "2026-02-09"]
+    assert main([str(word) for word in words]) == 0
+    before, out = {p: p.read_bytes() for p in (tmp_path / "books").rglob("*.csv")}, tmp_path / "drill"
+    words = ["drill", "--books", str(tmp_path / "books"), "seed=3", "counts=[2,1,1]", "size=[4,5]", "kinds=[fan_out]"]
+    assert main([*words, "--budget", "15", "--out", str(out)]) == 0, capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in before}
+    copy = pd.read_csv(out / "party_1" / "payments.csv")
+    assert len(copy) == len(pd.read_csv(tables[1])) + (copy["drill"] != copy["drill"].iloc[0]).sum()
+    same = copy.query(f"source == '{fixed.payer.item()}' and target == '{fixed.payee.item()}'")
+    assert same["amount"].tolist().count(123.45) == 1
+    assert pd.read_csv(tables[1]).set_index("ref")["amount"][fixed.ref.item()] not in same["amount"].tolist()
+    assert {"own trees", "federated trees", RANDOM, MOST} <= {*pd.read_csv(out / "recall.csv")["method"]}

@@ -104,11 +104,11 @@ def test_a_flag_of_accounts_leaks_the_label_of_payments(tmp_path, capsys):
 def test_the_party_file_asks_and_accepts(tmp_path, capsys):
     people, rows = tables()
     people["flag7"] = (people["label"] == "mule").astype(int)
-    found = guess({"n.csv": people, "e.csv": rows}, {})
+    found = guess({"n.csv": people, "e.csv": rows}, {"day": "before"})
     (question,) = found.questions
     assert question.startswith("'flag7' alone predicts the label of")
     assert "`inputs: [flag7]`" in question
-    assert guess({"n.csv": people.drop(columns="flag7"), "e.csv": rows}, {}).questions == []
+    assert guess({"n.csv": people.drop(columns="flag7"), "e.csv": rows}, {"day": "before"}).questions == []
     written(tmp_path, people, rows)
     assert main(["init-party", f"{tmp_path}/n.csv", f"{tmp_path}/e.csv"]) == 0
     assert "question: 'flag7' alone predicts" in capsys.readouterr().out

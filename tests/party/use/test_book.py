@@ -3,17 +3,24 @@
 import argparse
 import html
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.metrics import average_precision_score
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.party.book.folder import BookFolder, Pinned
 from fedgraph_flwr.party.use.predict_command import take_book
+from tests.nodes import party_nodes
 from tests.party import bank_books as made
 
 SPAN = "--from", str(made.START + made.HISTORY), "--until", str(made.START + made.HISTORY + made.MONTH - 1)
@@ -226,7 +233,7 @@ def test_without_a_book_a_file_that_begins_after_a_gap_is_named(desk, tmp_path, 
         str(tmp_path / "day.csv"),
     ]
     assert main(["predict", *words, "--out", str(tmp_path / "p.csv")]) == 0
-    assert "begins on 2026-01-16" in caplog.text
+    assert "has no payments on 1 day (2026-01-15) after" in caplog.text
     assert "ends on 2026-01-14" in caplog.text
 
 
@@ -305,3 +312,81 @@ def test_a_pinned_run_of_a_node_is_used_whatever_ran_last(tmp_path):
     take_book(args)
     assert args.node is None
     assert args.run.resolve() == (tmp_path / "state" / "1").resolve()
+    other = argparse.Namespace(**vars(args) | {"run": None, "node": tmp_path / "other"})
+    with pytest.raises(FedGraphError, match=r"other does not hold .*state/1, the model that .*book pins"):
+        take_book(other)
+    for name in "12":
+        (tmp_path / "state" / name / "client_0").mkdir(parents=True)
+        (tmp_path / "state" / name / "client_0" / "model_last.safetensors").touch()
+    replace(held, model=None).save()
+    trial = argparse.Namespace(**vars(args) | {"run": None, "node": tmp_path / "state"})
+    with pytest.raises(FedGraphError, match=r"state holds the models of 2 runs, and .*book pins none of them"):
+        take_book(trial)
+
+
+def test_a_day_of_a_book_is_explained(desk, tmp_path, capsys):
+    """Reasons of a payment by its id, with the day on which it became known."""
+    book = filled(desk, tmp_path, first=desk[3], second=desk[4])
+    assert main(["book", "use", str(book), str(desk[0])]) == 0
+    item = desk[4].ref.iloc[0]
+    words = ["explain", "--book", str(book), "--from", SPAN[1], "--items", item]
+    assert main([*words, "--out", str(tmp_path / "reasons.csv")]) == 0
+    found = pd.read_csv(tmp_path / "reasons.csv")
+    assert {*found["item"]} == {item}
+    margin = found["contribution"].sum()
+    score = of_day(desk, tmp_path, book, 1)[item]
+    said = float(capsys.readouterr().out.partition(f"item {item}: score ")[2].partition(",")[0])
+    assert said == pytest.approx(np.log(score / (1 - score)), abs=0.01)
+    assert np.isfinite(margin)
+
+
+def test_worth_compares_models_on_days_of_a_book_that_have_labels(banks, desk, tmp_path, capsys):
+    """Labels come by a later file; the score is average precision of the days' scores, as counted here."""
+    folder, rows = banks
+    later = made.of_bank(rows[rows.day >= made.HISTORY], "a")
+    book = made.book(tmp_path / "book", desk[1], desk[2] / "a_accounts.csv", desk[2] / "a_history.csv")
+    for path in made.days(tmp_path / "days", later):
+        assert main(["book", "add", str(book), str(path)]) == 0
+    words = ["worth", str(desk[0]), str(trained(folder, "network")), "--client", "0", "--book", str(book), *SPAN]
+    assert main([*words, "--metric", "average_precision"]) == 2
+    assert "items of these days are not of two classes" in capsys.readouterr().err
+    later.drop(columns="day").to_csv(tmp_path / "decided.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "decided.csv"), "--known", SPAN[3]]) == 0
+    out = tmp_path / "worth.csv"
+    assert main([*words, "--metric", "average_precision", "--clusters", "item", "--out", str(out)]) == 0
+    found = pd.read_csv(out)
+    truth = later.set_index("ref")["fraud"] == "yes"
+    for row, name in zip(found.itertuples(), MODELS, strict=True):
+        scores = made.scores(tmp_path, book, trained(folder, name), *SPAN).set_index("edge")["p_yes"]
+        assert row.score == pytest.approx(average_precision_score(truth[scores.index], scores), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_node_scores_a_day_of_its_book_as_the_simulation_does(banks, tmp_path, monkeypatch, name):
+    """By the model that it stored, pinned, and by the bundle that it exported, beside its file on another machine."""
+    folder, rows = banks
+    run = trained(folder, name)
+    files = sorted((folder / "banks" / "linked").glob("*.safetensors"))
+    (tmp_path / "policy.yaml").write_text("min_nodes: 0\ntasks: [edges]\n")
+    party_nodes(monkeypatch, files, tmp_path / "policy.yaml", tmp_path)
+    of_files = {"graph": str(files[0].parent), "num_clients": 2, "out": str(tmp_path / "run"), "task": "edges"}
+    words = [f"{key}={value}" for key, value in (of_files | MODELS[name]).items()]
+    run_inline(with_folder(compose(words)))
+    accounts, history = (folder / "banks" / f"a_{what}.csv" for what in ("accounts", "history"))
+    days = made.days(tmp_path / "days", rows[rows.day >= made.HISTORY])
+    book = made.book(tmp_path / "book", folder / "banks" / "a.yaml", accounts, history, *days)
+    expected = made.scores(tmp_path, book, run, *SPAN)
+    assert main(["book", "use", str(book), str(tmp_path / "state_0")]) == 0
+    assert main(["predict", "--book", str(book), *SPAN, "--out", str(tmp_path / "node.parquet")]) == 0
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "node.parquet"), expected)
+    assert main(["export", "--node", str(tmp_path / "state_0"), "--out", str(tmp_path / "bundle")]) == 0
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    book.rename(moved / "book")
+    shutil.copy(files[0], moved / "a.safetensors")
+    assert main(["book", "use", str(moved / "book"), str(tmp_path / "bundle")]) == 0
+    given = ["--graph", str(moved / "a.safetensors"), "--out", str(tmp_path / "bundle.parquet")]
+    assert main(["predict", "--book", str(moved / "book"), *SPAN, *given]) == 0
+    found = pd.read_parquet(tmp_path / "bundle.parquet")
+    np.testing.assert_allclose(found["p_yes"], expected["p_yes"], rtol=0, atol=0 if name == "trees" else 1e-6)

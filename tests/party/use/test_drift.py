@@ -1,6 +1,9 @@
 """Drift of new tables against the stored ones: PSI by a slow loop, identical data, and planted changes."""
 
+import html
+import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -253,3 +256,30 @@ def test_a_quiet_week_of_a_book_is_quiet_and_a_shift_is_not(desk, tmp_path, caps
         for name, span in (("stored", both.day.between(7, 13)), ("new", both.day >= 14)):
             count = both[span][end].value_counts().reindex(ids, fill_value=0)
             assert abs(found.loc[f"degree {direction}", name] - count.median()) <= 1  # the spans end within a day
+
+
+def test_a_value_never_seen_comes_first_and_distributions_are_drawn(place, tmp_path, capsys):
+    """On the page and in the terminal; the page has the shares of stored and new rows in each bin."""
+    people = pd.read_csv(place / "a_customers.csv")
+    people["trade"] = people["trade"].where(np.arange(len(people)) % 4 > 0, "astronaut")
+    people.assign(income=people["income"] * 3).to_csv(tmp_path / "nodes.csv", index=False)
+    words = ["drift", place / "run", "--client", 0, "--nodes", tmp_path / "nodes.csv"]
+    words += ["--edges", place / "a_payments.csv", "--page", tmp_path / "drift.html"]
+    assert cli.main([*map(str, words)]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "never seen in training: nodes trade 'astronaut' (50 rows)"
+    assert not any(" stable" in line for line in lines[:-2]), "stable rows are counted, not listed"
+    page = html.unescape((tmp_path / "drift.html").read_text())
+    assert page.index("Never seen in training: nodes trade 'astronaut' (50 rows).") < page.index("Change by column")
+    charts = [chart for chart in charts_of(page) if chart.get("kind") == "bars"]
+    assert 0 < len(charts) <= 6
+    income = next(chart for chart in charts if len(chart["categories"]) == 12)
+    for series in income["series"]:
+        assert sum(series["values"]) == pytest.approx(1, abs=1e-4)
+    assert income["categories"][0].startswith("below ")
+
+
+def charts_of(page):
+    """Return the charts' data in a page."""
+    found = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return list(json.loads(found[1]).values())

@@ -7,6 +7,9 @@ import pytest
 from fedgraph_flwr.data.features import COUNT, WINDOWS, Book, Recipe, edge_columns, node_columns
 from fedgraph_flwr.data.schema import Column, feature_names
 from fedgraph_flwr.party.tables.columns import Treatment, features
+from fedgraph_flwr.party.tables.roles import Columns
+from fedgraph_flwr.party.use.cases import Around, Payments, picture
+from fedgraph_flwr.party.use.explain import Reasons
 from fedgraph_flwr.party.use.wording import Wording
 
 DAY = 86_400
@@ -81,7 +84,7 @@ def test_columns_of_tables_have_their_own_values():
         assert said.text("town=x", held) == f"town is {town}"
         assert said.text("age missing", held) == f"age is {'missing' if row == 3 else 'known'}"
         assert (said.text("age", held) == "age is missing") == (row == 3)  # not the value in its place
-    assert said.text("age", {"age": float("nan")}) == "age"
+    assert said.text("age", {"age": float("nan")}) == "age is unknown"
     assert Wording().text("column 7", {"column 7": 0.25}) == "column 7 = 0.25"
     assert (
         Wording(columns=({}, {"age": Column()}), edges=True).text("target age", {"target age": 4.0}) == "target age 4"
@@ -110,3 +113,39 @@ def test_largest_columns_of_edges_are_said_as_those_of_a_payment():
     value, usual = (float(np.log1p(count)) - 1 for count in (6, 1))
     said = Wording(forms=forms, usual={name: usual}).text(name, {name: value})
     assert said == "largest of edges out: the receiver received 6 payments within 2 days, usually 1"
+
+
+def test_a_reason_names_its_payment():
+    """Amount, direction, account and bank of the other end, and how long before or after."""
+    rows = [
+        ("p1", "c9", "a1", "C", "A", "2026-03-04 09:00:00", 2450.0),
+        ("p2", "a1", "b7", "A", "B", "2026-03-04 09:40:00", 2400.0),
+        ("p3", "c8", "a1", "C", "A", "2026-03-04 08:00:00", 90.0),
+        ("p4", "b7", "c3", "B", "C", "2026-03-05 09:40:00", 2390.0),
+    ]
+    names = ["ref", "source", "target", "from_bank", "to_bank", "at", "amount"]
+    columns = Columns(party_columns="from_bank,to_bank", time="at", amount="amount", edge_id="ref")
+    found = Around(Payments.of(pd.DataFrame(rows, columns=names), columns, Treatment()), 1, "€")
+    into = "€ 2,400.00 out to b7 (B) 40 minutes after € 2,450.00 in from c9 (C)"
+    assert found.of_column("flow_in_hours_2d") == found.of_column("flow_in_gap_14d") == into
+    assert found.of_column("flow_out_gap_2d") == "€ 2,400.00 in from a1 (A) 1 day before € 2,390.00 out to c3 (C)"
+    assert found.of_column("flow_out_gap_1h") == "", "none within an hour"
+    assert found.of_column("since_in_source") == "€ 2,450.00 in from c9 (C) 40 minutes before"
+    assert found.of_column("sum_in_source_2d") == "the largest: € 2,450.00 in from c9 (C) 40 minutes before"
+    assert found.of_column("amount") == found.of_column("since_out_target") == ""
+    assert found.of_payment("p3") == "€ 90.00 from c8 (C) to a1 (A), 2 hours before"
+    assert found.path == "€ 2,450.00 in from c9 (C) 40 minutes before; € 2,390.00 out to c3 (C) 1 day after"
+    said = str(picture(found))
+    assert all(word in said for word in ("c9 (C)", "→ b7 (B)", "€ 2,400.00"))
+
+
+def test_a_value_that_nobody_has_is_no_reason_of_an_alert():
+    columns = ["target income", "source income", "amount of other nodes"]
+    values = np.array([np.nan, 3.0, np.nan])
+    one = Reasons("p1", 1.0, 0.0, 0.5, columns, np.array([0.9, 0.5, 0.1]), values, np.zeros(3))
+    assert one.text(2) == "source income = 3 (+0.5)"
+    assert one.to_frame(3)["text"].tolist() == [
+        "the receiver's income is unknown",
+        "source income = 3",
+        "amount of other nodes",
+    ]

@@ -1,0 +1,166 @@
+"""A book of one bank that is linked with nobody: the score of a day does not depend on how the book was filled."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import fedgraph_flwr as fg
+from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.party.book.folder import BookFolder
+from fedgraph_flwr.party.book.rows import day_of, read_rows
+from tests.party import bank_books as made
+from tests.party.use.test_book import MODELS, SPAN
+
+
+def alone(folder, rows, *, own_only, **keys):
+    """Write the tables of bank a, import its history, and return its party's file, and all rows that it books."""
+    made.tables(folder, rows[rows.day < made.HISTORY], **keys)
+    party = folder / "a.yaml"
+    rows = made.of_bank(rows, "a")
+    if own_only:
+        rows = rows[(rows.from_bank == "A") & (rows.to_bank == "A")].drop(columns=["from_bank", "to_bank"])
+        rows[rows.day < made.HISTORY].drop(columns="day").to_csv(folder / "a_history.csv", index=False)
+        values = yaml.safe_load(party.read_text())
+        party.write_text(yaml.safe_dump({key: values[key] for key in values if key not in ("party_columns", "match")}))
+    assert main(["import", str(party)]) == 0
+    files = folder / "files"
+    files.mkdir()
+    (folder / "a.safetensors").rename(files / "client_0000.safetensors")
+    return party, rows
+
+
+KINDS = {"recipe": {}, "windows": {"features": "", "windows": "2,7"}, "plain": {"features": "", "windows": ""}}
+
+
+def case(*words, slow=True):
+    return pytest.param(*words, marks=[pytest.mark.slow] * slow, id="-".join(words))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "ends", "form", "task"),
+    [
+        case("trees", "recipe", "own", "dates", "edges", slow=False),
+        case("network", "recipe", "own", "hours", "edges"),
+        case("trees", "recipe", "others", "hours", "nodes"),
+        case("network", "windows", "own", "dates", "edges"),
+        case("trees", "windows", "others", "hours", "edges"),
+        case("network", "plain", "others", "hours", "nodes"),
+    ],
+)
+def test_a_days_scores_of_an_unlinked_book(tmp_path, name, kind, ends, form, task):
+    """Rows that name other banks' accounts are records only, and no items."""
+    own_only = ends == "own"
+    rows = made.payments(hours=form == "hours")
+    keys = dict(KINDS[kind]) | ({} if kind == "recipe" else {"edge_columns": ["amount"]})
+    party, rows = alone(tmp_path / "tables", rows, own_only=own_only, accounts=task == "nodes", **keys)
+    run = tmp_path / "run"
+    fg.run(
+        task=task, graph=str(tmp_path / "tables" / "files"), num_clients=1, out=str(run), progress=False, **MODELS[name]
+    )
+    accounts, history = (tmp_path / "tables" / f"a_{what}.csv" for what in ("accounts", "history"))
+    later = rows[rows.day >= made.HISTORY].drop(columns="fraud")
+    days = []
+    for day, table in later.groupby("day"):
+        days.append(tmp_path / f"{made.START + int(day)}.csv")
+        table.drop(columns="day").to_csv(days[-1], index=False)
+    one = made.book(tmp_path / "one", party, accounts, history)
+    for path in days:
+        assert main(["book", "add", str(one), str(path)]) == 0
+    together = made.book(tmp_path / "together", party, accounts, history, *days[::-1])
+    rows.drop(columns=["day", "fraud"]).to_csv(tmp_path / "all.csv", index=False)
+    whole = made.book(tmp_path / "whole", party, accounts, tmp_path / "all.csv")
+    keys = ["edge"] if task == "edges" else ["day", "id"]
+    found = [made.scores(tmp_path, b, run, *SPAN).set_index(keys)["p_yes"] for b in (one, together, whole)]
+    inner = (
+        later if own_only else later[(later.from_bank == "A") & (later.to_bank == "A")]
+    )  # others name no linked account
+    assert len(found[0]) == (len(inner) if task == "edges" else made.MONTH * made.EACH)
+    for other in found[1:]:
+        assert np.abs(found[0] - other.reindex(found[0].index)).max() <= (0 if name == "trees" else 1e-6)
+    alone_ = made.scores(tmp_path, one, run, "--from", SPAN[3], "--until", SPAN[3]).set_index(keys)["p_yes"]
+    assert np.abs(found[0].reindex(alone_.index) - alone_).max() <= (0 if name == "trees" else 1e-6)
+
+
+def rows_of(*values):
+    """Return payments between own accounts as texts: reference, payer, payee, day of March, amount."""
+    names = ["ref", "source", "target", "at", "amount"]
+    return pd.DataFrame([(*row[:3], f"2026-03-{row[3]:02}", row[4]) for row in values], columns=names)
+
+
+FIRST = rows_of(*((f"p{k}", f"a{k % 4}", f"a{(k + 1) % 4}", 1 + k // 2, 10.0 + k) for k in range(20)))
+DAYS = {
+    "d11": rows_of(("q1", "a0", "a1", 11, 5.0), ("q2", "a1", "a2", 11, 6.0)),
+    "d12": rows_of(("q3", "a2", "a3", 12, 7.0), ("q1", "a0", "a1", 11, 50.0)),  # corrects q1
+    "d13": rows_of(("q4", "a3", "a0", 13, 8.0), ("q3", "a2", "a3", 12, 7.0)),  # repeats q3
+}
+
+
+def own_book(folder, name, *files):
+    """Return a book without other parties, of the first rows and of some files in order."""
+    folder.mkdir(exist_ok=True)
+    for file, table in {"first": FIRST, **DAYS}.items():
+        table.to_csv(folder / f"{file}.csv", index=False)
+    people = pd.DataFrame({"id": [f"a{k}" for k in range(4)], "age": [30, 40, 50, 60], "label": ["no", "yes"] * 2})
+    people.to_csv(folder / "people.csv", index=False)
+    columns = {"time": "at", "amount": "amount", "edge_id": "ref"}
+    values = {"party": "A", "nodes": "people.csv", "edges": "first.csv", "out": "a.safetensors", "columns": columns}
+    (folder / "a.yaml").write_text(yaml.safe_dump(values | {"edge_columns": ["amount"]}))
+    return made.book(
+        folder / name, folder / "a.yaml", folder / "people.csv", *(folder / f"{file}.csv" for file in files)
+    )
+
+
+def test_the_rows_of_a_day_do_not_depend_on_the_order_in_which_files_were_added(tmp_path):
+    """A correction counts from its file's date on, also if its file was added before that of the payment."""
+    first, *others = (
+        own_book(tmp_path / "tables", name, "first", *order)
+        for name, order in (
+            ("forth", ["d11", "d12", "d13"]),
+            ("back", ["d13", "d12", "d11"]),
+            ("mixed", ["d12", "d13", "d11"]),
+        )
+    )
+    for day, amount in ((11, 5.0), (12, 50.0), (13, 50.0)):
+        found = [known(book, day) for book in (first, *others)]
+        assert found[0]["q1"] == amount
+        assert found.count(found[0]) == 3, day
+
+
+def known(book, day):
+    """Return the amounts by reference that count at the end of a day of March."""
+    rows = read_rows(BookFolder.load(book))
+    table = rows.edges.iloc[rows.at(day_of(f"2026-03-{day:02}"))]
+    return dict(zip(table.ref, table.amount.astype(float), strict=True))
+
+
+def test_a_correction_of_a_file_that_ends_later_needs_its_day(tmp_path, capsys):
+    book = own_book(tmp_path / "tables", "book", "first", "d12")
+    rows_of(("p2", "a2", "a3", 2, 99.0)).to_csv(tmp_path / "fix.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "fix.csv")]) == 2
+    assert (
+        "fix.csv has other values of payment 'p2' than first.csv, which ends later: pass --known DAY"
+        in capsys.readouterr().err
+    )
+    assert not (book / "fix.csv").exists()
+    assert main(["book", "add", str(book), str(tmp_path / "fix.csv"), "--known", "2026-03-12"]) == 0
+    assert [known(book, day)["p2"] for day in (11, 12)] == [12.0, 99.0]
+
+
+def test_an_import_of_several_files_is_that_of_a_book_of_them(tmp_path, capsys):
+    """Each file counts, in any order, and each payment once: as the file that ends last has it."""
+    folder = tmp_path / "tables"
+    book = own_book(folder, "book", "first", *DAYS)
+    assert (
+        main(["import", "--book", str(book), "--out", str(tmp_path / "book.safetensors"), "--classes", "no,yes"]) == 0
+    )
+    files = [word for name in ("d13", "first", "d12", "d11") for word in ("--edges", str(folder / f"{name}.csv"))]
+    words = ["import", str(folder / "a.yaml"), *files, "--classes", "no,yes"]
+    capsys.readouterr()
+    assert main([*words, "--out", str(tmp_path / "files.safetensors")]) == 0
+    assert "2 of 26 rows repeat a payment, with the id of another ('ref')" in capsys.readouterr().out
+    found = [ClientGraph.load(tmp_path / f"{name}.safetensors") for name in ("book", "files")]
+    for name in ("edge_index", "edge_time", "edge_attr"):
+        assert getattr(found[0], name).equal(getattr(found[1], name)), name
+    assert found[0].edge_index.size(1) == 24
