@@ -18,7 +18,7 @@ from fedgraph_flwr.fleet.certificates import (
     warnings,
 )
 from fedgraph_flwr.fleet.checking import check
-from fedgraph_flwr.fleet.keys import FLEET, Places, make_fleet, make_node, make_operator, read_fleet
+from fedgraph_flwr.fleet.keys import FLEET, ROLES, Places, make_fleet, make_node, make_operator, read_fleet
 from fedgraph_flwr.fleet.operating import (
     Removed,
     admit,
@@ -55,10 +55,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     join.add_argument("--party", metavar="NAME", default="", help=about)
     join.set_defaults(func=_join)
 
-    about = "on the server: create a certificate NAME.crt, NAME.key of another operator"
+    about = "on the server: create a certificate of another operator, NAME.crt and NAME.key, or sign a request NAME.csr"
     operator = actions.add_parser("operator", help=about)
-    operator.add_argument("operators", nargs="+", metavar="NAME")
-    add_options(operator, _OPERATOR, days={"default": 365})
+    operator.add_argument("operators", nargs="+", metavar="NAME or NAME.csr")
+    add_options(operator, _OPERATOR, days={"default": 365}, role={"choices": ROLES})
     operator.set_defaults(func=_operator)
 
     about = "on the server: remove nodes (public key FILE.pub) or operators (certificate FILE.crt) for good"
@@ -102,7 +102,10 @@ _RENEW = """
 
 _KEYS = "--keys DIR  folder of `fleet init` (default: that of the connection's ca.crt, else keys)"
 
-_OPERATOR = "--days N  validity of the certificate in days (default: 365)"
+_OPERATOR = """
+--days N  validity of the certificate in days (default: 365)
+--role read|run|admit...  allow reading runs, starting and stopping them, or admitting nodes; may be repeated (default: all)
+"""
 
 CONNECTION = "--name NAME  name of the connection in Flower's configuration (default: fleet)"
 
@@ -188,8 +191,9 @@ def _operator(args: argparse.Namespace) -> int:
     keys = _keys_of(args)
     read_fleet(keys)
     for name in args.operators:
-        certificate, key = make_operator(keys, name, args.days)
-        print(f"wrote {certificate} and {key}: send them to this operator as operator.crt and operator.key")
+        certificate = make_operator(keys, name, args.days, args.role)
+        files = f"{certificate} and {certificate.with_suffix('.key')}" if name == certificate.stem else f"{certificate}"
+        print(f"wrote {files}: send this to the operator, named operator.crt{' and operator.key' * (' ' in files)}")
     return 0
 
 

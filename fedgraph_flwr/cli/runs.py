@@ -51,13 +51,16 @@ def main(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("run", "method", "data", "seed", "state", "score"):
+    columns = ("run", "method", "data", "seed", "state", "score", *(["started by"] if args.server is not None else []))
+    for column in columns:
         table.add_column(column, justify="right" if column in ("seed", "score") else "left", overflow="fold")
     for run in runs:
         state = run["state"] if run["state"] == "finished" else f"{run['state']}, {run['round']} of {run['rounds']}"
         score = "–" if isnan(value := as_number(run["score"])) else f"{value:.4f}"
         name = run["run"] if args.server is not None else str(Path(run["run"]).relative_to(folder))
-        table.add_row(*(sanitize(word) for word in (name, run["strategy"], run["dataset"], run["seed"], state, score)))
+        words = [name, run["strategy"], run["dataset"], run["seed"], state, score]
+        words += [dict(run.get("status") or {}).get("operator", "")] if args.server is not None else []
+        table.add_row(*map(sanitize, words))
     console, place = Console(), folder if args.server is None else f"the server of '{args.server}'"
     console.print(table if runs else f"no run in {place} has these values" if filters else f"no run in {place}")
     return 0

@@ -4,7 +4,7 @@
 - It reads renewed certificates.
 - It notices within a second that a run's process has ended, and writes why into the run's folder.
 - It registers no key that was removed from the fleet.
-- It keeps the names of parties.
+- It keeps the names of parties, and a log of what operators did.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import psutil
 
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
+from fedgraph_flwr.fleet.audit_chain import LOCAL, append
 from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
 from fedgraph_flwr.fleet.operating import REMOVED
-from fedgraph_flwr.fleet.parties import keep_parties
+from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS, add_routes
 from fedgraph_flwr.fleet.run_watch import RunWatch
 from fedgraph_flwr.fleet.status import read_status
@@ -30,6 +32,9 @@ from fedgraph_flwr.store.results import FAILURE
 
 KEYS = "FEDGRAPH_KEYS"
 """Environment variable: the folder of `fleet init`."""
+
+ACTIONS = {"start_run": "start", "stop_run": "stop", "register_node": "admit", "unregister_node": "remove"}
+"""Flower's handlers of requests that the log of operators has."""
 
 
 def listing(root: Path, filters: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -96,25 +101,61 @@ def refuse_removed_keys(handlers: Any, folder: Path) -> None:
     handlers.register_node = register_unless_removed
 
 
-def keep_names(handlers: Any, runs: Path) -> None:
-    """Let a SuperLink store the names of parties when one is admitted or removed.
+CALLER: ContextVar[tuple[str, str]] = ContextVar("caller", default=("", ""))
+"""Subject of the certificate, and address, of who sent the request that is handled; empty without nginx."""
+
+
+class Caller:
+    """Part of a SuperLink's application that reads `CALLER` from what nginx adds to a request."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Handle a request."""
+        headers = dict(scope.get("headers", ()))
+        names = (b"x-fedgraph-operator", b"x-fedgraph-address")
+        operator, address = (sanitize(headers.get(name, b"").decode("latin-1"), 200) for name in names)
+        CALLER.set((operator, address))
+        await self.app(scope, receive, send)
+
+
+def note_action(runs: Path, action: str, subject: str) -> None:
+    """Append an action of an operator to the log of the folder of runs (`fleet.audit_chain`)."""
+    operator, address = CALLER.get()
+    entry = {"action": action, "subject": subject, "operator": operator or LOCAL, "address": address}
+    try:
+        append(runs, entry)
+    except FedGraphError as error:
+        print(f"fedgraph-flwr: error: not in the log of operators: {json.dumps(entry)}: {error}", flush=True)
+
+
+def follow(handlers: Any, runs: Path, state: Any) -> None:
+    """Let a SuperLink log what operators do, and store the names of parties.
 
     Args:
         handlers: Flower's module that handles operators' requests.
         runs: folder of the run folders.
+        state: Flower's state of the SuperLink.
     """
 
-    def then_keep(handle: Any) -> Any:
-        def handled(request: Any, account: Any, state: Any) -> Any:
-            reply = handle(request, account, state)
-            keep_parties(runs, state.get_node_info())
+    def after(handle: Any, action: str) -> Any:
+        def handled(request: Any, *args: Any, **kwargs: Any) -> Any:
+            reply = handle(request, *args, **kwargs)
+            node = str(getattr(request, "node_id", 0) or getattr(reply, "node_id", 0))
+            if action in ("admit", "remove"):
+                keep_parties(runs, state.get_node_info())
+                subject = f"{read_parties(runs).get(node, {}).get('name', '')} ({node})".strip()
+            else:
+                subject = str(getattr(request, "run_id", 0) or getattr(reply, "run_id", 0))
+            note_action(runs, action, subject)
             return reply
 
         return handled
 
-    handlers.register_node, handlers.unregister_node = map(
-        then_keep, (handlers.register_node, handlers.unregister_node)
-    )
+    for name, action in ACTIONS.items():
+        setattr(handlers, name, after(getattr(handlers, name), action))
+    keep_parties(runs, state.get_node_info())
 
 
 def main() -> None:
@@ -127,9 +168,10 @@ def main() -> None:
 
     def create_app(*args: Any, **kwargs: Any) -> Any:
         app = create(*args, **kwargs)
-        add_routes(app, root, listing)
+        app.add_middleware(Caller)
+        add_routes(app, root, listing, lambda action, subject: note_action(root, action, subject))
         state = app.state.linkstate_factory.state()
-        keep_parties(root, state.get_node_info())
+        follow(control_handlers, root, state)
         # below the process that started this one, since `fedgraph-flwr server` starts another SuperExec when Flower's ended
         above = psutil.Process(os.getppid())
         RunWatch(state, lambda run, how, why: record_end(root, run, how, why), above).start()
@@ -138,7 +180,6 @@ def main() -> None:
     superlink.create_app = create_app
     if keys := os.environ.get(KEYS):
         refuse_removed_keys(control_handlers, Path(keys))
-    keep_names(control_handlers, root)
     reload_in_uvicorn()
     flower_superlink()
 

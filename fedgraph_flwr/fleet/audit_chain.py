@@ -1,5 +1,6 @@
 """The file of a node's audit log: lines chained by hashes, and a head that names the last one (`fedgraph_flwr.secure.audit`)."""
 
+import contextlib
 import hashlib
 import json
 import time
@@ -13,7 +14,14 @@ from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, system_errors
 
 LOG, HEAD = "audit.jsonl", "audit.head"
+
+OLDER = f"{LOG}-*"
+"""Files to which the log was rotated, in the order of their names; the chain goes through all of them."""
+
 START = "0" * 64
+
+LOCAL = "an account of the server"
+"""Operator of a request that did not come through nginx."""
 
 
 def append(state: Path, entry: Mapping[str, Any]) -> None:
@@ -34,6 +42,9 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
         if not path.is_file() and not head["n"]:
             write_bytes(path, b"")
         size = path.stat().st_size if path.is_file() else -1
+        if size < 1 and _rotated(state, head["hash"]):
+            write_bytes(path, b"")
+            size = head["end"] = 0
         if size < head["end"]:
             raise FedGraphError(f"{path} is shorter than {HEAD} says: restore it, or move both away to start a new log")
         text = text_of({"n": head["n"] + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
@@ -60,10 +71,23 @@ def releases(state: Path, head: Mapping[str, Any]) -> dict[str, int]:
     if "releases" in head:
         return dict(head["releases"])
     counts: dict[str, int] = {}
-    for line in (state / LOG).read_bytes()[: head["end"]].splitlines():
-        if noise := json.loads(line)["noise"]:
+    lines = [line for path in files_of(state) for line in path.read_bytes().splitlines()]
+    for line in lines[: head["n"]]:
+        if noise := json.loads(line).get("noise"):
             counts[ledger_of(noise)] = counts.get(ledger_of(noise), 0) + noise["releases"]
     return counts
+
+
+def files_of(state: Path) -> list[Path]:
+    """Return the files of a log, oldest first."""
+    return [path for path in (*sorted(state.glob(OLDER)), state / LOG) if path.is_file()]
+
+
+def _rotated(state: Path, digest: str) -> bool:
+    """Return whether the newest older file ends with the last line of the log, so that a new file continues it."""
+    older = sorted(state.glob(OLDER))
+    lines = older[-1].read_bytes().splitlines() if older else []
+    return bool(lines) and lines[-1].endswith(f'"hash": "{digest}"}}'.encode())
 
 
 def next_hash(before: str, text: str) -> str:
@@ -95,3 +119,14 @@ def read_head(state: Path) -> dict[str, Any]:
             f"{path} does not name the last line of {LOG}: restore it, or move both away to start a new log"
         ) from error
     return head
+
+
+def starter(runs: Path, run_id: int) -> str:
+    """Return who started a run, as the log of a server's folder of runs says; "" if it does not."""
+    for path in reversed(files_of(runs)):
+        for line in reversed(path.read_bytes().splitlines()):
+            with contextlib.suppress(*MALFORMED):
+                entry = json.loads(line)
+                if (entry["action"], entry["subject"]) == ("start", str(run_id)):
+                    return str(entry["operator"])
+    return ""

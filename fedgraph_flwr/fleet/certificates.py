@@ -15,11 +15,19 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, first_line
-from fedgraph_flwr.fleet.keys import REVOKED_OPERATORS, make_ca, make_certificate, private_key, remove_copies
+from fedgraph_flwr.fleet.keys import (
+    REVOKED_OPERATORS,
+    is_revoked,
+    make_ca,
+    make_certificate,
+    private_key,
+    remove_copies,
+    revocation,
+)
 
 WARNED = 30
 """Days before its end from which a certificate is named in warnings."""
@@ -82,10 +90,9 @@ def renew(folder: Path, name: str, days: int) -> Path:
         make_ca(folder, name, days, private_key(key))
         return folder / f"{name}.crt"
     old = read(folder / f"{name}.crt")
-    subject = str(old.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
     names = [found.value for found in old.extensions if isinstance(found.value, x509.SubjectAlternativeName)]
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
-    make_certificate(folder, name, _SIGNED_BY[name], subject, purpose, days, *names)
+    make_certificate(folder, name, _SIGNED_BY[name], old.subject, purpose, days, *names)
     return folder / f"{name}.crt"
 
 
@@ -230,12 +237,10 @@ def revoke_operator(folder: Path, certificate: Path) -> bool:
         raise FedGraphError(
             f"{certificate} is not signed by {folder / 'operators.crt'}: expected an operator's"
         ) from error
-    name = re.sub(r"[^\w .=-]", "?", found.subject.rfc4514_string(), flags=re.ASCII)
+    name = re.sub(r"[^\w .=,-]", "?", found.subject.rfc4514_string(), flags=re.ASCII)
     date = datetime.datetime.now(datetime.UTC).date()
-    serial = f"{found.serial_number:X}"
-    line = f'"{serial.zfill(len(serial) + len(serial) % 2)}" 1;'  # whole bytes, as nginx writes it
-    before = path.read_bytes() if path.is_file() else b""
-    if line.encode() in before:
+    if is_revoked(folder, found):
         return False
-    write_bytes(path, before + f"{line} # {name} removed {date}\n".encode())
+    before = path.read_bytes() if path.is_file() else b""
+    write_bytes(path, before + f"{revocation(found)} # {name} removed {date}\n".encode())
     return True

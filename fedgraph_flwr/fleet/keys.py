@@ -20,6 +20,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,9 @@ PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"
 REVOKED_OPERATORS = "revoked_operators"
 """File of a fleet's folder: certificates of operators that the server's nginx refuses, as lines of its ``map``."""
+ROLES = ("read", "run", "admit")
+"""Roles of operators: read runs, start and stop them, admit nodes. All may list nodes and runs."""
+
 CONFIGURATIONS = ("server", "operator")
 """Names of the nginx configurations."""
 
@@ -95,12 +99,14 @@ def make_fleet(folder: Path, places: Places, hosts: list[str], nodes: int, days:
             raise FedGraphError(f"{why}: restore the key, or remove {certificate}, and send the new one to all parties")
         else:
             private_key(key)
-    named = ["localhost", "127.0.0.1", "::1", *hosts]
+    hosts_named = ["localhost", "127.0.0.1", "::1", *hosts]
     if hosts or not matches(folder, "server"):
-        names = x509.SubjectAlternativeName(list(map(_alternative_name, named)))
-        make_certificate(folder, "server", "ca", named[-1], x509.ExtendedKeyUsageOID.SERVER_AUTH, days, names)
+        names = x509.SubjectAlternativeName(list(map(_alternative_name, hosts_named)))
+        make_certificate(
+            folder, "server", "ca", named(hosts_named[-1]), x509.ExtendedKeyUsageOID.SERVER_AUTH, days, names
+        )
     if not _written(folder / "operator.crt") or matches(folder, "operator") is False:
-        make_certificate(folder, "operator", "operators", "operator", x509.ExtendedKeyUsageOID.CLIENT_AUTH, days)
+        make_certificate(folder, "operator", "operators", named("operator"), x509.ExtendedKeyUsageOID.CLIENT_AUTH, days)
     for node in range(nodes):
         make_node(folder / f"node_{node}")
     for name in CONFIGURATIONS:
@@ -230,7 +236,7 @@ def make_ca(folder: Path, authority: str, days: int, key: ec.EllipticCurvePrivat
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedgraph trial {authority}")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # signs certificates and CRLs
     certificate = (
-        _builder(name, name, key, days)
+        _builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -245,17 +251,18 @@ def make_certificate(
     folder: Path,
     name: str,
     authority: str,
-    subject: str,
+    subject: x509.Name,
     purpose: x509.ObjectIdentifier,
     days: int,
     *extensions: x509.ExtensionType,
+    public: Any = None,
 ) -> None:
-    """Create a key and a certificate signed by an authority, valid for one purpose only."""
+    """Create a certificate signed by an authority, valid for one purpose only, and its key unless its public key is passed."""
     signer = private_key(folder / f"{authority}.key")
     issuer = x509.load_pem_x509_certificate((folder / f"{authority}.crt").read_bytes())
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = None if public else ec.generate_private_key(ec.SECP384R1())
     builder = (
-        _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]), issuer.subject, key, days)
+        _builder(subject, issuer.subject, key.public_key() if key else public, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
@@ -263,25 +270,67 @@ def make_certificate(
     for extension in extensions:
         builder = builder.add_extension(extension, critical=False)
     certificate = builder.sign(signer, hashes.SHA384()).public_bytes(PEM)
-    _write(folder / f"{name}.key", _pem(key), private=True)
+    if key:
+        _write(folder / f"{name}.key", _pem(key), private=True)
     _write(folder / f"{name}.crt", certificate)
 
 
-def make_operator(folder: Path, name: str, days: int) -> tuple[Path, Path]:
-    """Create the certificate of an operator and return the paths of certificate and key.
+def named(name: str, roles: Collection[str] = ()) -> x509.Name:
+    """Return the subject of a certificate; the server's nginx reads its roles, of which none means all."""
+    words = [*((NameOID.ORGANIZATIONAL_UNIT_NAME, role) for role in roles), (NameOID.COMMON_NAME, name)]
+    return x509.Name([x509.NameAttribute(kind, word) for kind, word in words])
+
+
+def make_operator(folder: Path, name: str, days: int, roles: Collection[str] = ()) -> Path:
+    """Create the certificate of an operator, and its key unless a request is signed, and return the certificate's path.
+
+    Args:
+        folder: keys and certificates.
+        name: name of the operator, or a file NAME.csr, whose public key the certificate gets.
+        days: validity.
+        roles: of `ROLES`; none: all.
 
     Raises:
-        FedGraphError: the name is not one of a new file, or the authority's key is elsewhere.
+        FedGraphError: the name is that of another operator, or wrong; the request is damaged; the authority's key is elsewhere.
     """
-    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name) or _written(certificate):
+    request, public = Path(name), None
+    if request.suffix == ".csr":
+        try:
+            found = x509.load_pem_x509_csr(request.read_bytes())
+            name, public = request.stem, found.public_key()
+            if not found.is_signature_valid:
+                raise ValueError("its signature is wrong")
+        except (OSError, ValueError, UnsupportedAlgorithm) as error:
+            raise FedGraphError(f"{request} is not a certificate request (openssl req -new): {error}") from error
+    certificate = folder / f"{name}.crt"
+    taken = name in ("ca", "operators", "server") or (_written(certificate) and not is_over(folder, certificate))
+    if taken or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
         raise FedGraphError(f"operator {name!r}: expected a new name of letters, digits, '.', '_' and '-' in {folder}")
     if not (folder / "operators.key").is_file():
         raise FedGraphError(
             f"{folder / 'operators.key'} is missing: create the certificate where its authority's key is"
         )
-    make_certificate(folder, name, "operators", name, x509.ExtendedKeyUsageOID.CLIENT_AUTH, days)
-    return certificate, key
+    client = x509.ExtendedKeyUsageOID.CLIENT_AUTH
+    make_certificate(folder, name, "operators", named(name, roles), client, days, public=public)
+    return certificate
+
+
+def revocation(certificate: x509.Certificate) -> str:
+    """Return the line of `REVOKED_OPERATORS` for a certificate, without its comment."""
+    serial = f"{certificate.serial_number:X}"
+    return f'"{serial.zfill(len(serial) + len(serial) % 2)}" 1;'  # whole bytes, as nginx writes it
+
+
+def is_revoked(folder: Path, found: x509.Certificate) -> bool:
+    """Return whether the certificate of an operator was removed."""
+    path = folder / REVOKED_OPERATORS
+    return path.is_file() and revocation(found) in path.read_text()
+
+
+def is_over(folder: Path, certificate: Path) -> bool:
+    """Return whether the certificate of an operator was removed, or has ended."""
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return is_revoked(folder, found) or found.not_valid_after_utc < datetime.datetime.now(datetime.UTC)
 
 
 def make_node(path: Path) -> None:
@@ -304,15 +353,13 @@ def make_node(path: Path) -> None:
         raise FedGraphError(f"{beside} is not the public key of {path}: remove it, and run fleet join again")
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, public: Any, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
         .not_valid_after(now + datetime.timedelta(days=days))

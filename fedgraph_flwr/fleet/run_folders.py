@@ -1,6 +1,7 @@
 """Run folders of a fleet's server: the SuperLink lists and sends them to operators, over the paths of Flower's control API.
 
-Whoever may start a run may read them: nginx asks for an operator's certificate on ``/v1/control`` (`fedgraph_flwr.fleet.keys`).
+Who shows an operator's certificate may read them, unless its roles do not allow it: nginx asks for it on ``/v1/control``
+(`fedgraph_flwr.fleet.keys`). The server's log of operators says who copied which file.
 """
 
 import contextlib
@@ -24,6 +25,9 @@ RUNS = "FEDGRAPH_RUNS"
 
 STATUS = "status.json"
 """File with the state of a run (`fedgraph_flwr.fleet.status`)."""
+
+FOLLOWED = (STATUS, "rounds.jsonl")
+"""Files that an operator's command reads again and again while a run works."""
 
 LIST = "/v1/control/list-run-folders"
 READ = "/v1/control/read-run-file"
@@ -68,13 +72,14 @@ def files_of(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in found if path.is_file() and not path.is_symlink()}
 
 
-def add_routes(app: Any, root: Path, listing: Listing) -> None:
+def add_routes(app: Any, root: Path, listing: Listing, note: Callable[[str, str], object]) -> None:
     """Add the two requests of operators to a SuperLink.
 
     Args:
         app: its FastAPI application.
         root: folder of the run folders.
         listing: see `Listing`.
+        note: called with an action and what it is about, for the server's log.
     """
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -90,6 +95,8 @@ def add_routes(app: Any, root: Path, listing: Listing) -> None:
         folder, name = run_folder(root, str(asked.get("run"))), str(asked.get("file"))
         if name not in files_of(folder):
             raise FedGraphError(f"the run {folder.name} has no file {sanitize(name, 80)}")
+        if name not in FOLLOWED:
+            note("copy", f"{folder.name}/{name}")
         return FileResponse(folder / name)
 
     def route(respond: Callable[[Mapping[str, Any]], Response]) -> Any:
@@ -181,6 +188,7 @@ class ServerRuns:
                 require_space(to, int(whole), str(to / name))
                 with system_errors(f"cannot write {part}"):
                     file = part.open("xb")
+                    part.chmod(0o600)  # as at the server
                 with file:
                     while block := reply.read(CHUNK):
                         with system_errors(f"cannot write {part}"):

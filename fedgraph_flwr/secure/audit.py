@@ -1,6 +1,7 @@
 """A node's audit log: one line per request of a server and the reply to it, over all runs, chained by hashes.
 
     state/audit.jsonl    {"n": 7, "at": …, "run": …, "phase": "train", …, "hash": h_7}
+    state/audit.jsonl-*  older files, to which it was rotated (`logrotate` with dateext)
     state/audit.head     number, hash and end of the last line
 
     h_n = SHA-256(h_{n-1} ‖ line n without its hash),  h_0 = 0
@@ -20,11 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize
-from fedgraph_flwr.fleet.audit_chain import HEAD, LOG, START, ledger_of, next_hash, read_head, releases, text_of
+from fedgraph_flwr.fleet.audit_chain import HEAD, LOG, START, files_of, ledger_of, next_hash, read_head, releases, text_of
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
 _KINDS |= {"sent": dict, "refused": str, "noise": dict, "n": int, "hash": str}
+
+_OF_OPERATORS = dict.fromkeys(("at", "action", "subject", "operator", "address", "hash"), str) | {"n": int}
+"""Keys of a server's log of operators' actions (`fedgraph_flwr.cli.superlink`)."""
 
 
 def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
@@ -37,8 +41,7 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
     Raises:
         FedGraphError: there is no log; names the first line that was changed, removed, moved or cut off.
     """
-    path = state / LOG
-    if not path.is_file():
+    if not (files := files_of(state)):
         raise FedGraphError(
             f"{state} has no {LOG}: expected the state folder of a node (--state) that received requests"
         )
@@ -48,12 +51,13 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
             f"--expect must be NUMBER:HASH as an earlier audit printed it, got '{sanitize(expect, 90)}'"
         )
     head = read_head(state)
-    before, n, end = START, 0, 0
-    with path.open("rb") as file:
-        for n, line in enumerate(file, 1):
-            if n > head["n"]:
-                n -= 1  # of a process that died before its reply left
+    before, n, end, path = START, 0, 0, files[0]
+    for path in files:
+        end = 0
+        for line in path.open("rb"):
+            if n == head["n"]:  # of a process that died before its reply left
                 break
+            n += 1
             entry = _read(path, n, line)
             found = entry.pop("hash")
             if found != next_hash(before, text_of(entry)):
@@ -87,12 +91,13 @@ def released(state: Path, unit: str, purpose: str) -> int:
 
 
 def audit(state: Path, expect: str = "") -> Any:
-    """Verify a node's log and return a pandas table with one row per run.
+    """Verify a node's log and return a pandas table with one row per run; of a server's log, one per action of an operator.
 
     Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
     bytes, ``what`` left (bytes by group), ``approved`` (who signed), ``releases`` with noise, their ``unit`` (client, row,
-    payment), ``epsilon`` of this run. ``attrs`` of the table: ``lines``, ``hash`` of the last line, ``epsilon`` of all runs by
-    unit, ``reasons`` (refusals, counted).
+    payment), ``epsilon`` of this run. Those of a server: ``at``, ``operator`` (subject of the certificate), ``address``,
+    ``action`` and ``subject``, which is a run, a file of one, or a node. ``attrs`` of the table: ``lines``, ``hash`` of the last
+    line, ``epsilon`` of all runs by unit, ``reasons`` (refusals, counted).
 
     Raises:
         FedGraphError: as `verified`.
@@ -105,6 +110,9 @@ def audit(state: Path, expect: str = "") -> Any:
     signers: defaultdict[str, dict[str, None]] = defaultdict(dict)
     reasons: Counter[str] = Counter()
     for entry in verified(state, expect):
+        if "action" in entry:
+            rows[str(entry["n"])] = {key: entry[key] for key in ("at", "operator", "address", "action", "subject")}
+            continue
         run = entry["run"]
         new = {"run": run, "strategy": "", "first": entry["at"], "last": "", "rounds": 0, "requests": 0, "refused": 0}
         row = rows.setdefault(run, new | {"received": 0, "sent": 0})
@@ -122,6 +130,8 @@ def audit(state: Path, expect: str = "") -> Any:
             before = booked.get(name, {"releases": 0})["releases"]
             booked[name] = entry["noise"] | {"releases": before + entry["noise"]["releases"], "run": run}
     for run, row in rows.items():
+        if "action" in row:
+            continue
         own = {name: price for name, price in booked.items() if price["run"] == run}
         row["approved"] = "; ".join(signers[run])
         row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups[run].items()))
@@ -133,7 +143,7 @@ def audit(state: Path, expect: str = "") -> Any:
         unit: spent({name: price for name, price in booked.items() if price["unit"] == unit}) for unit in sorted(units)
     }
     table = pd.DataFrame(rows.values())
-    lines = sum(row["requests"] for row in rows.values())
+    lines = sum(row.get("requests", 1) for row in rows.values())
     table.attrs |= {"lines": lines, "hash": read_head(state)["hash"], "epsilon": total, "reasons": reasons}
     return table
 
@@ -146,12 +156,13 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
     """
     try:
         entry: dict[str, Any] = json.loads(line)
-        if any(type(entry[key]) is not kind for key, kind in _KINDS.items()):
+        kinds = _OF_OPERATORS if "action" in entry else _KINDS
+        if any(type(entry[key]) is not kind for key, kind in kinds.items()):
             raise ValueError("values")
-        if entry["noise"]:
+        if entry.get("noise"):
             check_booking(entry["noise"])
             str(entry["noise"]["unit"])
-        if not all(type(size) is int for size in entry["sent"].values()):
+        if not all(type(size) is int for size in entry.get("sent", {}).values()):
             raise ValueError("sent")
     except MALFORMED as error:
         cut = "" if line.endswith(b"\n") else ", it was cut off"

@@ -2,12 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED
+from fedgraph_flwr.fleet.audit_chain import files_of
 from fedgraph_flwr.fleet.metrics import Metric
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
@@ -16,7 +16,7 @@ PHASES = 50
 
 
 class AuditNumbers:
-    """Numbers of a node's audit log, read from where the last look ended.
+    """Numbers of a node's audit log, also of its older files, read from where the last look ended.
 
     Args:
         path: the log; it may not exist yet.
@@ -46,18 +46,21 @@ class AuditNumbers:
         return [requests, moved, age, epsilon]
 
     def _read(self) -> None:
-        size = self.path.stat().st_size if self.path.is_file() else 0
+        files = files_of(self.path.parent)
+        size = sum(path.stat().st_size for path in files)
         if size < self.end:  # another log
             self.__init__(self.path)  # type: ignore[misc] # starts again
-        if size == self.end:
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.end)
-            content = file.read(size - self.end)
-        lines: Sequence[bytes] = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-        for line in lines:
-            self.end += len(line)
-            self._take(line)
+        before = 0
+        for path in files:
+            here = path.stat().st_size
+            if self.end < before + here:
+                with path.open("rb") as file:
+                    file.seek(self.end - before)
+                    content = file.read(before + here - self.end)
+                for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
+                    self.end += len(line)
+                    self._take(line)
+            before += here
 
     def _take(self, line: bytes) -> None:
         try:

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.fleet.keys import make_certificate
+from fedgraph_flwr.fleet.keys import make_certificate, named
 from tests.conftest import client_graph
 from tests.engine.fleet import ServedFleet
 from tests.support import wait_for
@@ -43,7 +43,7 @@ def test_a_killed_superexec_is_started_again(fleet, plain):
 
 def test_a_renewed_certificate_lets_runs_start(fleet, monkeypatch):
     """The server was started with an expired one."""
-    make_certificate(fleet.keys, "server", "ca", "localhost", x509.ExtendedKeyUsageOID.SERVER_AUTH, 0)
+    make_certificate(fleet.keys, "server", "ca", named("localhost"), x509.ExtendedKeyUsageOID.SERVER_AUTH, 0)
     monkeypatch.setattr(fleet, "ready", lambda: "handshake error" in fleet.log("superlink"))
     fleet.start_superlink()  # until Flower's SuperExec ends
     assert "server.crt has ended: run" in fleet.log("superlink")

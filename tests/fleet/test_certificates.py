@@ -27,7 +27,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import certificates, operating
 from fedgraph_flwr.fleet.certificates import days_left, read, renew, warnings
 from fedgraph_flwr.fleet.checking import reach
-from fedgraph_flwr.fleet.keys import make_ca, make_certificate
+from fedgraph_flwr.fleet.keys import make_ca, make_certificate, named
 from fedgraph_flwr.fleet.processes import free_port
 from tests.support import wait_for
 
@@ -109,7 +109,7 @@ def test_certificates_are_named_from_30_days_before_their_end(keys):
 
 def test_an_expired_certificate_is_named_at_once_and_the_node_waits(keys, monkeypatch, capsys):
     """It starts no SuperNode, which would try for two minutes; after the renewal it does."""
-    make_certificate(keys, "server", "ca", "localhost", x509.ExtendedKeyUsageOID.SERVER_AUTH, 0)
+    make_certificate(keys, "server", "ca", named("localhost"), x509.ExtendedKeyUsageOID.SERVER_AUTH, 0)
     started = []
     monkeypatch.setattr("fedgraph_flwr.cli.node.PAUSES", (0.0,))
     with serving(keys) as (_, port):
@@ -136,7 +136,7 @@ def test_an_expired_certificate_is_named_at_once_and_the_node_waits(keys, monkey
 
 def test_an_expired_authority_of_a_party_is_named(keys):
     make_ca(keys, "ca", 0)
-    make_certificate(keys, "server", "ca", "localhost", x509.ExtendedKeyUsageOID.SERVER_AUTH, 9)
+    make_certificate(keys, "server", "ca", named("localhost"), x509.ExtendedKeyUsageOID.SERVER_AUTH, 9)
     with serving(keys) as (_, port):
         found = reach("localhost", port, keys / "ca.crt")
     assert "ca.crt expired on" in found.explanation

@@ -53,7 +53,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(root):
     app = Starlette()
-    add_routes(app, root, listing)
+    add_routes(app, root, listing, lambda action, subject: None)
     yield from serve(app)
 
 

@@ -19,7 +19,6 @@ from flwr.common.constant import ErrorCode
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.cli.server import Health, Parties
-from fedgraph_flwr.cli.superlink import keep_names
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import audit_chain, metrics, overview
 from fedgraph_flwr.fleet.operating import node_infos
@@ -294,20 +293,6 @@ def test_names_stay_after_a_removal_and_a_restart(tmp_path):
         assert not [labels for _, labels in page if '"22"' in labels]
     (runs / ".parties.json").write_text("[1]")
     assert read_parties(runs) == {}
-
-
-def test_a_superlink_keeps_names_when_a_node_is_admitted_or_removed(tmp_path):
-    nodes = []
-    handlers = SimpleNamespace(
-        register_node=lambda request, account, state: nodes.append(listed(7, request)) or "registered",
-        unregister_node=lambda request, account, state: setattr(nodes[0], "status", "unregistered"),
-    )
-    keep_names(handlers, tmp_path / "runs")
-    state = SimpleNamespace(get_node_info=lambda: nodes)
-    assert handlers.register_node("bank_a", None, state) == "registered"
-    assert read_parties(tmp_path / "runs") == {"7": {"name": "bank_a", "removed": False}}
-    handlers.unregister_node("7", None, state)
-    assert read_parties(tmp_path / "runs") == {"7": {"name": "bank_a", "removed": True}}
 
 
 def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):

@@ -1,4 +1,4 @@
-"""Command ``audit``: verify a node's log of requests and replies, and summarise it.
+"""Command ``audit``: verify a node's log of requests and replies, or a server's log of operators, and summarise it.
 
 The node appends a line per request to STATE/audit.jsonl before its reply leaves; lines are chained by hashes. Note the number and
 hash that this command prints, and pass them to the next audit.
@@ -6,6 +6,7 @@ hash that this command prints, and pass them to the next audit.
 Examples:
   fedgraph-flwr audit state
   fedgraph-flwr audit state --expect 412:9f2c… --out audit.csv
+  fedgraph-flwr audit runs   # on the server: who started, stopped and copied runs, and admitted nodes
 """
 
 import argparse
@@ -14,9 +15,13 @@ from pathlib import Path
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``audit``."""
-    parser.add_argument("state", type=Path, metavar="STATE", help="state folder of a node (--state)")
+    parser.add_argument(
+        "state", type=Path, metavar="STATE", help="state folder of a node (--state), or folder of a server's runs"
+    )
     parser.add_argument("--expect", default="", metavar="NUMBER:HASH", help="line that an earlier audit printed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help=".csv or .parquet file with one row per run")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=".csv or .parquet file with one row per run, or action"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -28,6 +33,11 @@ def main(args: argparse.Namespace) -> int:
 
     found = audit(args.state, args.expect)
     for row in found.itertuples():
+        if hasattr(row, "action"):
+            print(
+                " ".join(sanitize(word, 200) for word in (row.at, row.operator, row.address, row.action, row.subject))
+            )
+            continue
         spent = (
             f"; {row.releases} releases with noise, ε {row.epsilon:.3g} per {sanitize(row.unit, 40)}"
             if row.releases
