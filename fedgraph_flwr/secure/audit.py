@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, sanitize
-from fedgraph_flwr.fleet.audit_chain import HEAD, LOG, START, files_of, ledger_of, next_hash, read_head, releases, text_of
+from fedgraph_flwr.fleet.audit_chain import (
+    HEAD,
+    LOG,
+    START,
+    files_of,
+    ledger_of,
+    next_hash,
+    read_head,
+    releases,
+    text_of,
+)
 from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
