@@ -15,7 +15,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fedgraph_flwr.config import RunConfig, one_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
@@ -34,7 +34,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
     parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
-    own = {"search": {"default": 0}, "margin": {"type": float, "default": None}, "cells": {"default": "interval"}}
+    own: dict[str, Any] = {
+        "search": {"default": 0},
+        "margin": {"type": float, "default": None},
+        "cells": {"default": "interval"},
+    }
     add_options(parser, _OPTIONS, keep=_KEEP, **own)
 
 
