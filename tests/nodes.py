@@ -57,10 +57,13 @@ class Node:
         self.context.state = RecordDict()
 
 
-def agreed(path: Path, cfg: RunConfig, keys: Path, **values: Any) -> str:
+def agreed(path: Path, cfg: RunConfig, keys: Path, names: Sequence[str] = (), **values: Any) -> str:
     """Write an agreement of the members whose keys are in a folder, signed by all, on the runs of a configuration; its digest."""
     members = {
-        f"bank_{client}": {"client": client, "key": key_text(check_key(keys / f"node_{client}").public_key())}
+        names[client] if names else f"bank_{client}": {
+            "client": client,
+            "key": key_text(check_key(keys / f"node_{client}").public_key()),
+        }
         for client in range(len(list(keys.glob("node_*.pub"))))
     }
     content = {

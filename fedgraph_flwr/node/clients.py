@@ -111,7 +111,7 @@ class Member:
         resumes = request.resume is not None
         untrained = not (ledger.trained or ledger.resumed or resumes)
         early = untrained and not start.comes_late(self.client, request.round)
-        trains = request.phase not in (DESCRIBE, EVALUATE)
+        trains = request.phase not in (DESCRIBE, EVALUATE, *self.client.protection.exchanges)
         return Start(untrained, (early or ledger.suspect) and trains)
 
     def permit(self, request: Request) -> None:

@@ -255,3 +255,22 @@ def test_sums_of_the_set_up_over_changed_members_need_the_signed_sentence(tmp_pa
         run.begin()
         reply = run.ask(0, "labels", 0)
         assert ("sums of phase 'labels' follow from no seed" in reply) == (not accepted)
+
+
+def test_a_resumed_run_answers_a_round_for_one_model(tmp_path):
+    """Each resumption could bring another model to the same draws."""
+    coordinator = Coordinator(tmp_path, "privacy.secagg=true", "strategy.weighting=uniform")
+    first = coordinator.run(1)
+    first.begin()
+    start = model_of(first.nodes[0])
+    scored = first.ask(0, "evaluate", 1, {MODEL: start}, checkpoint=True)
+    assert not isinstance(scored, str), scored
+    assert not isinstance(first.ask(0, "describe", 1, checkpoint=True, run="one"), str)
+    assert not isinstance(first.ask(0, "evaluate", 2, {MODEL: start}), str)
+    for factor, accepted in ((2.0, False), (1.0, True)):
+        again = coordinator.run(1)
+        again.begin()
+        assert not isinstance(again.ask(0, "describe", 0, resume=1, run="one"), str)
+        reply = again.ask(0, "evaluate", 2, {MODEL: {name: factor * array for name, array in start.items()}})
+        assert isinstance(reply, str) != accepted
+        assert accepted or "of this agreed run again, over another model" in reply

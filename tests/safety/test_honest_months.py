@@ -8,9 +8,11 @@ import pytest
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
+from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose, configuration
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.fleet.agreements import DIFFERENCE
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
@@ -186,7 +188,7 @@ class Consortium:
         given = [f"num_clients={len(banks)}", *self.words]
         cfg = compose(["model.hidden=8", *given, f"graph={self._files(month)}"])
         self.digest = agreed(
-            self.folder / f"agreement_{self.version}.yaml", cfg, self.keys, version=self.version, **values
+            self.folder / f"agreement_{self.version}.yaml", cfg, self.keys, banks, version=self.version, **values
         )
 
     def _files(self, month):
@@ -198,7 +200,7 @@ class Consortium:
             graph.save(folder / f"client_{client:04d}.safetensors")
         return folder
 
-    def month(self, month, down="", resume=None):
+    def month(self, month, down="", resume=None, more=()):
         """One run, or a cut one that is resumed; a bank may be down."""
         self.used += resume is None
         files = self._files(month)
@@ -227,6 +229,7 @@ class Consortium:
                 *self.words,
                 f"graph={files}",
                 f"agreement={self.digest}/{self.used}",
+                *more,
             ]
             return later("resume", resume) if resume else self.run(*words)
 
@@ -353,3 +356,57 @@ def test_a_run_does_not_start_again(run, tmp_path, monkeypatch):
     with pytest.raises(RunFailed, match="reached round 1 here: resume it from its checkpoint, or start the next run"):
         banks.month(1)
     assert banks.month(2).summary["failures"] == {}
+
+
+PLAIN = ["rounds=2", "model.dropout=0", "strategy.min_clients=3", "strategy.timeout=5"]
+UNIFORM = [SECURE, "strategy.weighting=uniform"]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedprox", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "fedomd", "trees"))],
+)
+def test_agreed_months_of_a_method(method, run, tmp_path, monkeypatch):
+    """Files grow by the month; a new member needs the signed sentence only where sums come before any seed."""
+    banks = Consortium(tmp_path, monkeypatch, run, [*PLAIN, *UNIFORM, *METHODS[method]])
+    banks.agree(FOUR, 1)
+    for month in (1, 2):
+        done = banks.month(month)
+        assert (done.summary["failures"], len(done.rounds)) == ({}, 2)
+    banks.agree([*FOUR, "emil"], 3, changed=["emil"])
+    if method == "trees":
+        with pytest.raises(RunFailed, match="follow from no seed: their difference to those of the version before"):
+            banks.month(3)
+        banks.agree([*FOUR, "emil"], 3, changed=[], accepted=DIFFERENCE)
+    assert banks.month(4).summary["failures"] == {}
+
+
+@pytest.mark.slow
+def test_a_month_continues_with_the_model_of_the_one_before_and_another_scores_it(run, tmp_path, monkeypatch):
+    banks = Consortium(tmp_path, monkeypatch, run, [*PLAIN, *UNIFORM])
+    banks.agree(FOUR, 1, start="continues")
+    first = banks.month(1)
+    with pytest.raises(FedGraphError, match=r"starts run 2 with a model \(start: continues\)"):
+        banks.month(2)
+    second = banks.month(2, more=[f"init={first.out}"])
+    assert second.summary["failures"] == {}
+    assert second.summary["start"]["run"].endswith(first.out.name)
+    banks.words.append(f"evaluate={second.out}")
+    banks.agree(FOUR, 2, name="scores", continues="")
+    assert banks.month(2).summary["failures"] == {}
+
+
+def test_a_month_after_a_back_up_runs_once_its_owner_confirms(run, tmp_path, monkeypatch):
+    """The others saw the bank in a later run; the month that says so is used up, and the next one runs."""
+    banks = Consortium(tmp_path, monkeypatch, run, [*PLAIN, *NOISED])
+    banks.agree(FOUR, 1, absent="allowed", epsilon=1e6)
+    banks.month(1)
+    shutil.copytree(tmp_path / "of/bob", tmp_path / "old")
+    banks.month(2)
+    shutil.rmtree(tmp_path / "of/bob")
+    shutil.copytree(tmp_path / "old", tmp_path / "of/bob")
+    with pytest.raises(RunFailed, match="the state folder of bob is older than run 2"):
+        banks.month(3)
+    file = str(tmp_path / "agreement_1.yaml")
+    assert cli.main(["agree", "confirm", file, "--state", str(tmp_path / "of/bob"), "--last", "2"]) == 0
+    assert len(banks.month(4).rounds) == 2
