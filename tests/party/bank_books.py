@@ -11,6 +11,11 @@ from fedgraph_flwr.cli.app import main
 
 BANKS, EACH, HISTORY, MONTH, PER_DAY = ("a", "b"), 16, 14, 6, 30
 START = np.datetime64("2026-01-01")
+SPAN = "--from", str(START + HISTORY), "--until", str(START + HISTORY + MONTH - 1)
+MODELS: dict[str, dict[str, object]] = {
+    "trees": {"strategy": "boosting", "strategy.min_data_in_leaf": 2},
+    "network": {"rounds": 2, "model.hidden": 8},
+}
 
 
 def payments(

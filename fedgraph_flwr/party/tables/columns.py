@@ -638,6 +638,23 @@ def first_row(mask: np.ndarray) -> int:
     return int(mask.argmax()) + 1 if mask.any() else 0
 
 
+def rates_of(given: Mapping[str, str], where: str) -> dict[str, float]:
+    """Return the rates of currencies as numbers.
+
+    Raises:
+        FedGraphError: one is not a positive number.
+    """
+    found = {}
+    for code, text in given.items():
+        try:
+            found[code] = float(text)
+        except ValueError:
+            found[code] = 0.0
+        if not (code and 0 < found[code] < float("inf")):
+            raise FedGraphError(f"{where} {code}={text}: expected the value of one unit, above 0, such as USD=0.92")
+    return found
+
+
 def as_words(column: Any) -> np.ndarray:
     """Return a column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``.
 

@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,23 +120,6 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)
 
 
-def rates_of(given: Mapping[str, str], where: str) -> dict[str, float]:
-    """Return the rates of currencies as numbers.
-
-    Raises:
-        FedGraphError: one is not a positive number.
-    """
-    found = {}
-    for code, text in given.items():
-        try:
-            found[code] = float(text)
-        except ValueError:
-            found[code] = 0.0
-        if not (code and 0 < found[code] < float("inf")):
-            raise FedGraphError(f"{where} {code}={text}: expected the value of one unit, above 0, such as USD=0.92")
-    return found
-
-
 def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     """Return the value formats given by the options, as fields of a `Treatment`.
 
@@ -144,6 +127,7 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
         FedGraphError: a separator is not accepted, or an option has a wrong form.
     """
     from fedgraph_flwr.data.value_formats import NAMED
+    from fedgraph_flwr.party.tables.columns import rates_of
 
     found: dict[str, dict[str, Any]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
     signs = {".": ".", ",": ","}

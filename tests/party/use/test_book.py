@@ -22,12 +22,7 @@ from fedgraph_flwr.party.book.folder import BookFolder, Pinned
 from fedgraph_flwr.party.use.predict_command import take_book
 from tests.nodes import party_nodes
 from tests.party import bank_books as made
-
-SPAN = "--from", str(made.START + made.HISTORY), "--until", str(made.START + made.HISTORY + made.MONTH - 1)
-MODELS = {
-    "trees": {"strategy": "boosting", "strategy.min_data_in_leaf": 2},
-    "network": {"rounds": 2, "model.hidden": 8},
-}
+from tests.party.bank_books import MODELS, SPAN
 
 
 @pytest.fixture(scope="module", params=["hours", pytest.param("dates", marks=pytest.mark.slow)])

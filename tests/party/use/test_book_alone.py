@@ -11,7 +11,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.party.book.folder import BookFolder
 from fedgraph_flwr.party.book.rows import day_of, read_rows
 from tests.party import bank_books as made
-from tests.party.use.test_book import MODELS, SPAN
+from tests.party.bank_books import MODELS, SPAN
 
 
 def alone(folder, rows, *, own_only, **keys):
