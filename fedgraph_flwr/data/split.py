@@ -115,7 +115,7 @@ def _masks(graph: Graph, *members: np.ndarray) -> list[Tensor]:
 
 
 def _ratio(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
-    """Draw floor(train·n), floor(test·n) and floor(val·n) of the n labelled nodes; if the ratios sum to 1, val is the rest."""
+    """Draw the share of each set from the labelled nodes."""
     nodes = torch.nonzero(graph.labelled).view(-1).numpy()
     rng = _rng(graph, seed, 0)
     order = (
@@ -123,12 +123,16 @@ def _ratio(graph: Graph, cfg: SplitConfig, seed: int) -> list[Tensor]:
         if cfg.stratify
         else rng.permutation(len(nodes))
     )
-    nodes = nodes[order]
-    # 1e-9: 0.29 * 100 is 28.999999999999996
-    train, val, test = (int(ratio * len(nodes) + 1e-9) for ratio in (cfg.train, cfg.val, cfg.test))
-    if cfg.train + cfg.val + cfg.test > 1 - 1e-9:
-        val = len(nodes) - train - test
-    return _masks(graph, nodes[:train], nodes[train : train + val], nodes[train + val : train + val + test])
+    return _masks(graph, *in_order(nodes[order], cfg.shares))
+
+
+def in_order(items: np.ndarray, shares: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Split n ordered items into training, validation and test: floor(share · n) of each; if shares sum to 1, val is the rest."""
+    size = len(items)
+    train, val, test = (int(share * size + 1e-9) for share in shares)  # 0.29 * 100 is 28.999999999999996
+    if sum(shares) > 1 - 1e-9:
+        val = size - train - test
+    return items[:train], items[train : train + val], items[train + val : train + val + test]
 
 
 def _stratified(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -50,10 +50,6 @@ def without_small_classes(masks: Mapping[str, Tensor], y: Tensor, num_classes: i
     return found
 
 
-def _confusion(logits: ArrayLike, y: ArrayLike) -> np.ndarray:
-    return confusion(np.asarray(logits).argmax(axis=1), y, np.shape(logits)[1])
-
-
 def _accuracy(table: np.ndarray) -> float:
     return float(np.add.reduce(table.diagonal()) / np.add.reduce(table, axis=None))
 
@@ -257,7 +253,7 @@ def _values(
     logits: np.ndarray, y: np.ndarray, metrics: Sequence[str], curve: Curves | None, threshold: np.ndarray
 ) -> dict[str, float]:
     """Return the metrics of one split's nodes from their logits; for two classes, from their curve."""
-    table = _confusion(logits, y)
+    table = confusion(logits.argmax(axis=1), y, logits.shape[1])
     of_class = _class_f1(table)
     values = {
         "accuracy": _accuracy(table),

@@ -28,11 +28,11 @@ from fedgraph_flwr.evaluation.curves import Curves
 from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Task
+from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer
 from fedgraph_flwr.wire.messages import derive_seed
 
 
-class Links(Task):
+class Links(ranking.Ranking):
     """Hidden edges of a graph: outputs are embeddings [N, ``model.hidden``], targets 1 for an edge and 0 for none."""
 
     METRICS: ClassVar = TASKS["links"]
@@ -51,9 +51,7 @@ class Links(Task):
         self.known = joined
         place = pairs.keyed(np.sort(graph.node_id.numpy()[inner], axis=0), derive_seed(cfg.seed, "links"))
         found = pairs.split_by_owner(np.argsort(place, kind="stable"), self.part[inner[0]], cfg.split.shares)
-        self.items = {split: inner[:, rows] for split, rows in zip(STAGES, found, strict=True)}
-        self.y = torch.ones(self.items["train"].shape[1])
-        self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
+        self.take({split: inner[:, rows] for split, rows in zip(STAGES, found, strict=True)})
         self.graph = without(graph, np.concatenate([self.items["val"], self.items["test"]], axis=1))
         if graph.far:
             self.graph = with_far_ends(self.graph)
@@ -89,7 +87,7 @@ class Links(Task):
         all pairs are the seeds.
         """
         task, known, sampled = self.cfg.task, self.items["train"], client.sampled
-        rng = self._rng(client.server_round, client.exchange, index, "negatives")
+        rng = self.draws(client.server_round, client.exchange, index, "negatives")
         taken, key = np.arange(known.shape[1]), 0
         if sampled is not None:
             places, key = sampled.drawn(client.server_round, client.exchange, index)
@@ -120,10 +118,6 @@ class Links(Task):
             (rows,) = np.nonzero(self.part[sources] == p)
             targets[rows], free[rows] = draws.corrupted(sources[rows], rng)
         return targets, free
-
-    def steps_on(self, y: Tensor) -> int:
-        """Return only positives: pairs without an edge reveal nothing about the client."""
-        return int((y > 0).sum())
 
     @staticmethod
     def read(logits: Tensor, items: Tensor | None) -> Tensor:
@@ -174,9 +168,6 @@ class Links(Task):
         """Refuse to draw more pairs than fit in memory, by a key of ``task``."""
         named, most = f"task.{key}", pairs.MAX_DRAWN // max(edges, 1)
         pairs.check_drawn(self.graph.client, edges, getattr(self.cfg.task, key), "pairs", named, most)
-
-    def _rng(self, *stream: int | str) -> np.random.Generator:
-        return np.random.default_rng(derive_seed(self.cfg.own_seed, self.graph.client, *stream))
 
     @classmethod
     def for_prediction(cls, cfg: RunConfig) -> RunConfig:

@@ -4,6 +4,7 @@ import numpy as np
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.split import in_order
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.draws import GOLDEN, mix
 
@@ -40,29 +41,17 @@ def codes(pairs: np.ndarray, num_nodes: int) -> np.ndarray:
     return np.asarray(pairs.min(0) * num_nodes + pairs.max(0))
 
 
-def split_pairs(order: np.ndarray, shares: tuple[float, float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split positions [P] in a given order into training, validation and test: floor(share · P) of each.
-
-    Validation takes the rest where the shares sum to 1, as for nodes.
-    """
-    size = order.size
-    train, val, test = (int(share * size + 1e-9) for share in shares)  # 0.29 * 100 is 28.999999999999996
-    if sum(shares) > 1 - 1e-9:
-        val = size - train - test
-    return order[:train], order[train : train + val], order[train + val : train + val + test]
-
-
 def split_by_owner(order: np.ndarray, owner: np.ndarray, shares: tuple[float, float, float]) -> list[np.ndarray]:
-    """Return the positions of training, validation and test items, by owner, each owner's split by `split_pairs`.
+    """Return the positions of training, validation and test items, by owner, each owner's split by `in_order`.
 
     Args:
         order: positions of all items, in the order of their split [P].
         owner: of each item [P].
-        shares: as of `split_pairs`.
+        shares: as of `in_order`.
     """
     order = order[np.argsort(owner[order], kind="stable")]
     owners = np.split(order, np.flatnonzero(np.diff(owner[order])) + 1)
-    return [np.concatenate(rows) for rows in zip(*(split_pairs(one, shares) for one in owners), strict=True)]
+    return [np.concatenate(rows) for rows in zip(*(in_order(one, shares) for one in owners), strict=True)]
 
 
 def check_drawn(client: int, items: int, each: int, named: str, key: str, most: int) -> None:

@@ -5,9 +5,35 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.evaluation import chance
+from fedgraph_flwr.tasks.base import Task
+from fedgraph_flwr.wire.messages import derive_seed
 
 HITS = (1, 3, 10)
 """Ranks up to which positives count, each a score of its own."""
+
+
+class Ranking(Task):
+    """Base of tasks that rank true items among wrong ones.
+
+    Attributes:
+        items: the true items by split, each [R, V].
+    """
+
+    items: dict[str, np.ndarray]
+
+    def take(self, items: dict[str, np.ndarray]) -> None:
+        """Take the true items; all of those for training train, with target 1."""
+        self.items = items
+        self.y = torch.ones(items["train"].shape[1])
+        self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
+
+    def steps_on(self, y: Tensor) -> int:
+        """Return only true items: wrong ones reveal nothing about the client."""
+        return int((y > 0).sum())
+
+    def draws(self, *stream: int | str) -> np.random.Generator:
+        """Return a random stream of the client for training."""
+        return np.random.default_rng(derive_seed(self.cfg.own_seed, self.graph.client, *stream))
 
 
 def ranks(positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
@@ -49,20 +75,11 @@ def among(
 
 def scores(ranks: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
     """Return mean reciprocal rank and hits of ranks among ``wrong`` other candidates, both [P], with their chance levels."""
-    levels = {"mrr": random_reciprocal_rank(wrong)}
-    levels |= {f"hits_{k}": float(np.mean(np.minimum(k / (wrong + 1), 1))) for k in HITS}
-    found = {"mrr": mean_reciprocal_rank(ranks), **{f"hits_{k}": hits(ranks, k) for k in HITS}}
-    return found | {chance.name_of(name): value for name, value in levels.items()}
-
-
-def mean_reciprocal_rank(ranks: np.ndarray) -> float:
-    """Mean of 1 / rank over the positives."""
-    return float(np.mean(1 / ranks))
-
-
-def hits(ranks: np.ndarray, k: int) -> float:
-    """Share of the positives whose rank is at most k."""
-    return float(np.mean(ranks <= k))
+    found = {"mrr": float(np.mean(1 / ranks)), chance.name_of("mrr"): random_reciprocal_rank(wrong)}
+    for k in HITS:
+        found[f"hits_{k}"] = float(np.mean(ranks <= k))
+        found[chance.name_of(f"hits_{k}")] = float(np.mean(np.minimum(k / (wrong + 1), 1)))
+    return found
 
 
 def random_reciprocal_rank(candidates: np.ndarray) -> float:

@@ -31,7 +31,7 @@ from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.readout import RelationRows, attach
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Stages, Task
+from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Stages
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -54,7 +54,7 @@ class Party(NamedTuple):
     items: dict[str, np.ndarray]
 
 
-class Triples(Task):
+class Triples(ranking.Ranking):
     """Triples of a graph: outputs are the vectors of entities, then of relations [N + R, ``model.hidden``].
 
     Attributes:
@@ -87,11 +87,9 @@ class Triples(Task):
             )
             for p, entities in _entities(graph, owner).items()
         ]
-        self.items = {name: np.concatenate([party.items[name] for party in self.parties], axis=1) for name in STAGES}
+        self.take({name: np.concatenate([party.items[name] for party in self.parties], axis=1) for name in STAGES})
         self.owner = np.repeat(np.arange(len(self.parties)), [p.items["train"].shape[1] for p in self.parties])
         self.known = np.sort(self._codes(*self.items["train"]))
-        self.y = torch.ones(self.items["train"].shape[1])
-        self.masks = {"train": torch.ones(len(self.y), dtype=torch.bool)}
         kept = torch.from_numpy(np.sort(np.concatenate([rows[split == 0], (owner < 0).nonzero()[0]])))
         self.graph = graph.with_edges(graph.edge_index[:, kept], kept)
 
@@ -137,9 +135,7 @@ class Triples(Task):
     def step(self, whole: Batch, index: int, client: Client) -> Batch:
         """Some training triples, each with the missing end and what may replace it; `read` says how items are packed."""
         task, train = self.cfg.task, self.items["train"]
-        rng = np.random.default_rng(
-            derive_seed(self.cfg.own_seed, self.graph.client, client.server_round, client.exchange, index, "negatives")
-        )
+        rng = self.draws(client.server_round, client.exchange, index, "negatives")
         size = min(task.batch_size or train.shape[1], train.shape[1])
         most = pairs.MAX_DRAWN // task.negatives
         pairs.check_drawn(self.graph.client, size, task.negatives, "entities", "task.batch_size", most)
@@ -182,10 +178,6 @@ class Triples(Task):
                 break
             drawn[taken] = draw(of[taken])
         return drawn.reshape(-1, count), ~taken.reshape(-1, count)
-
-    def steps_on(self, y: Tensor) -> int:
-        """Return only true triples: replacements reveal nothing about the client."""
-        return int((y > 0).sum())
 
     def read(self, logits: Tensor, items: Tensor | None) -> Tensor:  # type: ignore[override]
         """Scores [V, K] of K candidates for the missing end of V triples.

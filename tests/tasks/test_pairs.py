@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedgraph_flwr.data.split import in_order
 from fedgraph_flwr.tasks import pairs
 
 
@@ -39,10 +40,10 @@ def test_the_finaliser_is_splitmix64():
 
 def test_pairs_are_split_by_shares_and_none_is_in_two_splits():
     order = np.random.default_rng(0).permutation(103)
-    train, val, test = pairs.split_pairs(order, (0.6, 0.2, 0.2))
+    train, val, test = in_order(order, (0.6, 0.2, 0.2))
     assert (train.size, val.size, test.size) == (61, 22, 20)
     assert sorted(np.concatenate([train, val, test])) == list(range(103))
-    train, val, test = pairs.split_pairs(order, (0.29, 0.1, 0.1))
+    train, val, test = in_order(order, (0.29, 0.1, 0.1))
     assert (train.size, val.size, test.size) == (29, 10, 10)
 
 

@@ -25,14 +25,14 @@ def test_a_positive_without_a_score_comes_last():
 
 def test_a_constant_scorer_is_in_the_middle():
     places = ranking.ranks(np.zeros(4), np.zeros((4, 10)))
-    assert ranking.mean_reciprocal_rank(places) == pytest.approx(1 / 6)
-    assert ranking.hits(places, 5) == 0
-    assert ranking.hits(places, 6) == 1
+    assert places.tolist() == [6] * 4
+    found = ranking.scores(places, np.full(4, 10))
+    assert found["mrr"] == pytest.approx(1 / 6)
+    assert (found["hits_3"], found["hits_10"]) == (0, 1)
 
 
 def test_a_random_order_has_the_expected_reciprocal_rank():
     rng = np.random.default_rng(0)
     places = ranking.ranks(rng.random(40_000), rng.random((40_000, 7)))
-    assert ranking.mean_reciprocal_rank(places) == pytest.approx(
-        ranking.random_reciprocal_rank(np.full(3, 7)), abs=0.006
-    )
+    found = ranking.scores(places, np.full(3, 7))
+    assert found["mrr"] == pytest.approx(found["chance_mrr"], abs=0.006)
