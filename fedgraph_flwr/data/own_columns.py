@@ -25,17 +25,15 @@ def recipe_of(graph: Graph) -> Recipe | None:
     return Recipe.from_dict(values, graph.name or "the graph") if values else None
 
 
-def with_edge_columns(graph: AnyGraph, recipe: Recipe, columns: Any, rows: Tensor | None = None) -> AnyGraph:
+def with_edge_columns(graph: AnyGraph, recipe: Recipe, columns: Any) -> AnyGraph:
     """Return a graph with columns of its edges.
 
     Args:
-        graph: E edges and a book.
+        graph: E edges, which are the records of its book.
         recipe: the recipe of the columns.
-        columns: of each record of the book [R, K].
-        rows: record of each edge [E]; None: edges are records in the same order.
+        columns: of each record [E, K].
     """
     found = torch.from_numpy(np.ascontiguousarray(columns))
-    found = found if rows is None else found[rows]
     base = graph.edge_attr if graph.num_edge_features else found[:, :0]
     own = {"recipe": recipe.to_dict(), "edges": found.size(1)}
     return replace(graph, edge_attr=torch.cat([base, found], dim=1), own_columns=own)

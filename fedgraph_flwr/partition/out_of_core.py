@@ -63,7 +63,8 @@ def make_files(graph: Graph, cfg: RunConfig, folder: Path) -> list[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _delete_unfinished(folder)
+        for path in [*folder.glob(".*"), folder / "parts.tmp.npz"]:  # that a killed process was writing
+            path.unlink(missing_ok=True)
         parts = _parts(graph, cfg, folder)
         _check_space(graph, folder)
         spool = Spool(graph, parts, folder)
@@ -81,12 +82,6 @@ def make_files(graph: Graph, cfg: RunConfig, folder: Path) -> list[int]:
             f"cannot write {folder}: {error.strerror or error}; what is done is kept, run the same command again to resume"
         ) from error
     return [len(part) for part in parts]
-
-
-def _delete_unfinished(folder: Path) -> None:
-    """Delete files that a killed process of an earlier call was writing."""
-    for path in [*folder.glob(".*"), folder / "parts.tmp.npz"]:
-        path.unlink(missing_ok=True)
 
 
 def _say(text: str) -> None:

@@ -99,7 +99,7 @@ def client_files(cfg: RunConfig) -> Path:
     """
     if cfg.graph:
         given = _given(cfg)
-        if not _pooled(cfg):
+        if not cfg.strategy.pooled:
             return given
     folder = _cached(cfg)
     if not _whole(folder):
@@ -111,7 +111,7 @@ def client_files(cfg: RunConfig) -> Path:
 
 def _fill(folder: Path, cfg: RunConfig) -> None:
     """Make a partition's folder: out of core where the graph is mapped, else in memory."""
-    if cfg.graph or _pooled(cfg):
+    if cfg.graph or cfg.strategy.pooled:
         clients = _make(cfg)
     else:
         graph = _source(cfg)
@@ -164,7 +164,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
         folder = _given(cfg)
         name = read_header(files(folder)[0])[1].get("name") or folder.absolute().name
         cfg = dataclasses.replace(cfg, dataset=DatasetConfig(name))
-    if _pooled(cfg) or not (cfg.graph or _decides(cfg)):
+    if cfg.strategy.pooled or not (cfg.graph or _decides(cfg)):
         return cfg
     dataset = cfg.dataset
     if "clients" in dataset.params and dataset.params["clients"] is None:
@@ -179,7 +179,7 @@ def load_client(cfg: RunConfig, index: int) -> Any:
     Raises:
         FedGraphError: the client does not exist, or its file cannot be read.
     """
-    given = cfg.graph and not _pooled(cfg)
+    given = cfg.graph and not cfg.strategy.pooled
     folder = Path(cfg.graph).expanduser() if given else _cached(cfg)
     # Looks at this one file: with all of them looked at for each client, a thousand clients would take 12 s to start.
     path = _place(folder, index, whole=not given)
@@ -397,10 +397,10 @@ def key(cfg: RunConfig) -> str:
 
 def _relevant(cfg: RunConfig) -> dict[str, Any]:
     if cfg.graph:
-        return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": _pooled(cfg)}
+        return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": cfg.strategy.pooled}
     groups: dict[str, Any] = {n: dataclasses.asdict(getattr(cfg, n)) for n in ("dataset", "split", "partition")}
     decided = _decides(cfg) and cfg.dataset.params.get("clients", 0) is not None
-    groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": _pooled(cfg)}
+    groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": cfg.strategy.pooled}
     return groups | ({"private_schema": True} if cfg.strategy.private_schema else {})
 
 
@@ -466,10 +466,6 @@ def _hash(path: Path, size: int, modified: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _pooled(cfg: RunConfig) -> bool:
-    return cfg.strategy.pooled
-
-
 def _cached(cfg: RunConfig) -> Path:
     root = cache_dir() / "partitions"
     root.mkdir(parents=True, exist_ok=True)
@@ -523,7 +519,7 @@ def _make(cfg: RunConfig) -> Sequence[Any]:
     else:
         graph = _source(cfg)
         module, clients = _module(graph), make(graph, cfg)
-    return [module.pool(clients)] if _pooled(cfg) else clients
+    return [module.pool(clients)] if cfg.strategy.pooled else clients
 
 
 def _source(cfg: RunConfig) -> Any:
