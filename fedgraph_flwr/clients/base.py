@@ -283,6 +283,10 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         """Return logits [N, C] of the shared parameters as received, for a personal method."""
         return infer(self)
 
+    def predict_at(self, places: Tensor) -> Tensor:
+        """Return the logits of `predict` of some items [K, C]."""
+        return self.predict()[places]
+
     def personal_parameters(self) -> Mapping[str, Tensor]:
         """Return tensors of the model, by name, that `predict` uses instead of the current ones."""
         return self.combined.parameters(self)

@@ -179,6 +179,10 @@ class BoostingClient(GraphClient):
 
     predict_shared = predict
 
+    def predict_at(self, places: Tensor) -> Tensor:
+        """Return logits of some items [K, W]; columns of no others are read."""
+        return self.model(self.x.at(places.numpy()))
+
     @property
     def outputs(self) -> int:
         """K, the outputs of the forest."""

@@ -20,6 +20,7 @@ sorts, sorted searches and prefix sums, and amounts within a window by a wavelet
 time O(R log R) for R records, also if they belong to one account.
 """
 
+import copy
 import fnmatch
 import itertools
 import math
@@ -333,6 +334,16 @@ class _Events:
         self.near, self.other = near[self.order], far[self.order]
         self.time = book.time[self.order]
         self.total = before(book.cents[self.order])
+        self.every = self
+
+    def of(self, asked: NDArray[np.bool_] | None) -> "_Events":
+        """Return the requests of some records, in their order; None: of all."""
+        if asked is None:
+            return self
+        kept, found = np.flatnonzero(asked[self.order]), copy.copy(self)
+        for name in ("order", "key", "near", "other", "time"):
+            setattr(found, name, getattr(self, name)[kept])
+        return found
 
     def repeats(self) -> tuple[Ints, Ints]:
         """Return pairs of positions with the same two accounts and none between them, the later ones ascending."""
@@ -378,8 +389,8 @@ class _Index:
     def itself(self, asked: _Events, events: _Events) -> Ints:
         """Return 1 where a record is among those that `bounds` gives, else 0, in the order of ``asked`` [R]."""
         if not self.whole:
-            return np.zeros(self.loop.size, dtype=np.int64)
-        own = np.ones_like(self.loop) if asked is events else self.loop
+            return np.zeros(asked.order.size, dtype=np.int64)
+        own = np.ones_like(self.loop) if asked.every is events else self.loop
         return own[asked.order].astype(np.int64)
 
     def bounds(self, asked: _Events, events: _Events, whole: bool | None = None) -> tuple[Ints, list[Ints]]:
@@ -407,7 +418,9 @@ def _distinct(first: Ints, end: Ints, repeats: tuple[Ints, Ints]) -> Ints:
     return end - first - np.cumsum(change)[:-1]
 
 
-def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> NDArray[np.float32]:
+def edge_columns(
+    book: Book, recipe: Recipe, accounts: Ints | None = None, rows: Ints | None = None
+) -> NDArray[np.float32]:
     """Return the columns of records, float32 [R, K], as ``recipe.edge_columns`` names them.
 
     Args:
@@ -415,6 +428,7 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
         recipe: the columns.
         accounts: if the book joins those of several parties, the party of each account [A]. A record's columns are then
             those of its payer's party, which reads only its own book.
+        rows: records whose columns are returned, in this order [R']; those of others are not computed. None: all.
     """
     size = book.time.size
     book = book.of_days() if recipe.whole else book
@@ -422,8 +436,9 @@ def edge_columns(book: Book, recipe: Recipe, accounts: Ints | None = None) -> ND
         book = per_party(book, accounts)[0]
     if recipe.last:
         windows = list(zip(recipe.labels, recipe.seconds, strict=True))
-        return _matrix(capped_values(book, windows, recipe.last, ALIKE, NEVER), recipe.edge_columns, size)
-    return _matrix(_edge_values(book, recipe), recipe.edge_columns, size)
+        return _matrix(capped_values(book, windows, recipe.last, ALIKE, NEVER), recipe.edge_columns, size, rows)
+    asked = None if rows is None else _placed(book.time.size, rows, np.ones(rows.size, dtype=bool))
+    return _matrix(_edge_values(book, recipe, asked=asked), recipe.edge_columns, size, rows)
 
 
 def views(book: Book, recipe: Recipe, party: Ints) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -505,55 +520,60 @@ def per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
     return Book(code[0], code[1], book.time[rows], book.cents[rows]), rows
 
 
-def _matrix(values: Values, columns: Sequence[Column], size: int) -> NDArray[np.float32]:
-    """Return values by name as a matrix of these columns, transformed, [size, K]."""
+def _matrix(values: Values, columns: Sequence[Column], size: int, rows: Ints | None = None) -> NDArray[np.float32]:
+    """Return values by name as a matrix of these columns, transformed, [size, K], or of some rows."""
     place = {column.name: (number, column.form) for number, column in enumerate(columns)}
-    found = np.zeros((len(columns), size), dtype=np.float32)
-    for name, value in values:
+    at: Any = slice(size) if rows is None else rows
+    found = np.zeros((len(columns), size if rows is None else rows.size), dtype=np.float32)
+    for name, every in values:
         if name in place:
-            number, form = place.pop(name)
-            found[number] = (((np.log1p(value) if form.log else value) - form.center) / form.scale)[:size]
+            (number, form), value = place.pop(name), every[at]
+            found[number] = ((np.log1p(value) if form.log else value) - form.center) / form.scale
     if place:
         raise ValueError(f"no values of {', '.join(place)}")
     return found.T
 
 
-def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
-    """Yield name and value of each column of records.
+def _edge_values(book: Book, recipe: Recipe, nodes: bool = False, asked: NDArray[np.bool_] | None = None) -> Values:
+    """Yield name and value of each column of records [R].
 
-    With ``nodes``, only those that `_node_values` reads, flow included.
+    With ``nodes``, only those that `_node_values` reads, flow included. Values of records that are not among ``asked`` [R] say
+    nothing.
     """
     windows, names = recipe.seconds, recipe.labels
     index = _Index(book, windows, recipe.whole)
     yield "amount", book.cents / 100
 
     def spread(asked: _Events, values: Any) -> Any:
-        found = np.empty_like(values)
-        found[asked.order] = values
-        return found
+        return _placed(book.time.size, asked.order, values)
 
     held: dict[tuple[str, str], tuple[Ints, list[Ints]]] = {}
     counts: dict[str, list[Ints]] = {}
-    ends, ways = {"source": index.out, "target": index.into}, {"out": index.out, "in": index.into}
+    ways = {"out": index.out, "in": index.into}
+    ends = {"source": index.out.of(asked), "target": index.into.of(asked)}
     repeats = {way: events.repeats() for way, events in ways.items()}
     alone = [number == 1 for number in _same(index)] if index.whole else [index.loop] * len(names)
-    for (end, asked), (way, events) in itertools.product(ends.items(), ways.items()):
-        last, first = held[end, way] = index.bounds(asked, events)
-        itself = index.itself(asked, events)
-        numbers = [spread(asked, last - start - itself) for start in first]
+    for (end, near), (way, events) in itertools.product(ends.items(), ways.items()):
+        last, first = held[end, way] = index.bounds(near, events)
+        itself = index.itself(near, events)
+        numbers = [spread(near, last - start - itself) for start in first]
         for w, number in zip(names, numbers, strict=True):
             yield f"n_{way}_{end}_{w}", number
-        if asked is not events:
+        if across := near.every is not events:
+            if asked is not None:  # of all records: those of the accounts at the other ends are summed up
+                until, since = index.bounds(near.every, events)
+                own = index.itself(near.every, events)
+                numbers = [spread(near.every, until - start - own) for start in since]
             counts[way] = numbers
-        if nodes and asked is not events:
+        if nodes and across:
             continue
-        yield f"since_{way}_{end}", spread(asked, _since(index, asked, events, last, itself))
-        cents = itself * book.cents[asked.order]
+        yield f"since_{way}_{end}", spread(near, _since(index, near, events, last, itself))
+        cents = itself * book.cents[near.order]
         for w, start, only in zip(names, first, alone, strict=True):
             paid = (events.total[last] - events.total[start] - cents) / 100
-            yield f"sum_{way}_{end}_{w}", spread(asked, paid)
-            partners = _distinct(start, last, repeats[way]) - itself * only[asked.order]
-            yield f"partners_{way}_{end}_{w}", spread(asked, partners)
+            yield f"sum_{way}_{end}_{w}", spread(near, paid)
+            partners = _distinct(start, last, repeats[way]) - itself * only[near.order]
+            yield f"partners_{way}_{end}_{w}", spread(near, partners)
     del repeats
     yield from zip(("pair_before", "back_before"), _pairs(index), strict=True)
     for end, way in (("source", "in"), ("target", "out")):
@@ -564,7 +584,9 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
             # a record of the day against this one counts it, and one to oneself counts itself
             yield f"hop2_{way}_{w}", far - _back_today(index) - index.loop * number if index.whole else far
     if nodes or any(column.name.startswith("flow_") for column in recipe.edge_columns):
-        for w, window, flow in zip(names, windows, _flow(index, *held["source", "in"]), strict=True):
+        leading = None if asked is None else _leading(index, asked)
+        bounds = held["source", "in"] if leading is None else index.bounds(index.out.of(leading), index.into)
+        for w, window, flow in zip(names, windows, _flow(index, *bounds, leading), strict=True):
             yield f"flow_in_count_{w}", flow.number
             yield f"flow_in_kept_{w}", flow.kept
             yield f"flow_in_gap_{w}", flow.gap / ALIKE
@@ -572,13 +594,14 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False) -> Values:
             yield f"flow_in_hours_{w}", np.where(flow.number > 0, flow.seconds, window) / 3_600
         if index.whole and not nodes:
             later = _Index(book.reversed(), [DAY], whole=True)
-            (today,) = _flow(later, *later.bounds(later.out, later.into))
+            (today,) = _flow(later, *later.bounds(later.out.of(asked), later.into), asked)
             yield from (
                 ("flow_out_count", today.number),
                 ("flow_out_kept", today.kept),
                 ("flow_out_gap", today.gap / ALIKE),
             )
-    for w, common in zip(names, _common(index, held["source", "out"], held["target", "in"]), strict=True):
+    received = ends["target"], *held["target", "in"]
+    for w, common in zip(names, _common(index, (ends["source"], *held["source", "out"]), received), strict=True):
         yield f"common_{w}", common
 
 
@@ -765,27 +788,52 @@ class Flow(NamedTuple):
     depth: Ints
 
 
-def _flow(index: _Index, last: Ints, first: Sequence[Ints]) -> Iterator[Flow]:
+def _leading(index: _Index, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return the records that decide how many in a row lead to the asked ones: those and alike ones into their payers [R]."""
+    every, logs = asked.copy(), np.log(np.maximum(index.flowing, 1))
+    fresh = asked
+    for _ in range(1, DEPTH):
+        near = index.out.of(fresh)
+        last, first = index.bounds(near, index.into)
+        accounts = np.unique(near.near, return_index=True)[1]
+        if not accounts.size:
+            break
+        # of each account one range of places and one of amounts, wider than `Flow` compares
+        low, high = np.minimum.reduceat(first[-1], accounts), np.maximum.reduceat(last, accounts)
+        count = np.maximum(high - low, 0).astype(np.int64)
+        into = index.into.order[np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - low, count)]
+        least, most = (np.repeat(of.reduceat(logs[near.order], accounts), count) for of in (np.minimum, np.maximum))
+        alike = (logs[into] >= least - 2 * ALIKE) & (logs[into] <= most + 2 * ALIKE)
+        fresh = _placed(asked.size, into[alike], np.ones(int(alike.sum()), dtype=bool)) & ~every
+        every |= fresh
+    return every
+
+
+def _flow(index: _Index, last: Ints, first: Sequence[Ints], wanted: NDArray[np.bool_] | None = None) -> Iterator[Flow]:
     """Yield the flow of each window.
 
     Args:
         index: the book.
-        last: where the records received by the payer before each record end, in the order of ``index.out`` [R].
-        first: where those of each window start [R each].
+        last: where the records received by the payer before each wanted record end, in the order of ``index.out`` [R'].
+        first: where those of each window start [R' each].
+        wanted: the wanted records [R], with those that decide about rows of records; None: all.
     """
-    events, asked = index.into, index.out
+    events, asked = index.into, index.out.of(wanted)
     # within a day, records have no order: a row of records may reach the last one's day once, and cannot lead to itself
     chained: Iterator[Any] = itertools.repeat(None)
     if index.whole and last.size:
         chained = (
-            flow.depth for flow in _flow_of(index, *index.bounds(asked, events, whole=False), itertools.repeat(None))
+            flow.depth
+            for flow in _flow_of(index, asked, *index.bounds(asked, events, whole=False), itertools.repeat(None))
         )
-    return _flow_of(index, last, first, chained)
+    return _flow_of(index, asked, last, first, chained)
 
 
-def _flow_of(index: _Index, last: Ints, first: Sequence[Ints], chained: Iterator[Any]) -> Iterator[Flow]:
+def _flow_of(
+    index: _Index, asked: _Events, last: Ints, first: Sequence[Ints], chained: Iterator[Any]
+) -> Iterator[Flow]:
     """Yield the flow of each window; ``chained`` has the depth that rows through a record count, None for the flow's own."""
-    events, asked = index.into, index.out
+    events = index.into
     amounts, code = np.unique(index.flowing, return_inverse=True)
     logs = np.log(np.maximum(amounts, 1))
     low = np.where(amounts > 0, np.searchsorted(logs, logs - ALIKE, "right"), 0)
@@ -899,15 +947,17 @@ CHUNK = 1 << 19
 """Number of candidates that `_common` looks at in one step."""
 
 
-def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, list[Ints]]) -> list[Ints]:
+def _common(
+    index: _Index, paid: tuple[_Events, Ints, list[Ints]], received: tuple[_Events, Ints, list[Ints]]
+) -> list[Ints]:
     """Return, for each window, the number of accounts that the payer paid and that paid the receiver [R].
 
     With whole days, both ends do not count, so that a record cannot change its own value.
 
     Args:
         index: the book.
-        paid: bounds of the payers' paid records, in the order of ``index.out``.
-        received: bounds of the receivers' received records, in the order of ``index.into``.
+        paid: requests of payers, and bounds of their paid records.
+        received: requests of receivers, and bounds of their received records.
     """
     book, size = index.book, index.book.time.size
     found = [np.zeros(size, dtype=np.int64) for _ in index.windows]
@@ -915,10 +965,10 @@ def _common(index: _Index, paid: tuple[Ints, list[Ints]], received: tuple[Ints, 
         return found
     looks = _Lookup(index.out), _Lookup(index.into)
     ranges = []
-    for asked, (last, first) in ((index.out, paid), (index.into, received)):
-        both = np.empty((2, size), dtype=np.int64)
+    for asked, last, first in (paid, received):
+        both = np.zeros((2, size), dtype=np.int64)
         most = LAST + 1 if index.whole else LAST  # itself does not count
-        both[:, asked.order] = _whole_times(asked, np.maximum(first[-1], last - most), first[-1]), last
+        both[:, asked.order] = _whole_times(asked.every, np.maximum(first[-1], last - most), first[-1]), last
         ranges.append(both)
     lengths = np.stack([np.maximum(high - low, 0) for low, high in ranges])
     sides = (index.out, index.into, book.target), (index.into, index.out, book.source)

@@ -93,6 +93,12 @@ def renumbered(book: Tensor, place: Tensor, nodes: int) -> Tensor:
 
 def appended(book: Tensor, new: Tensor) -> tuple[Tensor, NDArray[np.int64]]:
     """Return a book with new records [4, R] and the place of each in it; those that the book has, copy by copy, count once."""
+    near = torch.isin(book[2], new[2]).nonzero().view(-1)
+    if near.numel() < book.size(1):  # others are equal to none of the new ones
+        found, at = appended(book[:, near], new)
+        fresh = found[:, near.numel() :]
+        place = np.concatenate([near.numpy(), book.size(1) + np.arange(fresh.size(1))])
+        return torch.cat([book, fresh], dim=1), place[at]
     old = book.size(1)
     _, code = torch.cat([book, new], dim=1).unique(dim=1, return_inverse=True)
     order = np.argsort(code.numpy(), kind="stable")  # stored ones first

@@ -101,8 +101,12 @@ class Edges(Classification):
         """Return when each item is scored, as a row [V], and the rows: stages, after training by ``split.step``."""
         step = self.cfg.split.step_seconds if self.cfg.split.kind != "public" and time.numel() else 0
         day = torch.div(time, step, rounding_mode="floor") if step else torch.zeros_like(stage)
-        codes, point = torch.stack([stage, day.where(stage > 0, 0)], dim=1).unique(dim=0, return_inverse=True)
-        rows = [(int(s), (int(d) + 1) * step - 1 if step and s else None) for s, d in codes.tolist()]
+        day = day.where(stage > 0, 0)
+        least = int(day.min()) if day.numel() else 0
+        size = int(day.max()) - least + 1 if day.numel() else 1
+        codes, point = (stage * size + day - least).unique(return_inverse=True)
+        pairs_of = [(code // size, code % size + least) for code in codes.tolist()]
+        rows = [(s, (d + 1) * step - 1 if step and s else None) for s, d in pairs_of]
         first = [] if rows and rows[0][0] == 0 else [(0, None)]  # training reads its edges even where it predicts none
         return point + len(first), [*first, *rows]
 

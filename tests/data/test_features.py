@@ -119,6 +119,38 @@ def test_order_of_records_changes_nothing(seed, monkeypatch):
     np.testing.assert_array_equal(node_columns(b, RECIPE, 7), node_columns(b.where(order), RECIPE, 7))
 
 
+@pytest.mark.parametrize("day", ["before", "whole"])
+@pytest.mark.parametrize(("seed", "accounts"), [(0, 7), (1, 7), (2, 40), (3, 40), (4, 120)])
+def test_columns_of_some_records_are_those_of_all(seed, accounts, day, monkeypatch):
+    """Also where money passes through many accounts in a row; with many accounts, most records are not looked at."""
+    b, rng = book(seed, 600, accounts), np.random.default_rng(seed)
+    chain = np.arange(9)
+    b = Book(
+        *(
+            np.concatenate(pair)
+            for pair in zip(
+                (b.source, b.target, b.time, b.cents),
+                (chain % accounts, (chain + 1) % accounts, chain * 50_000 - 10**6, 777_000 - chain * 5_000),
+                strict=True,
+            )
+        )
+    )
+    recipe, looked = Recipe(windows=(0.25, 2.0), day=day), []
+    leading = features._leading
+
+    def counted(index, asked):
+        looked.append(leading(index, asked))
+        return looked[-1]
+
+    monkeypatch.setattr(features, "_leading", counted)
+    every = edge_columns(b, recipe)
+    assert not looked
+    for rows in (rng.choice(609, 20), np.array([608, 3, 3]), np.arange(0)):
+        np.testing.assert_array_equal(edge_columns(b, recipe, rows=rows), every[rows])
+    assert [int(of.sum()) for of in looked][-1] == 0
+    assert accounts < 120 or looked[0].sum() < 200
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_order_of_records_of_one_time_changes_nothing(seed):
     """More records of two accounts than are read, many of them at one time."""

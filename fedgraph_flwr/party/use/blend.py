@@ -28,7 +28,15 @@ from fedgraph_flwr.data.payment_names import Names
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.prepare import check_unused
-from fedgraph_flwr.party.use.predict import BLEND, Predictor, TaskPredictor, load_node, load_predictor
+from fedgraph_flwr.party.use.predict import (
+    BLEND,
+    Predictor,
+    TaskPredictor,
+    Wanted,
+    load_node,
+    load_predictor,
+    threshold_of,
+)
 from fedgraph_flwr.party.use.prediction_input import InputSpec
 from fedgraph_flwr.store.recorder import Recorder
 from fedgraph_flwr.store.results import CONFIG
@@ -123,12 +131,11 @@ class Blended(TaskPredictor):
         """As of `Predictor`, of the blended logits."""
         if self.own is None or len(self.input_spec.classes) != 2:
             return None
-        logits, task = self.outputs(self.own)
-        return metrics.threshold(logits, task.y, task.masks["val"])
+        return threshold_of(self)
 
-    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+    def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, blended."""
-        found = [member.items(graph) for member in self.members]
+        found = [member.items(graph, wanted) for member in self.members]
         for member, (_, task) in zip(self.members, found, strict=True):
             check_same_items(found[0][1], task, f"{self.first.source} and {member.source}")
         return torch.from_numpy(self.weights.apply([logits.numpy() for logits, _ in found])), found[0][1]

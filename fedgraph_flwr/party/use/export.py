@@ -14,7 +14,7 @@ import functools
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
@@ -42,7 +42,7 @@ from fedgraph_flwr.numerics.forest import check_forest, raw_scores
 from fedgraph_flwr.party.use.blend import Blended, weights_of
 from fedgraph_flwr.party.use.card import blend_card, model_card, scores, write_export
 from fedgraph_flwr.party.use.plain.items import READOUTS, Items
-from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, as_client, as_scored
+from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, Wanted, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
 from fedgraph_flwr.party.use.trees import export_trees
 from fedgraph_flwr.tasks import Task, task_class
@@ -284,12 +284,20 @@ class ExportedModel(TaskPredictor):
         self.check_width(own)
         return with_far_ends(own) if self.task.capabilities.far_ends and own.far else own
 
-    def of_items(self, graph: Any, outputs: Tensor, task: Task) -> tuple[Tensor, Task]:
-        """Return outputs and task of the graph's own items, without far ends."""
-        if not self.task.capabilities.far_ends:
-            return outputs, task
-        count = self.as_graph(graph).y.size(0)
-        return outputs[:count], task.first(count)
+    def of_items(
+        self, graph: Any, outputs: Callable[[Tensor], Tensor], task: Task, wanted: Wanted | None
+    ) -> tuple[Tensor, Task]:
+        """Return outputs and task of the graph's own items, without far ends.
+
+        Args:
+            graph: as for `outputs`.
+            outputs: returns those of items by their places.
+            task: of all items.
+            wanted: as for `outputs`.
+        """
+        if self.task.capabilities.far_ends:
+            task = task.first(self.as_graph(graph).y.size(0))
+        return outputs(torch.arange(task.y.size(0)) if wanted is None else wanted(task)), task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +324,7 @@ class Exported(ExportedModel):
         """Whether its outputs are standardised numbers, which ``model.py`` gives in the unit of the data."""
         return issubclass(self.task, Regression)
 
-    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+    def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the exported module."""
         own = self.read(graph)
         task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
@@ -332,7 +340,7 @@ class Exported(ExportedModel):
             inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else own)
             later = task.later(reader, inputs)
             found = compute(inputs) if later is None else task.predictions(compute, inputs, later)
-        return self.of_items(graph, found, task)
+        return self.of_items(graph, lambda places: found[places], task, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +370,7 @@ class ExportedTrees(ExportedModel):
         """Arrays of the trees by name."""
         return {name: torch.from_numpy(array) for name, array in self.forest.items()}
 
-    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+    def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the trees."""
         own = self.read(graph)
         task = self.task(self.cfg, own)
@@ -370,8 +378,12 @@ class ExportedTrees(ExportedModel):
         if x.shape[1] != self.columns:
             what = f"reads {self.columns} columns of each item, but this graph has {x.shape[1]}"
             raise FedGraphError(f"{self.source} {what}: pass the columns of the run")
-        raw = raw_scores(self.forest, x, self.num_outputs)
-        return self.of_items(graph, torch.from_numpy(logits_of(raw, self.binary)), task)
+
+        def scored(places: Tensor) -> Tensor:
+            raw = raw_scores(self.forest, x.at(places.numpy()), self.num_outputs)
+            return torch.from_numpy(logits_of(raw, self.binary))
+
+        return self.of_items(graph, scored, task, wanted)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from logging import WARNING
@@ -221,6 +221,22 @@ class PairPredictions:
         write_frame(self.to_frame(), path, keep_formulas)
 
 
+Wanted = Callable[[Task], Tensor]
+"""Function that returns places of items of a task [K]."""
+
+
+def threshold_of(predictor: "TaskPredictor") -> float | None:
+    """Return the threshold with the best F1 on the validation items of a predictor's own graph (`metrics.threshold`)."""
+    logits, task = predictor.outputs(predictor.own, validation)
+    labels = task.y[validation(task)]
+    return metrics.threshold(logits, labels, torch.ones_like(labels, dtype=torch.bool))
+
+
+def validation(task: Task) -> Tensor:
+    """Return the places of a task's validation items."""
+    return task.masks["val"].nonzero().view(-1)
+
+
 MAX_LISTED = 30
 """Largest number of columns that an error lists."""
 
@@ -247,8 +263,13 @@ class TaskPredictor(ABC):
     own: Any
 
     @abstractmethod
-    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
-        """Return the model's outputs for a graph's items [V, W], and the task with their targets and masks in this order."""
+    def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
+        """Return the model's outputs for a graph's items [V, W], and the task with their targets and masks in this order.
+
+        Args:
+            graph: as `as_graph` returns it.
+            wanted: returns the places of the items whose outputs are returned, in this order, by the task; None: all.
+        """
 
     @property
     def source(self) -> str:
@@ -295,18 +316,29 @@ class TaskPredictor(ABC):
         if self.task.capabilities.targets:
             return self._predict_targets(graph, ids)
         self.check_task(self.task.capabilities.classes, "pass pairs of nodes (--pairs)")
+        if self.predicts_edges:
+            return self._of_edges(graph, ids, None)
         logits, task = self.items(graph)
         if isinstance(task, OfGraphs):
             names, place = _names_of_graphs(graph, ids), task.order.argsort()
             return Predictions(names, logits[place], self.input_spec.classes, self.threshold)
-        if not isinstance(task, Edges):
-            return Predictions(names_of(graph, ids), logits, self.input_spec.classes, self.threshold)
-        place = task.order.argsort()
-        names = names_of(graph, ids)
-        ends = _names_of_ends(graph, names, task.ends[:, place])
+        return Predictions(names_of(graph, ids), logits, self.input_spec.classes, self.threshold)
+
+    def _of_edges(self, graph: Any, ids: Any, edges: np.ndarray | None) -> EdgePredictions:
+        """Return the predictions of some edges of a graph, by their numbers [K]; None: of all."""
+
+        def wanted(task: Task) -> Tensor:
+            assert isinstance(task, Edges)
+            place = task.order.argsort()
+            return place if edges is None else place[torch.from_numpy(edges)]
+
+        logits, task = self.items(graph, wanted)
+        assert isinstance(task, Edges)
+        place, classes = wanted(task), self.input_spec.classes
+        ends = _names_of_ends(graph, names_of(graph, ids), task.ends[:, place])
         time = (task.time[place] if task.time.numel() else task.time).numpy()
-        edges, classes = np.arange(place.numel()).astype(object), self.input_spec.classes
-        return EdgePredictions(edges, logits[place], classes, self.threshold, ends=ends, time=time)
+        numbers = (np.arange(place.numel()) if edges is None else edges).astype(object)
+        return EdgePredictions(numbers, logits, classes, self.threshold, ends=ends, time=time)
 
     def check_task(self, fits: bool, reason: str) -> None:
         """Refuse a model of another task, with the reason."""
@@ -330,9 +362,9 @@ class TaskPredictor(ABC):
         """Return logits [V, C] of a graph's items, as used by `predict`."""
         return self.items(graph)[0]
 
-    def items(self, graph: Any) -> tuple[Tensor, Task]:
-        """Return logits [V, C] of a graph's items, and the task with their targets and masks in this order."""
-        (logits, task), classes = self.outputs(self.as_graph(graph)), len(self.input_spec.classes)
+    def items(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
+        """Return logits [V, C] of a graph's items, as of `outputs`, and the task with all targets and masks in their order."""
+        (logits, task), classes = self.outputs(self.as_graph(graph), wanted), len(self.input_spec.classes)
         if logits.shape[1] != classes:
             raise FedGraphError(f"{self.source} names {classes} classes, but its model predicts {logits.shape[1]}")
         return logits, task
@@ -358,9 +390,8 @@ class TaskPredictor(ABC):
         Args:
             found: the table, as `prediction_input.new_nodes` reads it.
         """
-        every: Any = self.predict(found.graph, found.ids)
-        self.check_task(isinstance(every, EdgePredictions), "it predicts no edges: call predict()")
-        listed: EdgePredictions = every.at(found.edges)
+        self.check_task(self.predicts_edges, "it predicts no edges: call predict()")
+        listed = self._of_edges(self.as_graph(found.graph), found.ids, found.edges)
         return replace(listed, ids=found.edge_ids, ends=found.ends if found.ends.size else listed.ends)
 
     def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
@@ -624,19 +655,18 @@ class Predictor(TaskPredictor):
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
         if self.own is None or not self.task.capabilities.classes or len(self.input_spec.classes) != 2:
             return None
-        logits, task = self.outputs(self.own)
-        return metrics.threshold(logits, task.y, task.masks["val"])
+        return threshold_of(self)
 
-    def outputs(self, graph: Any) -> tuple[Tensor, Task]:
+    def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by a client of the run's method."""
         with same_process_state():
             client = self._ready(graph)
             shared = self.client is None and self.cfg.strategy.personal
-            found = (client.predict_shared() if shared else client.predict()).detach().cpu()
-        if not self.task.capabilities.far_ends:
-            return found, client.task
-        count = self.as_graph(graph).y.size(0)  # without far ends
-        return found[:count], client.task.first(count)
+            far_ends = self.task.capabilities.far_ends
+            task = client.task.first(self.as_graph(graph).y.size(0)) if far_ends else client.task
+            places = torch.arange(task.y.size(0)) if wanted is None else wanted(task)
+            found = client.predict_shared()[places] if shared else client.predict_at(places)
+        return found.detach().cpu(), task
 
     def plain(self) -> Plain:
         """Return the model as a module of plain PyG, with the parameters used for predictions.

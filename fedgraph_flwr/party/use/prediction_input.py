@@ -405,7 +405,8 @@ def join_tables(
     if stored.has_edge_data:
         data_of = edge_data(links, carried, columns, where[1], treatment)
         ends, every_row = torch.from_numpy(day.ends), new is not None
-        data_of, computed = _computed(data_of, ends, links, columns, stored, k, day.far, where, treatment, every_row)
+        given = where, treatment, every_row, spec.parallel
+        data_of, computed = _computed(data_of, ends, links, columns, stored, k, day.far, *given)
         x = torch.cat([x, computed[torch.from_numpy(rows)]], dim=1)
         added = {key: values[torch.from_numpy(day.usable)] for key, values in data_of.fields.items()}
     day = day.edges()
@@ -454,7 +455,8 @@ def _computed(
     known: np.ndarray,
     where: tuple[str, str, str],
     treatment: Treatment,
-    distinct: bool = False,
+    distinct: bool,
+    of_records: bool,
 ) -> tuple[EdgeData, Tensor]:
     """Return the data of new rows with the columns of the party's own records, and those of nodes [N + new, K].
 
@@ -469,6 +471,7 @@ def _computed(
         where: files of nodes and edges, and the graph's name.
         treatment: column options.
         distinct: whether the graph has none of the rows.
+        of_records: whether rows are items; columns of nodes from their records are then 0.
     """
     nodes = stored.num_nodes + new
     of_nodes = torch.zeros(nodes, 0)
@@ -485,10 +488,12 @@ def _computed(
                 " amount): they are scored, and columns count them once"
             )
         book = Book.of(table)
-        joined = with_columns(joined, torch.from_numpy(edge_columns(book, recipe)[at]))
+        joined = with_columns(joined, torch.from_numpy(edge_columns(book, recipe, rows=at)))
         if "nodes" in stored.own_columns:
-            found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
-            of_nodes = torch.from_numpy(np.ascontiguousarray(found))
+            of_nodes = torch.zeros(nodes, int(stored.own_columns["nodes"]))
+            if not of_records:  # models of records do not read them
+                found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
+                of_nodes = torch.from_numpy(np.ascontiguousarray(found))
     elif columns.seconds:
         far, far_time = _ends_elsewhere(stored, nodes, known)
         both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)

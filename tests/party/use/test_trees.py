@@ -6,11 +6,14 @@ import json
 import lightgbm
 import numpy as np
 import pytest
+import torch
 
 import fedgraph_flwr as fg
 from fedgraph_flwr import cli
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.prepare import unread_edge_features
+from fedgraph_flwr.numerics import forest
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_predictor
@@ -123,3 +126,26 @@ def test_the_report_has_the_gain_of_columns(payments):
     text = payments.report().read_text()
     assert "gain most by" in text
     assert next(iter(importance(load_predictor(payments.path, 0)))) in text
+
+
+def test_some_items_are_scored_without_the_others(payments, tmp_path, monkeypatch):
+    """Their logits and the threshold are those of all, and trees meet no other rows, also after an export."""
+    predictor = load_predictor(payments.path, 0)
+    every, task = predictor.outputs(predictor.own)
+    threshold = metrics.threshold(every, task.y, task.masks["val"])
+    assert cli.main(["export", str(payments.path), "--client", "0", "--out", str(tmp_path / "trees")]) == 0
+    met, whole = [], forest.leaves
+
+    def counted(trees, x):
+        met.append(len(x))
+        return whole(trees, x)
+
+    monkeypatch.setattr(forest, "leaves", counted)
+    assert load_predictor(payments.path, 0).threshold == threshold
+    assert sum(met) == int(task.masks["val"].sum())
+    for model in (predictor, load_export(tmp_path / "trees")):
+        met.clear()
+        some, of = model.outputs(predictor.own, lambda task: torch.tensor([5, 3, 3]))
+        assert torch.equal(some, every[[5, 3, 3]])
+        assert torch.equal(of.y, task.y)
+        assert sum(met) == 3
