@@ -137,7 +137,7 @@ def rebuilt_clients(patch):
 
 def model_of(node, scale=1.0):
     """Shared parameters for a node, as a server makes them up."""
-    client = node_clients.member_of(node_of(node.context)).client
+    client = node_clients.client_at(node_of(node.context)).client
     return {name: scale * tensor.detach().numpy() for name, tensor in client.shared.items()}
 
 

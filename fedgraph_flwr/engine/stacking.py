@@ -87,7 +87,7 @@ _known: WeakKeyDictionary[GraphClient, tuple[bool, Hashable]] = WeakKeyDictionar
 # --- replies in progress --------------------------------------------------------------------------
 
 
-class Member(greenlet):
+class Computation(greenlet):
     """One client's reply in progress."""
 
 
@@ -141,12 +141,12 @@ class Joint(NamedTuple):
 
 def stack_call(method: Callable[..., Any], client: GraphClient, args: tuple[Any, ...]) -> Any:
     """Compute a call of a seam: stacked with those of other clients if possible, otherwise by the client's own method."""
-    member = getcurrent()
+    computation = getcurrent()
     joint = JOINTS.get(method.__name__)
-    if not isinstance(member, Member) or joint is None or not joint.serves(client):
+    if not isinstance(computation, Computation) or joint is None or not joint.serves(client):
         return method(client, *args)
     call = Call(joint, method, client, args)
-    member.parent.switch(call)
+    computation.parent.switch(call)
     call.restore()
     if call.error:
         raise call.error
@@ -155,25 +155,27 @@ def stack_call(method: Callable[..., Any], client: GraphClient, args: tuple[Any,
 
 def run_stacked(replies: Iterable[Callable[[], Result]], most: int) -> list[Result]:
     """Run clients' replies concurrently and stack up to ``most`` of them in one call."""
-    members = [Member(reply) for reply in replies]
+    computations = [Computation(reply) for reply in replies]
     results: dict[int, Result] = {}
     waiting: dict[int, Call] = {}
     with handled_by(stack_call):
-        for index, member in enumerate(members):
-            _resume(index, member, results, waiting)
+        for index, computation in enumerate(computations):
+            _resume(index, computation, results, waiting)
         while waiting:
             calls = dict(waiting)
             waiting.clear()
             _compute(list(calls.values()), most)
             for index in calls:
-                _resume(index, members[index], results, waiting)
+                _resume(index, computations[index], results, waiting)
     _cached.turn()
-    return [results[index] for index in range(len(members))]
+    return [results[index] for index in range(len(computations))]
 
 
-def _resume(index: int, member: Member, results: dict[int, Any], waiting: dict[int, Call]) -> None:
-    result = member.switch()
-    if member.dead:
+def _resume(
+    index: int, computation: Computation, results: dict[int, Any], waiting: dict[int, Call]
+) -> None:
+    result = computation.switch()
+    if computation.dead:
         results[index] = result
     else:
         waiting[index] = result

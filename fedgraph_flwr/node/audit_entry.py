@@ -29,11 +29,10 @@ def answered(
     message: Message, run_id: int, reply: Message, count: int, client: GraphClient
 ) -> dict[str, Any]:
     """Return the line about a request that got its reply, with the number of releases that were booked."""
-    entry, rules = _received(message, run_id), client.cfg.privacy
-    noised = rules.dp != "none" and rules.noise_multiplier > 0
-    if noised and count:
-        purpose = client.policy.purpose
-        entry["noise"] = {"unit": rules.unit, "purpose": purpose, **booking(client.cfg, count)}
+    entry = _received(message, run_id)
+    if count and (booked := booking(client.cfg, count))["noise_multiplier"]:
+        unit, purpose = client.protection.unit, client.policy.purpose
+        entry["noise"] = {"unit": unit, "purpose": purpose, **booked}
     sent = {group: record_bytes(record) for group, record in reply.content.items()}
     return entry | {"strategy": client.cfg.strategy.name, "refused": "", "sent": sent}
 

@@ -75,7 +75,7 @@ class Start(NamedTuple):
     fresh: bool
 
 
-class Member:
+class NodeClient:
     """The client of a run at a node.
 
     Args:
@@ -387,7 +387,7 @@ def begun(node: Node, message: Message, request: Request) -> Message:
 # --- a client, found or rebuilt -------------------------------------------------------------------
 
 
-def member_of(node: Node) -> Member:
+def client_at(node: Node) -> NodeClient:
     """Return a node's live client if it is up to date, else one rebuilt from its graph and state.
 
     The state is in ``context.state`` or, after a restart of the SuperNode, in the state folder.
@@ -396,15 +396,15 @@ def member_of(node: Node) -> Member:
     if torch.get_num_threads() != number:
         torch.set_num_threads(number)
     if node.key in _live and node.live:
-        return Member(node, *_live[node.key])
+        return NodeClient(node, *_live[node.key])
     versions = node.context.state.config_records.get(VERSION)
     version = int(versions["version"]) if versions is not None else 0  # type: ignore[arg-type]
     if node.key in _live and _live[node.key][1] == version:
-        return Member(node, *_live[node.key])
+        return NodeClient(node, *_live[node.key])
     client = _built(node)
     version = _restored(node, client, version)
     _live[node.key] = (client, version)
-    return Member(node, client, version)
+    return NodeClient(node, client, version)
 
 
 def _built(node: Node) -> GraphClient:

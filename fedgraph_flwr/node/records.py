@@ -126,9 +126,9 @@ def book_releases(node: Node, client: GraphClient, count: int) -> None:
     Raises:
         FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
     """
-    policy, unit = client.policy, client.cfg.privacy.unit
+    policy, unit = client.policy, client.protection.unit
     unbounded = not policy.max_epsilon and unit == "client" and not node.root
-    if client.cfg.privacy.dp == "none" or unbounded or not count:
+    if unbounded or not count:
         return
     if policy.max_epsilon:
         node.check_ledger_folder()

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from fedgraph_flwr.errors import FedGraphError, Refusal
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import audit_entry
-from fedgraph_flwr.node.clients import begun, member_of
+from fedgraph_flwr.node.clients import begun, client_at
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure.beginning import BEGINNING
@@ -33,23 +33,23 @@ def respond(message: Message, context: Context) -> Message:
             return node.logged(
                 message, reply, partial(audit_entry.began, message, context.run_id, reply)
             )
-        member = member_of(node)
-        with member.alone():
-            start = member.start_of(request)
-            member.permit(request)
-            request.check(member.client)
-            member.resume(request)
-            member.take_earlier_model(request, start)
-            member.check_parameters(request, start)
-            member.seed(request)
-            groups, numbers = member.reply(request)
-            member.remember(request)
-            content = member.packed(groups, numbers)
+        held = client_at(node)
+        with held.alone():
+            start = held.start_of(request)
+            held.permit(request)
+            request.check(held.client)
+            held.resume(request)
+            held.take_earlier_model(request, start)
+            held.check_parameters(request, start)
+            held.seed(request)
+            groups, numbers = held.reply(request)
+            held.remember(request)
+            content = held.packed(groups, numbers)
             if request.scalars.get(ASKS_VERSIONS):
                 content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
             reply = Message(content, reply_to=message)
             entry = partial(
-                audit_entry.answered, message, context.run_id, reply, member.booked, member.client
+                audit_entry.answered, message, context.run_id, reply, held.booked, held.client
             )
             return node.logged(message, reply, entry)
     except FedGraphError as error:

@@ -185,7 +185,7 @@ def test_groups_of_a_model_go_through_a_rule_as_one(run, monkeypatch, method, na
     ],
 )
 def test_what_a_rule_cannot_do_is_said_before_any_client_starts(run, monkeypatch, overrides, message):
-    monkeypatch.setattr("fedgraph_flwr.node.respond.member_of", lambda *_: pytest.fail("a client started"))
+    monkeypatch.setattr("fedgraph_flwr.node.respond.client_at", lambda *_: pytest.fail("a client started"))
     with pytest.raises(FedGraphError, match=message):
         run(*overrides)
 

@@ -512,7 +512,7 @@ def test_noise_on_running_statistics_is_refused_before_any_client_starts(run, mo
     overrides = [UNIFORM, "rounds=1", f"privacy.dp={dp}", "privacy.noise_multiplier=4", "model.norm=batch"]
     run(*overrides, "strategy=fedbn")  # they stay at the clients
     run(*overrides[:-1], "model.norm=layer")
-    monkeypatch.setattr("fedgraph_flwr.node.respond.member_of", lambda *_: pytest.fail("a client started"))
+    monkeypatch.setattr("fedgraph_flwr.node.respond.client_at", lambda *_: pytest.fail("a client started"))
     with pytest.raises(FedGraphError, match=r"running statistics norms.*running_mean.*model.norm to layer"):
         run(*overrides)
 
