@@ -16,9 +16,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart, Step, copied, only, with_parameters
 from fedgraph_flwr.clients.descent import update
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
@@ -28,7 +28,7 @@ class Apfl(ClientPart):
 
     predicts_with: ClassVar[tuple[str, ...]] = ("model", "alpha")
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Start v_i and α_i in the first training, and give v_i its optimiser."""
         memory = client.memory
         if "alpha" not in memory:
@@ -40,13 +40,13 @@ class Apfl(ClientPart):
         mover.load_state(flatten(memory.get("optimizer", {})))
         client.round_state["apfl"] = own, mover
 
-    def end(self, client: Client) -> None:
+    def end(self, client: GraphClient) -> None:
         """Keep v_i's moments."""
         _, mover = client.round_state.pop("apfl")
         if client.cfg.train.keeps_optimizer:
             client.memory["optimizer"] = mover.state()
 
-    def gradient(self, client: Client, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Take one step of v_i, and of α_i at first; leaves the gradient of w_i in the parameters."""
         own, mover = client.round_state["apfl"]
         current, alpha = dict(client.model.named_parameters()), client.memory["alpha"]
@@ -65,7 +65,7 @@ class Apfl(ClientPart):
         update(client, mover)
         return inner(optimizer)
 
-    def parameters(self, client: Client) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
         current, own = client.model.state_dict(), client.memory.get("model", {})
         return {name: torch.lerp(current[name], v, client.memory["alpha"]) for name, v in own.items()}

@@ -15,7 +15,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.combinations import check_batches
 from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
 from fedgraph_flwr.clients.subgraph_batches import ClusterBatches, EdgeClusterBatches, SaintBatches
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows, GraphInputs, Neighbours, batch_inputs
 from fedgraph_flwr.numerics.sampler import NeighbourSampler
 from fedgraph_flwr.tasks import Batch
@@ -61,7 +60,7 @@ class NeighbourBatches(Epochs):
         FedGraphError: there are fewer training nodes than a batch has.
     """
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Any):
         train, count = client.cfg.train, client.num_train
         if count:
             who = f"training nodes of client {client.graph.client}"
@@ -71,7 +70,7 @@ class NeighbourBatches(Epochs):
         self.nodes, self.y, self.device = client.train_nodes.cpu().numpy(), client.batch.y, client.device
         self.open(client)
 
-    def open(self, client: Client) -> None:
+    def open(self, client: Any) -> None:
         """Prepare what batches are drawn from."""
         inputs, dtype = client.inputs, client.dtype
         whole = None if isinstance(inputs, GraphInputs) else client.model.neighbours(client.graph, self.device, dtype)
@@ -116,7 +115,7 @@ class NeighbourBatches(Epochs):
 class TypedBatches(NeighbourBatches):
     """Batches of a client with typed nodes and edges: each hop draws up to the fan-out from each edge type."""
 
-    def open(self, client: Client) -> None:
+    def open(self, client: Any) -> None:
         """Take the model, which holds the edges of its client by type."""
         self.model: Any = client.model
 
@@ -129,7 +128,7 @@ class TypedBatches(NeighbourBatches):
         return Batch(inputs, None, self.y[torch.from_numpy(places).to(self.device)])
 
 
-def of(client: Client) -> NeighbourBatches | ClusterBatches | SaintBatches | None:
+def of(client: Any) -> NeighbourBatches | ClusterBatches | SaintBatches | None:
     """Return the batches of a client; None without ``train.sampler``."""
     sampler = client.cfg.train.sampler
     if sampler == "none":

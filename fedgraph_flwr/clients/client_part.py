@@ -7,7 +7,7 @@ A part changes local training at fixed points. It stores its state in the client
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.config.capabilities import Capable, PartCapabilities
 from fedgraph_flwr.config.parts import chosen, values
 from fedgraph_flwr.config.schema import section_of
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
@@ -31,7 +30,7 @@ class ClientPart(Capable, values=PartCapabilities):
     Attributes:
         name: name of the section of its keys.
         keys: values of its keys.
-        own_requests: groups of requests that differ by client, as in `Client`.
+        own_requests: groups of requests that differ by client, as in `GraphClient`.
         predicts_with: names in `memory` that predictions read.
     """
 
@@ -62,33 +61,33 @@ class ClientPart(Capable, values=PartCapabilities):
         """Return a message for the start of the run if the configuration turns the part into another method; else ""."""
         return ""
 
-    def receive(self, client: Client, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: Any, groups: dict[str, Arrays]) -> None:
         """Store groups of arrays that arrive with a model to train or evaluate."""
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: Any) -> None:
         """Prepare for local training, which starts from the current model."""
 
-    def term(self, client: Client) -> Tensor | None:
+    def term(self, client: Any) -> Tensor | None:
         """Return a term of the objective on `batch`."""
         return None
 
-    def gradient(self, client: Client, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: Any, inner: Step, optimizer: Optimizer) -> Tensor:
         """Write the gradient of a step to the parameters; ``inner`` writes the gradient of the preceding parts."""
         return inner(optimizer)
 
-    def end(self, client: Client) -> None:
+    def end(self, client: Any) -> None:
         """Update the state after local training."""
 
-    def send(self, client: Client) -> dict[str, Arrays]:
+    def send(self, client: Any) -> dict[str, Arrays]:
         """Return groups of arrays to send with the trained parameters."""
         return {}
 
-    def parameters(self, client: Client) -> Mapping[str, Tensor]:
+    def parameters(self, client: Any) -> Mapping[str, Tensor]:
         """Return values of the model's tensors for scoring, by name; other tensors keep their values."""
         return {}
 
 
-def with_terms(client: Client, loss: Tensor) -> Tensor:
+def with_terms(client: Any, loss: Tensor) -> Tensor:
     """Return a client's loss F_i plus the terms of the active parts."""
     for part in client.active:
         if part.capabilities.adds and (term := part.term(client)) is not None:
@@ -96,7 +95,7 @@ def with_terms(client: Client, loss: Tensor) -> Tensor:
     return loss
 
 
-def step_of(client: Client) -> Step:
+def step_of(client: Any) -> Step:
     """Return the client's `gradient` as the active parts change it."""
     step: Step = client.gradient
     for part in client.active:
@@ -105,7 +104,7 @@ def step_of(client: Client) -> Step:
 
 
 @contextmanager
-def only(client: Client, *parts: ClientPart) -> Iterator[None]:
+def only(client: Any, *parts: ClientPart) -> Iterator[None]:
     """Train with only these parts."""
     previous, client.active = client.active, parts
     try:
@@ -115,9 +114,7 @@ def only(client: Client, *parts: ClientPart) -> Iterator[None]:
 
 
 @contextmanager
-def with_parameters(
-    client: Client, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None
-) -> Iterator[None]:
+def with_parameters(client: Any, tensors: Mapping[str, Tensor], optimizer: Optimizer | None = None) -> Iterator[None]:
     """Replace values of the model's tensors; afterwards the model, the optimiser and the random stream are as before.
 
     Random draws within are those that would follow without it, so two models train under the same dropout masks.

@@ -7,6 +7,7 @@ personalization   a personal model, by ``strategy.personalization``, trained on 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,6 @@ from fedgraph_flwr.clients.client_part import ClientPart, only
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.parts import parts_of
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -51,13 +51,13 @@ class Parts:
         for part in self.all:
             part.check(cfg, model)
 
-    def receive(self, client: Client, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: Any, groups: dict[str, Arrays]) -> None:
         """Let each take its groups."""
         for part in self.all:
             part.receive(client, groups)
 
     @contextmanager
-    def training(self, client: Client) -> Iterator[None]:
+    def training(self, client: Any) -> Iterator[None]:
         """Local training within this context is that of all parts."""
         for part in reversed(self.all):
             part.begin(client)
@@ -67,15 +67,15 @@ class Parts:
             part.end(client)
         client.term_state, client.hidden = {}, None
 
-    def send(self, client: Client) -> dict[str, Arrays]:
+    def send(self, client: Any) -> dict[str, Arrays]:
         """Groups of all."""
         return {name: group for part in self.all for name, group in part.send(client).items()}
 
-    def parameters(self, client: Client) -> Mapping[str, Tensor]:
+    def parameters(self, client: Any) -> Mapping[str, Tensor]:
         """Values by which the client is scored."""
         return self.personal.parameters(client) if self.personal else {}
 
 
-def steps_plainly(client: Client) -> bool:
+def steps_plainly(client: Any) -> bool:
     """Whether no active part changes the gradient of the objective."""
     return all(type(part).gradient is ClientPart.gradient for part in client.active)

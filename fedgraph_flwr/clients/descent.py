@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import with_terms
 from fedgraph_flwr.clients.seam import seam
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.numerics.losses import task_grad
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
@@ -17,7 +17,7 @@ OBJECTIVE = ("loss", "logits", "task_loss")
 """Client methods that define the objective of local training."""
 
 
-def begin_training(client: Client) -> Optimizer:
+def begin_training(client: Any) -> Optimizer:
     """Put the model into training mode and return this round's optimiser, kept or new as configured."""
     client.model.train()
     if client.optimizer is None or not client.cfg.train.keeps_optimizer:
@@ -25,14 +25,14 @@ def begin_training(client: Client) -> Optimizer:
     return client.optimizer
 
 
-def writes_out(client: Client) -> bool:
+def writes_out(client: Any) -> bool:
     """Return whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
     trained = not client.model.ties_weights and all(tensor.requires_grad for tensor in client.model.tensors.values())
     plain = inherits(client, OBJECTIVE) and not any(part.capabilities.adds for part in client.active)
     return plain and client.task.capabilities.classes and client.cfg.train.loss != "focal" and trained
 
 
-def written_out(client: Client) -> tuple[Tensor, dict[str, Tensor]] | None:
+def written_out(client: Any) -> tuple[Tensor, dict[str, Tensor]] | None:
     """Return the objective and its closed-form gradients where they exist, with the same bits as autograd."""
     if not writes_out(client) or client.batch.shares is not None:
         return None
@@ -43,7 +43,7 @@ def written_out(client: Client) -> tuple[Tensor, dict[str, Tensor]] | None:
 
 
 @seam
-def grads(client: Client, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
+def grads(client: Any, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Return the objective and its gradients with respect to the named tensors; None where it does not depend on one."""
     loss = with_terms(client, client.loss())
     found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
@@ -51,12 +51,12 @@ def grads(client: Client, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[s
 
 
 @seam
-def update(client: Client, optimizer: Optimizer) -> None:
+def update(client: Any, optimizer: Optimizer) -> None:
     """Take one optimiser step along the current gradients."""
     optimizer.step()
 
 
-def check_step(client: Client, nodes: int) -> None:
+def check_step(client: Any, nodes: int) -> None:
     """Refuse a step on so few training nodes that its gradient could reveal them, or whose dropout leaves a unit so few.
 
     Raises:

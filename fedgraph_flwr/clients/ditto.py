@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart, copied, only, with_parameters
 from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.wire.trees import flatten
 
@@ -28,7 +28,7 @@ class Ditto(ClientPart):
     adds: ClassVar[bool] = True
     predicts_with: ClassVar[tuple[str, ...]] = ("model",)
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Train v_i, while w_i keeps the received values."""
         received = anchored(client.shared)
         optimizer = make_optimizer(client.model.parameters(), client.cfg.train)
@@ -42,11 +42,11 @@ class Ditto(ClientPart):
             if client.optimizer is not None and client.cfg.train.keeps_optimizer:
                 client.memory["optimizer"] = client.optimizer.state()
 
-    def term(self, client: Client) -> Tensor | None:
+    def term(self, client: GraphClient) -> Tensor | None:
         """The distance of v_i from w^t; None while w_i trains."""
         anchor = client.term_state.get("ditto")
         return None if anchor is None else proximal_term(client.shared, anchor, self.keys.lam)
 
-    def parameters(self, client: Client) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v_i."""
         return dict(client.memory.get("model", {}))

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart, assign, copied, with_parameters
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model, check_prefixes
 
 LOSSES = 10
@@ -40,25 +40,25 @@ class Ala(ClientPart):
         """Refuse a prefix of ``mixed`` that matches no parameter."""
         check_prefixes(self.keys.mixed, "strategy.ala.mixed", cfg, model)
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Start from Θ̂_i."""
         start, client.round_state["ala"] = self.aggregated(client)
         assign(self.upper(client), start)
 
-    def end(self, client: Client) -> None:
+    def end(self, client: GraphClient) -> None:
         """Keep Θ_i of the last p layers, and W_i."""
         client.memory |= {"local": copied(self.upper(client)), "weights": client.round_state.pop("ala")}
 
-    def parameters(self, client: Client) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """Θ̂_i."""
         return self.aggregated(client)[0]
 
-    def upper(self, client: Client) -> dict[str, Tensor]:
+    def upper(self, client: GraphClient) -> dict[str, Tensor]:
         """The parameters of the last p layers that travel; they alias the model."""
         found = client.model.shared(self.keys.mixed)
         return {name: t for name, t in found.items() if name in client.shared and t.requires_grad}
 
-    def aggregated(self, client: Client) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def aggregated(self, client: GraphClient) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Θ̂_i of the last p layers, empty where it is Θ, and W_i; nothing of the client is changed."""
         upper, local = self.upper(client), client.memory.get("local", {})
         weights: dict[str, Tensor] = client.memory.get("weights", {})
@@ -88,7 +88,7 @@ class Ala(ClientPart):
         """Whether learning has settled."""
         return len(losses) > LOSSES and float(np.std(losses[-LOSSES:])) < self.keys.threshold
 
-    def sampled(self, client: Client) -> Any:
+    def sampled(self, client: GraphClient) -> Any:
         """The batch D_i^s."""
         size = max(1, int(self.keys.sample * client.num_train), client.policy.min_nodes)
         nodes = client.train_nodes[torch.randperm(client.num_train)[:size].to(client.device)]

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart, copied, with_parameters
 from fedgraph_flwr.clients.descent import begin_training, update
-from fedgraph_flwr.methods.client import Client
 
 
 class Finetune(ClientPart):
@@ -24,7 +24,7 @@ class Finetune(ClientPart):
     tunes: ClassVar[bool] = True
     of_nodes: ClassVar[bool] = True
 
-    def parameters(self, client: Client) -> Mapping[str, Tensor]:
+    def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v_i."""
         with with_parameters(client, {}):
             optimizer = begin_training(client)

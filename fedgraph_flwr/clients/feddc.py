@@ -10,9 +10,9 @@ approximate the minimum. The reported loss is F_i only.
 Leaves the client: what FedAvg sends, and the change of c_i.
 """
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scaffold import CONTROL, Scaffold
 from fedgraph_flwr.clients.variates import Named, own
-from fedgraph_flwr.methods.client import Client
 
 DRIFT = "drift"
 
@@ -20,17 +20,17 @@ DRIFT = "drift"
 class FedDC(Scaffold):
     """SCAFFOLD's client, held at w − h_i."""
 
-    def correct(self, client: Client, terms: Named) -> None:
+    def correct(self, client: GraphClient, terms: Named) -> None:
         """Add G_i's term, then R_i's, of Eq. (1)."""
         super().correct(client, terms)
         super().correct(client, {name: self.keys.alpha * drift for name, drift in self.drift(client).items()})
 
-    def drift(self, client: Client) -> Named:
+    def drift(self, client: GraphClient) -> Named:
         """Return h_i by Eq. (2)."""
         moved = self.moved(client)
         return {name: drift + moved[name] for name, drift in own(client, DRIFT).items()}
 
-    def renewed(self, client: Client) -> dict[str, Named]:
+    def renewed(self, client: GraphClient) -> dict[str, Named]:
         """Return c_i if G_i is on, and h_i."""
         control = super().renewed(client) if self.keys.gradient_term else {CONTROL: own(client, CONTROL)}
         return {**control, DRIFT: self.drift(client)}

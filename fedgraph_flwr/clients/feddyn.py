@@ -8,8 +8,8 @@ for the server's sum of θ_i − x to decay. The reported loss is F_i only.
 Leaves the client: what FedAvg sends.
 """
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.variates import Named, Variates, own
-from fedgraph_flwr.methods.client import Client
 
 DUAL = "dual"
 
@@ -17,11 +17,11 @@ DUAL = "dual"
 class FedDyn(Variates):
     """A loss that the client's own g_i tilts and x holds."""
 
-    def correction(self, client: Client) -> Named:
+    def correction(self, client: GraphClient) -> Named:
         """Return what Eq. (1) adds to the gradient of F_i."""
         return {name: -dual for name, dual in self.renewed(client)[DUAL].items()}
 
-    def renewed(self, client: Client) -> dict[str, Named]:
+    def renewed(self, client: GraphClient) -> dict[str, Named]:
         """Return g_i by Eq. (2)."""
         moved = self.moved(client)
         return {DUAL: {name: dual - self.keys.alpha * moved[name] for name, dual in own(client, DUAL).items()}}

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.client import Client
 
 
 def anchored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,10 +45,10 @@ class Prox(ClientPart):
             return ""
         return f"strategy={cfg.strategy.name} with one local step a round is FedAvg; take train.local_steps=2 or more"
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Anchor the term at the parameters θ^t that training starts from."""
         client.term_state["prox"] = anchored(client.shared)
 
-    def term(self, client: Client) -> Tensor:
+    def term(self, client: GraphClient) -> Tensor:
         """The second term of Eq. (2)."""
         return proximal_term(client.shared, client.term_state["prox"], self.keys.mu)

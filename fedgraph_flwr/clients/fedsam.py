@@ -10,8 +10,8 @@ Leaves the client: what FedAvg sends.
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart, Step
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.numerics.optim import Optimizer
 
 
@@ -23,7 +23,7 @@ class Sam(ClientPart):
         """Whether ρ is 0."""
         return not self.keys.rho
 
-    def gradient(self, client: Client, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Leave g̃ in the parameters; returns F_i(θ)."""
         state = torch.get_rng_state()
         loss = inner(optimizer)

@@ -5,11 +5,10 @@ from functools import partial
 from typing import Any
 
 from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.numerics.prepared import prepared
 
 
-def model_inputs(client: Client, graph: Any, variant: Mapping[str, Any]) -> Any:
+def model_inputs(client: Any, graph: Any, variant: Mapping[str, Any]) -> Any:
     """Return the model's inputs of a graph.
 
     With ``train.sampler=neighbors``, they are `GraphInputs`, which need no preparation, unless the client needs the whole pass or

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models import Model
 
 PREVIOUS = "previous"
@@ -53,28 +53,28 @@ class Moon(ClientPart):
                 f"strategy={cfg.strategy.name} contrasts hidden features, so model.layers must be >= 2, got {cfg.model.layers}"
             )
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Compute z_glob."""
         client.round_state["moon"] = features(client)
 
-    def term(self, client: Client) -> Tensor:
+    def term(self, client: GraphClient) -> Tensor:
         """The second term of Eq. (4)."""
         assert client.hidden is not None
         z, received = of_batch(client, client.hidden), client.round_state["moon"]
         return self.keys.mu * contrast(z, received, client.memory.get(PREVIOUS, received), self.keys.temperature)
 
-    def end(self, client: Client) -> None:
+    def end(self, client: GraphClient) -> None:
         """Keep the z_prev of the next round."""
         client.memory[PREVIOUS] = features(client)
 
 
-def features(client: Client) -> Tensor:
+def features(client: GraphClient) -> Tensor:
     """Compute Z of the current model, without dropout, [V, H]."""
     client.model.eval()
     with torch.no_grad():
         return of_batch(client, client.model.encode(client.batch.inputs))
 
 
-def of_batch(client: Client, rows: Tensor) -> Tensor:
+def of_batch(client: GraphClient, rows: Tensor) -> Tensor:
     """Those of the training nodes, [V, H]."""
     return rows if client.batch.nodes is None else rows[client.batch.nodes]

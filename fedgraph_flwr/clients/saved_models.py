@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedgraph_flwr.config import EvaluationConfig
 from fedgraph_flwr.data.graph import ClientGraph, graph_digest
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 
 LAST, BEST = "last", "best"
@@ -30,7 +29,7 @@ GRAPH = "graph"
 """In the state for prediction of a client that needs others: `graph_digest` of the only graph that it can predict alone."""
 
 
-def state_for_prediction(client: Client) -> Tree:
+def state_for_prediction(client: Any) -> Tree:
     """Return what a client's prediction reads: what ``predicts_with`` names, and the graph that it belongs to."""
     kept = (*client.predicts_with, *client.combined.predicts_with)
     found = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
@@ -66,7 +65,7 @@ class SavedModels:
         """Whether saved models include the shared parameters."""
         return self.what == WHOLE or (self.what == PRIVATE and self.own_choice)
 
-    def take(self, client: Client, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
+    def take(self, client: Any, scores: Mapping[str, list[float]], config: Mapping[str, Any]) -> None:
         """Save a copy of the client's model, which was just scored, if the server names its round.
 
         Args:

@@ -12,10 +12,10 @@ Leaves the client: FedAvg's uploads, and c_i⁺ − c_i.
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import Step
 from fedgraph_flwr.clients.variates import OFFER, OWN, Named, Variates, own, trained
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.methods.variates import VARIATES, averages_steps, need_plain_sgd
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Optimizer
@@ -41,17 +41,17 @@ class Scaffold(Variates):
             return ""
         return f"strategy={rules.name} with one local step of SGD a round is FedAvg; take train.local_steps=2 or more"
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Find c − c_i."""
         control, state, common = own(client, CONTROL), self.state(client), self.common(client)
         state["correction"] = {name: common[name] - control[name] for name in control}
         super().begin(client)
 
-    def correction(self, client: Client) -> Named:
+    def correction(self, client: GraphClient) -> Named:
         """Return c − c_i."""
         return self.state(client)["correction"]
 
-    def gradient(self, client: Client, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Leave g_i + c − c_i in the parameters; returns F_i."""
 
         def seen(optimizer: Optimizer) -> Tensor:
@@ -65,7 +65,7 @@ class Scaffold(Variates):
 
         return super().gradient(client, seen, optimizer)
 
-    def renewed(self, client: Client) -> dict[str, Named]:
+    def renewed(self, client: GraphClient) -> dict[str, Named]:
         """Return c_i by Eq. (4)."""
         state = self.state(client)
         found: Named = state["first"]
@@ -74,7 +74,7 @@ class Scaffold(Variates):
             found = {name: -correction[name] - way[name] / reach for name in found}
         return {CONTROL: own(client, CONTROL) | found}
 
-    def send(self, client: Client) -> dict[str, Arrays]:
+    def send(self, client: GraphClient) -> dict[str, Arrays]:
         """Return c_i⁺ − c_i, zero where nothing trained."""
         before = own(client, CONTROL)
         after = client.memory.get(OFFER, {}).get(OWN, {}).get(CONTROL, before)

@@ -4,12 +4,11 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.methods.side import inherits
 from fedgraph_flwr.tasks.base import Stages
 
 
-def later_inputs(client: Client, whole: ClientGraph, inputs: Any) -> Stages:
+def later_inputs(client: Any, whole: ClientGraph, inputs: Any) -> Stages:
     """Return the items of later stages, and the model's inputs with the edges that each stage may read.
 
     Raises:

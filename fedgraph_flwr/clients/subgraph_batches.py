@@ -11,7 +11,6 @@ from torch import Tensor
 from fedgraph_flwr.clients.epochs import Epochs, Places, refuse_above
 from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.readout import items_of
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows
 from fedgraph_flwr.numerics.prepared import derived
@@ -24,7 +23,7 @@ from fedgraph_flwr.wire.messages import derive_seed
 class TrainingRows:
     """Training nodes of a client among the nodes of a batch."""
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Any):
         self.y, self.device = client.batch.y, client.device
         self.place = np.full(client.graph.num_nodes, -1)
         self.place[client.train_nodes.cpu().numpy()] = np.arange(client.num_train)
@@ -51,7 +50,7 @@ class ClusterBatches(Epochs):
         FedGraphError: there are more parts than nodes.
     """
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Any):
         cfg, graph = client.cfg, client.graph
         refuse_above("train.clusters", cfg.train.clusters, graph.num_nodes, f"nodes of client {graph.client}")
         self.graph, self.model, self.device, self.dtype = graph, client.model, client.device, client.dtype
@@ -67,7 +66,7 @@ class ClusterBatches(Epochs):
         indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
         self.edges = Subgraphs(indptr, source[self.order])
 
-    def open(self, client: Client, label: NDArray[np.int32]) -> NDArray[np.int32]:
+    def open(self, client: Any, label: NDArray[np.int32]) -> NDArray[np.int32]:
         """Take the training items, and return the parts that hold some, ascending; ``label`` is the part of each node [N]."""
         self.training = TrainingRows(client)
         return np.unique(label[client.train_nodes.cpu().numpy()])
@@ -106,7 +105,7 @@ class EdgeClusterBatches(ClusterBatches):
     An edge between two parts is predicted only where a batch holds both.
     """
 
-    def open(self, client: Client, label: NDArray[np.int32]) -> NDArray[np.int32]:
+    def open(self, client: Any, label: NDArray[np.int32]) -> NDArray[np.int32]:
         """Take the training edges, with their features for the readout [V, D]; parts hold those between their own nodes."""
         edges, self.attr = client.task.train_items
         self.y, self.item = client.batch.y, np.full(client.graph.num_edges, -1)
@@ -126,7 +125,7 @@ class EdgeClusterBatches(ClusterBatches):
         return Batch(inputs, None, self.y[chosen.to(self.device)])
 
 
-def parts_of(client: Client) -> Tensor:
+def parts_of(client: Any) -> Tensor:
     """Return the METIS part of each node of a client, int32 [N], computed once per client, seed and number of parts."""
     cfg, graph, file = client.cfg, client.graph, client.file
 
@@ -156,7 +155,7 @@ class SaintBatches(Epochs):
         FedGraphError: m is larger than the number of edges.
     """
 
-    def __init__(self, client: Client):
+    def __init__(self, client: Any):
         cfg, graph, self.device, self.dtype = client.cfg, client.graph, client.device, client.dtype
         self.neighbours = client.model.neighbours(graph, self.device, self.dtype)
         indptr, indices, draws = self.neighbours.indptr, self.neighbours.indices, cfg.train.batch_size

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import ClientPart, Step
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.wire.messages import Arrays
@@ -32,15 +32,15 @@ class Variates(ClientPart):
 
     own_requests: ClassVar[tuple[str, ...]] = (ACKNOWLEDGED,)
 
-    def renewed(self, client: Client) -> dict[str, Named]:
+    def renewed(self, client: GraphClient) -> dict[str, Named]:
         """Return the variates that follow from the training so far, by kind."""
         raise NotImplementedError
 
-    def correction(self, client: Client) -> Named:
+    def correction(self, client: GraphClient) -> Named:
         """Return what is added to the gradient."""
         raise NotImplementedError
 
-    def receive(self, client: Client, groups: dict[str, Arrays]) -> None:
+    def receive(self, client: GraphClient, groups: dict[str, Arrays]) -> None:
         """Accept the offer if the server acknowledged it, else drop it; a model that is only scored leaves it."""
         if ACKNOWLEDGED not in groups:
             return
@@ -55,7 +55,7 @@ class Variates(ClientPart):
             n: torch.from_numpy(a).to(client.device) for n, a in groups.get(VARIATES, {}).items()
         }
 
-    def common(self, client: Client) -> Named:
+    def common(self, client: GraphClient) -> Named:
         """Return the server's variate.
 
         Raises:
@@ -67,44 +67,44 @@ class Variates(ClientPart):
             )
         return dict(found)
 
-    def begin(self, client: Client) -> None:
+    def begin(self, client: GraphClient) -> None:
         """Remember where training starts."""
         self.state(client)["start"] = {name: tensor.detach().clone() for name, tensor in trained(client).items()}
 
-    def gradient(self, client: Client, inner: Step, optimizer: Optimizer) -> Tensor:
+    def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Add the correction; a parameter that the graph does not reach stays where it is."""
         loss = inner(optimizer)
         self.correct(client, self.correction(client))
         return loss
 
-    def end(self, client: Client) -> None:
+    def end(self, client: GraphClient) -> None:
         """Offer the variates that follow from the training."""
         if client.steps:
             client.memory[OFFER] = {ROUND: torch.tensor([client.server_round]), OWN: self.renewed(client)}
 
-    def correct(self, client: Client, terms: Named) -> None:
+    def correct(self, client: GraphClient, terms: Named) -> None:
         """Add terms to the gradients that exist."""
         parameters = trained(client)
         for name, term in terms.items():
             if (gradient := parameters[name].grad) is not None:
                 gradient.add_(term)
 
-    def state(self, client: Client) -> dict[str, Any]:
+    def state(self, client: GraphClient) -> dict[str, Any]:
         """Return what is kept within a round."""
         return client.round_state.setdefault("variates", {})
 
-    def moved(self, client: Client) -> Named:
+    def moved(self, client: GraphClient) -> Named:
         """Return θ − x."""
         start = self.state(client)["start"]
         return {name: tensor.detach() - start[name] for name, tensor in trained(client).items()}
 
 
-def trained(client: Client) -> Named:
+def trained(client: GraphClient) -> Named:
     """Return the shared parameters that train; they alias the model."""
     return {name: tensor for name, tensor in client.shared.items() if tensor.requires_grad}
 
 
-def own(client: Client, kind: str) -> Named:
+def own(client: GraphClient, kind: str) -> Named:
     """Return this client's variates of a kind, zero at first."""
     zeros = {name: torch.zeros_like(tensor) for name, tensor in trained(client).items()}
     return zeros | client.memory.get(OWN, {}).get(kind, {})

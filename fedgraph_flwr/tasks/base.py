@@ -18,7 +18,6 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.split import without_stages
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.plain import Plain
 
 _NONE = torch.zeros(0)
@@ -181,11 +180,11 @@ class Task(Capable, values=TaskCapabilities):
         """Keys on which `graph` depends besides the client's file, for cached inputs."""
         return {}
 
-    def training_inputs(self, inputs: Any, client: Client) -> Any:
+    def training_inputs(self, inputs: Any, client: Any) -> Any:
         """Return the model's inputs of `graph`, completed for the training items."""
         return inputs
 
-    def later(self, client: Client, inputs: Any) -> Stages | None:
+    def later(self, client: Any, inputs: Any) -> Stages | None:
         """Return the stages by which all items are predicted; None: by the training inputs, or as node classification has them.
 
         Args:
@@ -207,7 +206,7 @@ class Task(Capable, values=TaskCapabilities):
             found[rows] = compute(own)[rows]
         return found
 
-    def step(self, whole: Batch, index: int, client: Client) -> Batch:
+    def step(self, whole: Batch, index: int, client: Any) -> Batch:
         """The batch of a local step; by default all training items, or with ``train.sampler`` some with sampled neighbours.
 
         Args:

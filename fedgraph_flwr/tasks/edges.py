@@ -25,7 +25,6 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.far_ends import far_rows, told_places, with_far_ends, without_cut_edges, without_far_columns
 from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
 from fedgraph_flwr.tasks import pairs
 from fedgraph_flwr.tasks.base import STAGES, Batch, Stages
@@ -175,11 +174,11 @@ class Edges(Classification):
         """The graph has nodes for the ends at other clients."""
         return {"task": "edges", "between": self.cfg.task.between}
 
-    def training_inputs(self, inputs: Any, client: Client) -> Any:
+    def training_inputs(self, inputs: Any, client: Any) -> Any:
         """With the training edges as items."""
         return self._reading(inputs, self.graph, 0, self.masks["train"].nonzero().view(-1), client)
 
-    def step(self, whole: Batch, index: int, client: Client) -> Batch:
+    def step(self, whole: Batch, index: int, client: Any) -> Batch:
         """All training edges; with ``train.sampler``, some, whose ends are the seeds. Edges to predict stay messages."""
         if client.sampled is None or self.cfg.train.sampler == "clusters":
             return super().step(whole, index, client)
@@ -206,7 +205,7 @@ class Edges(Classification):
         """Features of the edges that training reads [V', D]."""
         return self.item_attr(0)
 
-    def later(self, client: Client, inputs: Any) -> Stages:
+    def later(self, client: Any, inputs: Any) -> Stages:
         """All items, each as its stage predicts it."""
         found: Stages = []
         cached = len(self.points) * self.whole.edge_attr.numel() <= AT_ONCE
@@ -231,13 +230,13 @@ class Edges(Classification):
             logits[rows] = values
         return logits
 
-    def _reading(self, inputs: Any, graph: ClientGraph, point: int, rows: Tensor, client: Client) -> Any:
+    def _reading(self, inputs: Any, graph: ClientGraph, point: int, rows: Tensor, client: Any) -> Any:
         """Return inputs with these items, all of which are read at the point."""
         edges = self._places(point, rows)
         attr = rows_of(self.item_attr(point), edges)
         return replace(inputs, **items_of(graph.edge_index[:, edges], attr, client.device, client.dtype))
 
-    def inputs_of_item(self, row: int, client: Client) -> tuple[ClientGraph, Any, Tensor]:
+    def inputs_of_item(self, row: int, client: Any) -> tuple[ClientGraph, Any, Tensor]:
         """Return the graph in which an item is scored, inputs with only this item, and the item of each edge, -1 without one."""
         point = int(self.point[row])
         graph, rows = self.until(point) if point else self.graph, self._seen(point).nonzero().view(-1)

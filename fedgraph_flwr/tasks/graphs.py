@@ -21,7 +21,6 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph, rows_at
 from fedgraph_flwr.data.many_graphs import check_answers, index_of, one_per_graph, selected
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.readout import GraphReadout, attach, graphs_of
 from fedgraph_flwr.tasks.base import Batch, Stages, Task
 from fedgraph_flwr.tasks.classification import Classification
@@ -76,11 +75,11 @@ class OfGraphs(Task):
         """All graphs are read."""
         return {"task": "graphs"}
 
-    def training_inputs(self, inputs: Any, client: Client) -> Any:
+    def training_inputs(self, inputs: Any, client: Any) -> Any:
         """Inputs of only the training graphs."""
         return self._inputs(self._training(), client)
 
-    def later(self, client: Client, inputs: Any) -> Stages:
+    def later(self, client: Any, inputs: Any) -> Stages:
         """All graphs."""
         every = replace(inputs, **graphs_of(index_of(self.graph), client.device, client.dtype))
         return [(torch.arange(self.order.numel()), every)]
@@ -96,7 +95,7 @@ class OfGraphs(Task):
         count, size = len(self._training()), self.cfg.task.batch_size
         return -(-count // size) if 0 < size < count else 1
 
-    def step(self, whole: Batch, index: int, client: Client) -> Batch:
+    def step(self, whole: Batch, index: int, client: Any) -> Batch:
         """All training graphs, or the next batch of them."""
         count, number = len(self._training()), self.per_epoch
         if number == 1:
@@ -118,7 +117,7 @@ class OfGraphs(Task):
         """Places of the training items among the client's graphs, ascending [V]."""
         return self.order[: int(self.masks["train"].sum())]
 
-    def _inputs(self, places: Tensor, client: Client) -> Any:
+    def _inputs(self, places: Tensor, client: Any) -> Any:
         """Return the model's inputs of some graphs."""
         own = selected(self.graph, places)
         inputs: Any = client.model.prepare(own, client.device, client.dtype)

@@ -25,7 +25,6 @@ from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.curves import Curves
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.tasks import pairs, ranking
 from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer
@@ -80,7 +79,7 @@ class Links(ranking.Ranking):
         scored = max(self.items[split].shape[1] for split in metrics.SPLITS)
         return max(taken * (1 + task.negatives) * self.cfg.model.hidden, scored * task.candidates * STORED)
 
-    def step(self, whole: Batch, index: int, client: Client) -> Batch:
+    def step(self, whole: Batch, index: int, client: Any) -> Batch:
         """A share of the training pairs, which the network does not see in this step, and pairs without an edge.
 
         With ``train.batch_size`` the share is the batch, hidden unless ``task.disjoint`` is 0; with ``train.sampler`` the ends of

@@ -28,7 +28,6 @@ from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.methods.client import Client
 from fedgraph_flwr.models.readout import RelationRows, attach
 from fedgraph_flwr.tasks import pairs, ranking
 from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Stages
@@ -128,11 +127,11 @@ class Triples(ranking.Ranking):
         split = self.cfg.split
         return {"task": "triples", "seed": self.cfg.seed, "split": [split.kind, *split.shares]}
 
-    def later(self, client: Client, inputs: Any) -> Stages:
+    def later(self, client: Any, inputs: Any) -> Stages:
         """None: validation and test triples are never messages."""
         return []
 
-    def step(self, whole: Batch, index: int, client: Client) -> Batch:
+    def step(self, whole: Batch, index: int, client: Any) -> Batch:
         """Some training triples, each with the missing end and what may replace it; `read` says how items are packed."""
         task, train = self.cfg.task, self.items["train"]
         rng = self.draws(client.server_round, client.exchange, index, "negatives")

@@ -81,10 +81,9 @@ class Protection:
     rows = 1
 
     def __init__(self, cfg: RunConfig, inner: "Protection | None" = None):
-        self.cfg, self.inner, self.scores = cfg, inner, cfg.privacy.scores
         if inner:
-            self.key, self.noised, self.noise = inner.key, inner.noised, inner.noise
-            self.unit, self.rows = inner.unit, inner.rows
+            vars(self).update(vars(inner))  # what holds inside holds outside
+        self.cfg, self.inner, self.scores = cfg, inner, cfg.privacy.scores
 
     @property
     def private(self) -> bool:
