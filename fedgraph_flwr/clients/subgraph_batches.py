@@ -96,7 +96,7 @@ class ClusterBatches(Epochs):
         graph = self.graph.with_edges(edge_index, torch.from_numpy(position[kept]))
         held = torch.from_numpy(nodes)
         fields = {key: rows_of(getattr(graph, key), held) for key in ("y", *MASKS)}
-        return replace(graph, x=self.rows.take(nodes), **fields), position[kept]  # type: ignore[arg-type]
+        return replace(graph, x=self.rows.take(nodes), **fields), position[kept]
 
 
 class EdgeClusterBatches(ClusterBatches):

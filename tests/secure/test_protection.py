@@ -12,6 +12,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.uplink import Mean
 from fedgraph_flwr.secure.eligibility import notes
 from fedgraph_flwr.secure.protection import Leaving, Taken, protection_of
+from fedgraph_flwr.secure.protection.masked import Masked
 from fedgraph_flwr.wire.messages import CLIPPED, CLIPPING, MODEL, TRAIN
 from tests.nodes import made
 from tests.support import honest_reply
@@ -55,6 +56,7 @@ def test_facts_of_the_outermost_are_those_of_all():
         True,
         True,
     )
+    assert isinstance(found, Masked)
     assert found.noise is found.member.noise is not None
     assert found.releases(True, True) == 1  # scores are exact
     assert found.withheld(TRAIN) == "privacy.dp=distributed"
