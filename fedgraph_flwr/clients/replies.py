@@ -320,9 +320,7 @@ def _framework_numbers(client: GraphClient, name: str) -> set[str]:
     if name not in (TRAIN, EVALUATE):
         return set()
     cfg, task, shown = client.cfg.evaluation, client.task, client.protection.scores
-    sets = {"exact": task.score_names(cfg, task.width), "noised": set(released(cfg))}
-    names = sets.get(shown, set())
-    if name == TRAIN:
-        names |= {"train-loss"} if shown == "exact" else set()
-        names |= set() if client.protection.private else {"num_train"}
-    return names
+    names = set(released(cfg)) if shown == "noised" else set[str]()
+    if shown == "exact":
+        names = task.score_names(cfg, task.width) | ({"train-loss"} if name == TRAIN else set())
+    return names if client.protection.private or name != TRAIN else {*names, "num_train"}

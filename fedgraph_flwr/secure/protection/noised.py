@@ -26,7 +26,7 @@ class Noised(Protection):
         super().__init__(inner.cfg, inner)
         rules = inner.cfg.privacy
         self.key = self.noised = f"privacy.dp={rules.dp}"
-        self.noise = noise
+        self.private, self.noise = True, noise
         self.unit, self.rows = rules.unit, rules.expected_rows
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:

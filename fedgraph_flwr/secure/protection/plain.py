@@ -60,6 +60,7 @@ class Protection:
     Attributes:
         key: the key that protects single values, with its value; empty: none does.
         noised: the key by which sums are released with noise, with its value; empty: none are.
+        private: whether differential privacy hides the clients' sizes.
         scores: which scores leave clients: ``exact``, ``none`` or ``noised``.
         noise: what clients add to their terms of a masked sum; None: nothing.
         exchanges: phases of its own, in order.
@@ -72,6 +73,7 @@ class Protection:
 
     key = ""
     noised = ""
+    private = False
     noise: DistributedNoise | None = None
     exchanges: tuple[str, ...] = ()
     sums_only = False
@@ -84,11 +86,6 @@ class Protection:
         if inner:
             vars(self).update(vars(inner))  # what holds inside holds outside
         self.cfg, self.inner, self.scores = cfg, inner, cfg.privacy.scores
-
-    @property
-    def private(self) -> bool:
-        """Whether differential privacy hides the clients' sizes."""
-        return bool(self.noised)
 
     # --- declarations, the same on both sides -------------------------------------------------------------------------
 
