@@ -304,7 +304,8 @@ class FedSPANet(Stack):
         num_classes: int,
         *,
         # plain: Eq. (4)-(6) | acm: the authors' code, on ACM-GCN channels | acm_sep: acm, weights by channel; the authors'
-        # form, acm with normalization=sum, often fails to train at its step of 0.1 on small graphs (Wisconsin, Cornell) and CS
+        # form, acm with normalization=sum, often fails at its step of 0.1 (Wisconsin, Cornell, CS): sums grow with degree, and
+        # the first steps end where all nodes have equal outputs
         profile: Literal["plain", "acm", "acm_sep"] = "plain",
         # c_uv: sym, the Â of Section 3 | mean | sum, Eq. (6) as printed (ours: Eq. (6) leaves it open)
         normalization: Literal["sym", "mean", "sum"] = "sym",

@@ -1,11 +1,13 @@
 """FedSPA: edge types, network, spectral and Fisher biases, and the three weightings, against dense NumPy."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr.api import keys
 from fedgraph_flwr.clients import fedspa
 from fedgraph_flwr.clients.fedspa import FedSPAClient, fisher_diagonal, high_frequency_area
 from fedgraph_flwr.clients.state import restore_state, state_of
@@ -183,6 +185,49 @@ def test_network_equals_the_equations_node_by_node(profile):
         z = np.maximum(z, 0) if i else z
         z = plain_layer(z, layer, graph) if profile == "plain" else acm_layer(z, layer, graph, profile == "acm_sep")
     np.testing.assert_allclose(model(prepared(model, graph)).detach().numpy(), z, rtol=0, atol=1e-12)
+
+
+def hubs() -> ClientGraph:
+    """120 nodes of three classes: four nodes with an edge to every other."""
+    generator, nodes = torch.Generator().manual_seed(0), torch.arange(120)
+    y = nodes % 3
+    graph = client_graph(0)
+    graph.y, graph.train_mask = y, nodes % 5 < 3
+    graph.x = torch.nn.functional.one_hot(y, 3) + 0.5 * torch.randn(120, 3, generator=generator)
+    edges = torch.cartesian_prod(torch.arange(4), nodes[4:]).T
+    graph.edge_index = torch.cat([edges, edges.flip(0)], 1)
+    return graph
+
+
+def losses(graph: ClientGraph, seed: int, **params: Any) -> list[float]:
+    """Training losses before each of 25 steps of the protocol."""
+    cfg = compose(["protocol=fedspa", "strategy=fedspa", *(f"model.{key}={value}" for key, value in params.items())])
+    torch.manual_seed(seed)
+    model = build(replace(cfg.model, dropout=0.0), 3, 3)
+    given, rows, found = model.prepare(graph), graph.train_mask, []
+    for _ in range(25):
+        loss = torch.nn.functional.cross_entropy(model(given)[rows], graph.y[rows])
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= cfg.train.lr * parameter.grad
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_default_form_trains_where_the_sums_of_the_authors_form_overshoot(seed):
+    """Why the default is not the authors' form; `fedgraph-flwr keys model=fedspa` says so at `model.profile`."""
+    graph = hubs()
+    default = losses(graph, seed)
+    assert default == losses(graph, seed, profile="plain", normalization="sym")
+    assert default[-1] < 0.8 * default[0]
+    authors = losses(graph, seed, profile="acm", normalization="sum")
+    assert authors[1] > 5 * authors[0] > 50 * default[0]
+    told = keys("model=fedspa").loc["model.profile"]
+    assert told["default"] == "plain"
+    assert "sums grow with degree" in told["meaning"]
 
 
 @pytest.mark.parametrize("profile", PROFILES)
