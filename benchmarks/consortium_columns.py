@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -141,7 +141,7 @@ def run(seeds: int, only: str, path: Path) -> None:
         if cell in known:
             continue
         start = time.process_time()
-        scores = (
+        scores: dict[str, Any] = (
             {"test": own(cell.task, cell.books, cell.seed), "validation": ""} if cell.method == HAND else trained(cell)
         )
         row = cell._asdict() | scores
@@ -184,8 +184,8 @@ def tables(scores: dict[Cell, float]) -> str:
         rows.append(line(method, [shown(interval([*values.values()]) if values else None) for values in of]))
     rows += ["", line("paired by seed", names), line("---", ["---"] * len(heads))]
     for head in heads:
-        alone = [of for method in ALONE if len(of := held.get((*head, method), {})) > 1]
-        held[*head, BEST] = max(alone, key=lambda of: fmean(of.values()), default={})
+        alone = [own for method in ALONE if len(own := held.get((*head, method), {})) > 1]
+        held[*head, BEST] = max(alone, key=lambda own: fmean(own.values()), default={})
     for first, second in DIFFERENCES:
         pairs = [paired(held.get((*head, first), {}), held.get((*head, second), {})) for head in heads]
         if any(pairs):

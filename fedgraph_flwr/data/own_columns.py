@@ -109,9 +109,9 @@ def appended(book: Tensor, new: Tensor) -> tuple[Tensor, NDArray[np.int64]]:
     repeated = (order >= old) & (copy < stored)
     at = np.empty(group.size, dtype=np.int64)
     at[order] = np.where(repeated, order[np.where(repeated, first + copy, 0)], -1)
-    fresh = at[old:] < 0
-    at[old:][fresh] = old + np.arange(int(fresh.sum()))
-    return torch.cat([book, new[:, torch.from_numpy(fresh)]], dim=1), at[old:]
+    unknown = at[old:] < 0
+    at[old:][unknown] = old + np.arange(int(unknown.sum()))
+    return torch.cat([book, new[:, torch.from_numpy(unknown)]], dim=1), at[old:]
 
 
 def records_of(graph: Graph, nodes: Tensor) -> dict[str, Any]:

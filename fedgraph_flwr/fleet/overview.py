@@ -69,8 +69,8 @@ def joined(
     for run in started:
         entry: dict[str, Any] = {"id": str(run["run-id"]), "state": run["status"]}
         if status := by_id.get(entry["id"]):
-            keys = ("run", "strategy", "phase", "round", "rounds", "rounds_done", "seconds_left", "reason", "updated")
-            keys += ("operator", "started")
+            keys = ["run", "strategy", "phase", "round", "rounds", "rounds_done", "seconds_left", "reason", "updated"]
+            keys += ["operator", "started"]
             entry |= {key: status[key] for key in keys if key in status}
             running = str(run["status"]).startswith("running")
             entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]

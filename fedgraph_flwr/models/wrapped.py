@@ -175,8 +175,9 @@ class Wrapped(Model):
                 f"{self.kind.__name__} has no parameters for the graph's sizes and fails on one with {inputs.x.shape[1]} features"
                 f" ({first_line(error)}): add in_channels and out_channels to its parameters"
             ) from error
-        if outputs.shape != (len(inputs.x), self.outputs):
-            got, wanted = list(outputs.shape), [len(inputs.x), self.outputs]
+        wanted = [inputs.x.shape[0], self.outputs]
+        if list(outputs.shape) != wanted:
+            got = list(outputs.shape)
             raise FedGraphError(f"{self.kind.__name__} returned {got}, expected {wanted}: outputs of each node")
         return outputs
 

@@ -295,7 +295,7 @@ class Member:
         for own in ratios.values():
             self._check_weights(own, own > 0)
         held = self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round)
-        request = {MEMBERS: members, "model": _bytes(received)}
+        request: Arrays = {MEMBERS: members, "model": _bytes(received)}
         request |= {f"{WEIGHTS}/{group}": own for group, own in ratios.items()}
         agreed = digest({key: self.state[key] for key in (CLIENTS, KEYS, SIZES)} | request)
         sizes = [sum(array.size for array in group.values()) for group in values.values()]

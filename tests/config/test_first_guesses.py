@@ -68,5 +68,5 @@ def test_an_unknown_word_leads_to_the_list():
 
 def test_hints_in_python_are_keywords():
     with pytest.raises(FedGraphError, match=r"key 'lr' is unknown \(override\); its name here is train__lr$"):
-        fg.run(dataset="demo", lr=0.1)
+        fg.run(dataset="demo", lr=0.1)  # type: ignore[call-arg]
     assert configuration((), {"train__lr": 0.3, "strategy": "fedprox", "strategy__mu": 0.5}).train.lr == 0.3

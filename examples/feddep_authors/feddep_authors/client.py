@@ -161,8 +161,7 @@ class FedDEPAuthorsClient(GraphClient):
     @cached_property
     def impaired(self) -> Impaired:
         """Graph without the hidden nodes."""
-        seed = derive_seed(self.cfg.seed, self.graph.client, "hidden")
-        return Impaired.of(self.graph, self.params.hidden_share, self.params.neighbours, seed)
+        return Impaired.of(self.graph, self.params.neighbours, self.cfg.own_seed, self.params.hidden_share)
 
     @cached_property
     def lost(self) -> Tensor:

@@ -115,7 +115,7 @@ ALWAYS = np.iinfo(np.int64).min
 """Day from which rows are known that nothing dates."""
 
 
-def known_from(day: Ints, file: Ints, versions: Ints, given: Sequence[int]) -> tuple[Ints, Ints]:
+def known_from(day: Ints, file: Ints, versions: Ints, given: Sequence[int] | Ints) -> tuple[Ints, Ints]:
     """Return the day from which each row is known [E], and the rows in the order in which they became known [E].
 
     Args:

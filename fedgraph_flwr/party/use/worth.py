@@ -392,7 +392,8 @@ def _read(
                 outputs = logits.numpy()
             if metric == metrics.AT_THRESHOLD:
                 chance = metrics.threshold(logits, task.y, task.masks["val"])
-                cut = float(np.log(chance) - np.log1p(-chance)) - 1e-12
+                if chance is not None:
+                    cut = float(np.log(chance) - np.log1p(-chance)) - 1e-12
             if known is not None:
                 check_same_items(known, task, f"{path} and {other}")
             if lived is not None:
