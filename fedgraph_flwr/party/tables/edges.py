@@ -25,7 +25,7 @@ from fedgraph_flwr.data.value_formats import (
     whole_date_format,
 )
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import Treatment, Written, as_words, features
+from fedgraph_flwr.party.tables.columns import FALSE, TRUE, Treatment, Written, as_words, features
 from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, booked_again, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns
@@ -262,7 +262,9 @@ def _rates(table: Any, where: str, treatment: Treatment) -> Any:
         named = "currenc" in name.lower() or name.lower() in ("ccy", "curr")
         for rows in (slice(1_000), slice(None)):  # most columns are none by their first rows
             texts = {str(code).strip() for code in table[name].iloc[rows].dropna().unique()} - {""}
-            if not (texts and (named or texts <= CURRENCIES)):
+            words = {text.lower() for text in texts}
+            of_names = named and all(word.replace(" ", "").isalpha() for word in words) and not words <= TRUE | FALSE
+            if not (texts and (of_names or texts <= CURRENCIES)):
                 break
         else:
             found += [name] if len(texts) > 1 or treatment.rates else []

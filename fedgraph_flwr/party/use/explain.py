@@ -101,7 +101,7 @@ class Reasons:
     def text(self, top: int) -> str:
         """Return the ``top`` largest contributions that raise the score, in one line; none of a value that is unknown."""
         frame = self.to_frame(len(self.of_columns) + len(self.of_edges))
-        known = (frame["kind"] == "payment") | frame["value"].notna()
+        known = (frame["kind"] == "payment") | frame["value"].notna() | frame["name"].str.endswith(OTHERS)
         parts = []
         for row in frame[known & (frame["contribution"] > 0)].head(top).itertuples():
             parts.append(f"{row.text} ({row.contribution:+.2g})")

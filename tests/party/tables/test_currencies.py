@@ -35,8 +35,14 @@ def test_rates_of_the_party_convert_each_amount():
 def test_one_currency_needs_no_rate_and_other_columns_are_none():
     one = MIXED.assign(ccy="EUR")
     assert amounts_of(one, "amount", "t.csv", Treatment()).tolist() == [1000, 2000, 500]
-    countries = MIXED.drop(columns="ccy")
+    countries = MIXED.drop(columns="ccy").assign(currency_risk=["0.1", "0.7", "2"], cross_currency=["yes", "no", ""])
     assert amounts_of(countries, "amount", "t.csv", Treatment()).tolist() == [1000, 2000, 500]
+
+
+def test_names_of_currencies_are_found_by_the_name_of_their_column():
+    names = MIXED.assign(ccy=["Euro", "US Dollar", "Euro"]).rename(columns={"ccy": "Payment Currency"})
+    with pytest.raises(FedGraphError, match=r"column 'Payment Currency': Euro 2, US Dollar 1"):
+        amounts_of(names, "amount", "t.csv", Treatment())
 
 
 def test_two_columns_of_currencies_are_refused():

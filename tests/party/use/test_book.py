@@ -333,6 +333,10 @@ def test_a_day_of_a_book_is_explained(desk, tmp_path, capsys):
     said = float(capsys.readouterr().out.partition(f"item {item}: score ")[2].partition(",")[0])
     assert said == pytest.approx(np.log(score / (1 - score)), abs=0.01)
     assert np.isfinite(margin)
+    named = found[found["text"].str.contains(" in from | out to ")]
+    assert {*named["name"]} & {"flow_in_hours_2d", "flow_in_gap_2d", "since_in_source", "sum_in_source_7d"}, found[
+        "text"
+    ].tolist()
 
 
 def test_worth_compares_models_on_days_of_a_book_that_have_labels(banks, desk, tmp_path, capsys):

@@ -143,7 +143,7 @@ def test_a_value_that_nobody_has_is_no_reason_of_an_alert():
     columns = ["target income", "source income", "amount of other nodes"]
     values = np.array([np.nan, 3.0, np.nan])
     one = Reasons("p1", 1.0, 0.0, 0.5, columns, np.array([0.9, 0.5, 0.1]), values, np.zeros(3))
-    assert one.text(2) == "source income = 3 (+0.5)"
+    assert one.text(2) == "source income = 3 (+0.5); amount of other nodes (+0.1)"
     assert one.to_frame(3)["text"].tolist() == [
         "the receiver's income is unknown",
         "source income = 3",
