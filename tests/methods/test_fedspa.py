@@ -204,14 +204,14 @@ def losses(graph: ClientGraph, seed: int, **params: Any) -> list[float]:
     cfg = compose(["protocol=fedspa", "strategy=fedspa", *(f"model.{key}={value}" for key, value in params.items())])
     torch.manual_seed(seed)
     model = build(replace(cfg.model, dropout=0.0), 3, 3)
-    given, rows, found = model.prepare(graph), graph.train_mask, []
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.train.lr)
+    given, rows = model.prepare(graph), graph.train_mask
+    found: list[float] = []
     for _ in range(25):
+        optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(given)[rows], graph.y[rows])
-        model.zero_grad()
         loss.backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= cfg.train.lr * parameter.grad
+        optimizer.step()
         found.append(loss.item())
     return found
 
