@@ -186,6 +186,8 @@ def described(agreement: Agreement) -> Iterator[str]:
     weights = values["weights"] if agreement.weights else "all count alike"
     yield f"{values['name']}, version {values['version']}: {values['purpose']}"
     yield f"members: {', '.join(names)}; until {values['until']}; at most {values['runs']} runs; weights: {weights}"
+    begins = {agreements.SEED: "anew", agreements.CONTINUES: "with a model that members trained"}
+    yield f"each run starts {begins.get(values['start'], 'with the model ' + values['start'])}"
     if values["changed"]:
         yield f"joined or left since the version before: {', '.join(values['changed'])}"
     yield from run_lines(cfg)

@@ -82,6 +82,7 @@ def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
     out = capsys.readouterr().out
     assert "trains gcn with fedprox on nodes, 3 clients, 3 rounds" in out
     assert "the coordinator learns: each member's updates" in out
+    assert "each run starts anew" in out
     assert "signed as carol; signed by alice, bob, carol" in out
     assert accepted(agreement, run_of(agreement), folder / "state").signers == list(MEMBERS)
     assert main(["agree", "status", "agreement.yaml", "--state", "state"]) == 0

@@ -274,3 +274,12 @@ def test_a_resumed_run_answers_a_round_for_one_model(tmp_path):
         reply = again.ask(0, "evaluate", 2, {MODEL: {name: factor * array for name, array in start.items()}})
         assert isinstance(reply, str) != accepted
         assert accepted or "of this agreed run again, over another model" in reply
+
+
+def test_an_owners_own_bound_counts_over_agreements(coordinator):
+    """Its ledger keeps the owner's name; an agreement with another name does not start a second one."""
+    run = coordinator.run(1)
+    (coordinator.folder / "policy.yaml").write_text("min_nodes: 0\npurpose: fraud\nmax_epsilon: 3\n")
+    assert node_of(run.nodes[0].context).policy().purpose == "fraud"
+    (coordinator.folder / "policy.yaml").write_text("min_nodes: 0\npurpose: fraud\n")
+    assert node_of(run.nodes[0].context).policy().purpose == "rings"
