@@ -14,7 +14,7 @@ from fedgraph_flwr.clients.replies import summed_groups
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.agreements import USED, WITHDRAWN, remembered
-from fedgraph_flwr.fleet.audit_chain import LOG
+from fedgraph_flwr.fleet.audit_chain import files_of
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure import audit
@@ -93,8 +93,8 @@ def check_age(node: Node, reached: int | None = None) -> None:
     """
     root, (digest, _, number) = Path(node.root), node.sent_cfg.agreement.partition("/")
     known = remembered(root)
-    confirmed = max(record.get("confirmed", 0) for record in known.values())
-    for entry in audit.verified(root) if (root / LOG).is_file() else ():
+    confirmed = max((record.get("confirmed", 0) for record in known.values()), default=0)
+    for entry in audit.verified(root) if files_of(root) else ():
         agreed, _, k = str(entry.get("agreement", "")).partition("/")
         if not agreed or entry["n"] <= confirmed:
             continue
