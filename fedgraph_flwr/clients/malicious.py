@@ -67,6 +67,8 @@ class Forged(Protection):
         client: the client.
     """
 
+    inner: Protection
+
     def __init__(self, inner: Protection, client: GraphClient):
         super().__init__(inner.cfg, inner)
         self.client = client
@@ -75,11 +77,11 @@ class Forged(Protection):
     def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
         """Note the client's own parameters, which it trains if it receives none."""
         self.own = {key: to_numpy(tensor) for key, tensor in self.client.shared.items()}
-        return super().take(phase, groups, own)
+        return self.inner.take(phase, groups, own)
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
         """Forge the model."""
-        sent, cfg = super().leave(leaving), self.cfg
+        sent, cfg = self.inner.leave(leaving), self.cfg
         if leaving.phase != TRAIN or MODEL not in sent:
             return sent
         received, adversary = leaving.taken.model or self.own, cfg.adversary

@@ -22,9 +22,11 @@ from fedgraph_flwr.wire.reply_schema import ArrayField
 class Clipped(Protection):
     """Each client bounds the norm of what it sends (``privacy.dp=client_...`` and ``distributed_...``)."""
 
+    inner: Protection
+
     def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
         """Add the bits of adaptive norms to phases with a sum."""
-        found = super().uplink(phases)
+        found = self.inner.uplink(phases)
         return {phase: _with_bits(groups) for phase, groups in found.items()} if self.cfg.privacy.adaptive else found
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
@@ -35,7 +37,7 @@ class Clipped(Protection):
 
     def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
         """Take adaptive norms."""
-        return replace(super().take(phase, groups, own), groups={CLIPPING: groups.pop(CLIPPING, {})})
+        return replace(self.inner.take(phase, groups, own), groups={CLIPPING: groups.pop(CLIPPING, {})})
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
         """Clip each group that is summed.
@@ -43,7 +45,7 @@ class Clipped(Protection):
         Raises:
             FedGraphError: the request had no origin of the update, or no norm.
         """
-        sent, rules, declared = super().leave(leaving), self.cfg.privacy, leaving.declared
+        sent, rules, declared = self.inner.leave(leaving), self.cfg.privacy, leaving.declared
         summed = [group for group in sums(declared) if group in sent]
         norms: Mapping[str, float] = {group: rules.norm(group) for group in summed}
         if rules.adaptive:

@@ -55,6 +55,8 @@ class Masked(Protection):
     exchanges = STEPS
     sums_only = True
 
+    inner: Protection
+
     def __init__(self, inner: Protection, client: int):
         super().__init__(inner.cfg, inner)
         rules, self.key = inner.cfg.privacy, "privacy.secagg=true"
@@ -62,7 +64,7 @@ class Masked(Protection):
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
         """Add the exchanges around a sum, and what a member of it receives."""
-        found = {phase: dict(_STEP) for phase in STEPS} | super().downlink(summed)
+        found = {phase: dict(_STEP) for phase in STEPS} | self.inner.downlink(summed)
         part = Input("the members of a secure sum, with sealed shares of their secrets")
         for phase in {TRAIN, *summed}:
             found[phase] = {**found.get(phase, {}), SECAGG: part}
@@ -84,7 +86,7 @@ class Masked(Protection):
         common = {
             f"{group}/{name}": a for group, arrays in groups.items() if group not in own for name, a in arrays.items()
         }
-        found = super().take(phase, groups, own)
+        found = self.inner.take(phase, groups, own)
         return replace(found, groups={**found.groups, SECAGG: part}, digest=digest(common))
 
     def answer(
@@ -119,7 +121,7 @@ class Masked(Protection):
         Raises:
             RunFailed: the server requests arrays outside a sum.
         """
-        sent, declared = super().leave(leaving), leaving.declared
+        sent, declared = self.inner.leave(leaving), leaving.declared
         terms = {group: sent[group] for group in sums(declared) if group in sent}
         if not terms:
             return sent

@@ -22,6 +22,8 @@ class Noised(Protection):
         noise: of the terms of a masked sum; None: the clients add none.
     """
 
+    inner: Protection
+
     def __init__(self, inner: Protection, noise: DistributedNoise | None):
         super().__init__(inner.cfg, inner)
         rules = inner.cfg.privacy
@@ -42,7 +44,7 @@ class Noised(Protection):
         held = [group for group in sums(leaving.declared) if leaving.groups.get(group)]
         if extra := [group for group in held if group not in leaving.booked]:
             raise FedGraphError(f"client {leaving.client} would send '{extra[0]}', which this stage must not release")
-        return super().leave(leaving)
+        return self.inner.leave(leaving)
 
     def releases(self, summed: bool, scored: bool) -> int:
         """Count a sum, and noised scores."""
