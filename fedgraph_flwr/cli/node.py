@@ -310,6 +310,7 @@ class Node:
         self.looked = time.monotonic()
         self.restarts = 0
         self.refused = False  # the server's certificate
+        self.server_ends = 0.0  # when it ends; 0: unknown
         self.printed: Counter[str] = Counter()  # reasons, since the last connection
         self.lost = threading.Event()  # the SuperNode reported a lost connection
         self.failed: float | None = None  # when an attempt of this SuperNode to connect again last failed
@@ -342,7 +343,10 @@ class Node:
         connected.add(float(not (self.reason or self._silence())))
         restarts.add(self.restarts)
         memory = of_memory({"node": os.getpid()})
-        return [connected, restarts, memory, of_certificates([self.server.authority])]
+        certificates = of_certificates([self.server.authority])
+        if self.server_ends:
+            certificates.add((self.server_ends - time.time()) / _DAY, certificate="server.crt")
+        return [connected, restarts, memory, certificates]
 
     def run(self) -> None:
         """Keep both processes running until the SuperNode ends for good.
@@ -383,6 +387,8 @@ class Node:
         """Say why the server cannot be reached, or that its certificate ends soon."""
         server, found = self.server, self.server.reach()
         self.refused = found.certificate
+        if found.days is not None:
+            self.server_ends = time.time() + found.days * _DAY
         if not found.right:
             self.reason = why = found.explanation
             self.printed[why] += 1

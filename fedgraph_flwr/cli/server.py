@@ -17,7 +17,7 @@ from fedgraph_flwr.cli import superlink
 from fedgraph_flwr.cli.node import LOG_FORMAT, PAUSES, monitor_address
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
-from fedgraph_flwr.fleet.certificates import watch
+from fedgraph_flwr.fleet.certificates import in_use, watch
 from fedgraph_flwr.fleet.keys import FLEET, Places, check_pairs, read_fleet, write_configuration, write_fleet
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
@@ -264,13 +264,12 @@ class Health:
 
     def metrics(self, folder: Path) -> list[Metric]:
         """Return the numbers of the processes and of the certificates."""
-        names = ("ca.crt", "server.crt", "operators.crt", "operator.crt")
         up = Metric("superexec_up", "1 if the process that starts those of runs works.")
         restarts = Metric("superexec_restarts_total", "How often the SuperExec was started again.")
         if self.superexec:
             up.add(self.superexec.up)
             restarts.add(self.superexec.restarts)
-        return [up, restarts, of_certificates([folder / name for name in names]), of_memory({"server": os.getpid()})]
+        return [up, restarts, of_certificates(in_use(folder)), of_memory({"server": os.getpid()})]
 
 
 def environment(folder: Path, runs: Path, plain: bool) -> dict[str, str]:

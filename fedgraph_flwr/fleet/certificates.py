@@ -4,6 +4,7 @@ A renewed authority has the same key as before. So certificates that it signed s
 accept the same servers until the old one ends: parties can replace theirs at any time before.
 """
 
+import contextlib
 import datetime
 import os
 import re
@@ -70,6 +71,14 @@ def warnings(folder: Path, now: datetime.datetime | None = None) -> Iterator[str
         path = folder / name
         if path.is_file() and (days := days_left(path, now)) < WARNED:
             yield f"{path} {'has ended' if days < 0 else f'ends in {days:.0f} days'}: {fix}"
+
+
+def in_use(folder: Path) -> Iterator[Path]:
+    """Yield the certificates of a fleet's folder, without those of removed operators."""
+    for path in sorted(folder.glob("*.crt")):
+        with contextlib.suppress(FedGraphError):  # a person is replacing it
+            if not is_revoked(folder, read(path)):
+                yield path
 
 
 def renew(folder: Path, name: str, days: int) -> Path:

@@ -230,9 +230,8 @@ class ServerRuns:
                 f"the server of '{self.name}' serves no run folders: it runs `server --plain`, or an older version"
             )
         if error.code == 403:
-            return RunFailed(
-                f"the server of '{self.name}' refuses to send run folders: it accepts operators' certificates only"
-            )
+            why = sanitize(error.read().decode(errors="replace").strip() or "it accepts operators' certificates only")
+            return RunFailed(f"the server of '{self.name}' refuses to send run folders: {why}")
         try:
             why = str(json.loads(error.read())["error"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -328,6 +328,17 @@ def test_a_request_of_an_operator_is_signed_without_its_key(fleet, tmp_path, cap
     assert make_operator(fleet.keys, "short", 1).is_file()  # the first one has ended
 
 
+def test_an_operator_without_a_certificate_or_the_role_learns_what_to_do(fleet, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    root = fleet.keys / "ca.crt"
+    where = f'[superlink.far]\naddress = "localhost:{fleet.port}"\nroot-certificates = "{root}"\n'
+    (tmp_path / "config.toml").write_text(where)
+    with pytest.raises(
+        fg.FedGraphError, match=r"refuses to send run folders: show a certificate .* \(fleet operator\)"
+    ):
+        ServerRuns("far").files("first")
+
+
 def test_a_copy_has_the_mode_of_the_servers_file(fleet, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     root = fleet.keys / "ca.crt"

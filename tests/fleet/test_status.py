@@ -21,6 +21,7 @@ from fedgraph_flwr.cli.node import Node, Server
 from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import audit_chain, metrics, overview
+from fedgraph_flwr.fleet.checking import Finding
 from fedgraph_flwr.fleet.operating import node_infos
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
@@ -465,8 +466,11 @@ def test_a_damaged_line_of_the_audit_log_costs_its_own_numbers_only(tmp_path, no
     }
     good = price | {"unit": "client", "purpose": "fraud"}
     bad = good | noise if isinstance(noise, dict) else noise
-    for value in (bad, good):
-        audit_chain.append(tmp_path, entry | {"sent": {}, "noise": value})
+    for _ in range(2):
+        audit_chain.append(tmp_path, entry | {"sent": {}, "noise": good})
+    first, second = (tmp_path / audit_chain.LOG).read_text().splitlines()
+    damaged = json.dumps(json.loads(first) | {"noise": bad})
+    (tmp_path / audit_chain.LOG).write_text(f"{damaged}\n{second}\n")
     found = samples(metrics.exposition(AuditNumbers(tmp_path / audit_chain.LOG).metrics()))
     assert found["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
     assert found["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
@@ -476,12 +480,22 @@ def test_alert_rules_and_the_dashboard_name_metrics_that_there_are(folder, tmp_p
     monkeypatch.setattr("fedgraph_flwr.cli.server.node_infos", lambda name: INFOS)
     monkeypatch.setattr("fedgraph_flwr.cli.server.runs", lambda name: [{"status": "pending"}])
     assert main(["fleet", "init", str(tmp_path / "keys")]) == 0
+    for name in ("bob", "eve"):
+        assert main(["fleet", "operator", name, "--days", "9", "--keys", str(tmp_path / "keys")]) == 0
+    assert main(["fleet", "remove", str(tmp_path / "keys" / "eve.crt"), "--keys", str(tmp_path / "keys")]) == 0
     health = Health("https://127.0.0.1:1", tmp_path / "keys" / "ca.crt", folder.parent)
     health.superexec = SimpleNamespace(up=True, restarts=0)
     parties = Parties("fleet", folder.parent)
     node = Node([], False, 1, Server("fleet.example.org", 9090, tmp_path / "keys" / "ca.crt"))
+    reached = Finding("reachable", True, "it responds", days=40)
+    monkeypatch.setattr(Server, "reach", lambda self: reached)
+    node._look()
+    of_node = samples(metrics.exposition(node.metrics()))
+    assert of_node["fedgraph_certificate_days_left", 'certificate="server.crt"'] == pytest.approx(40, abs=1)
     try:
-        page = metrics.exposition([*parties.metrics(begun=True), *health.metrics(tmp_path / "keys"), *node.metrics()])
+        page = metrics.exposition(
+            [*parties.metrics(begun=True), *health.metrics(tmp_path / "keys"), *node.metrics()[:2]]
+        )
     finally:
         node.end()
     found = samples(page)
@@ -520,6 +534,8 @@ def test_alert_rules_and_the_dashboard_name_metrics_that_there_are(folder, tmp_p
     assert found["fedgraph_party_online", 'party="bank_a"'] == 1
     assert found["fedgraph_party_online", 'party="bank_b"'] == found["fedgraph_party_online", 'party="33"'] == 0
     assert found["fedgraph_certificate_days_left", 'certificate="server.crt"'] == pytest.approx(365, abs=1)
+    assert found["fedgraph_certificate_days_left", 'certificate="bob.crt"'] == pytest.approx(9, abs=1)
+    assert ("fedgraph_certificate_days_left", 'certificate="eve.crt"') not in found
     assert found["fedgraph_node_connected", ""] == 0
     rss = psutil.Process().memory_info().rss
     assert found["fedgraph_memory_bytes", 'process="server"'] > 0.5 * rss
