@@ -7,6 +7,9 @@ from platform import python_version
 
 __version__ = "0.2.0"
 
+PROTOCOL = 3
+"""Version of the messages between server and nodes."""
+
 
 @cache
 def installed(*packages: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ import argparse
 import re
 from pathlib import Path
 
-from fedgraph_flwr.cli.node import check_address
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet.certificates import (
     REVOKED,
@@ -29,6 +28,7 @@ from fedgraph_flwr.fleet.operating import (
 )
 from fedgraph_flwr.fleet.overview import lines, overview
 from fedgraph_flwr.fleet.parties import UNREGISTERED
+from fedgraph_flwr.fleet.processes import check_address
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.as_json import as_json
 

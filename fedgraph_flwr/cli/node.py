@@ -16,7 +16,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import audit_chain, flower_patches
@@ -24,19 +26,25 @@ from fedgraph_flwr.fleet.agreements import RELEASES, Refused, remember
 from fedgraph_flwr.fleet.certificates import WARNED
 from fedgraph_flwr.fleet.checking import Finding, admission, reach
 from fedgraph_flwr.fleet.keys import check_key
-from fedgraph_flwr.fleet.log_lines import FORMATS
+from fedgraph_flwr.fleet.log_lines import LOG_FORMAT
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.processes import GRACE, Process, free_port, log_as, say, tool
-from fedgraph_flwr.launch.agreed import opened, refusals
+from fedgraph_flwr.fleet.processes import (
+    GRACE,
+    PAUSES,
+    Process,
+    apart,
+    check_address,
+    free_port,
+    log_as,
+    monitor_address,
+    say,
+    tool,
+)
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
 WRONG_INPUT = {302, 303, 304, 600, 603, 604, 605, 606}
 """Flower's exit codes for which a retry is useless."""
-
-PAUSES = (1.0, 2.0, 5.0, 10.0)
-"""Seconds before each retry; the last value repeats."""
 
 SAME = 5
 """How often the same reason of a missing connection is printed."""
@@ -69,7 +77,6 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_options(parser, _OPTIONS, **required, device=_DEVICE, log_format=LOG_FORMAT)
 
 
-LOG_FORMAT = {"choices": FORMATS, "default": "text"}
 _DEVICE = {"choices": ("auto", "cpu", "cuda"), "default": None}
 
 _OPTIONS = """
@@ -110,11 +117,17 @@ def main(args: argparse.Namespace) -> int:
     options = supernode_options(args)
     watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once, agreed, args.key)
-    numbers = AuditNumbers(args.state / audit_chain.LOG) if args.state else None
+
+    @cache
+    def numbers() -> Any:  # what it imports is loaded by who scrapes it
+        from fedgraph_flwr.secure.audit_numbers import AuditNumbers
+
+        return AuditNumbers(args.state / audit_chain.LOG)
+
     pages = {
         "/live": condition(node.not_live),
         "/ready": condition(node.not_ready),
-        "/metrics": lambda: (True, exposition([*node.metrics(), *(numbers.metrics() if numbers else [])])),
+        "/metrics": lambda: (True, exposition([*node.metrics(), *(numbers().metrics() if args.state else [])])),
     }
     try:
         with monitor(watched, pages):
@@ -141,7 +154,7 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
             raise FedGraphError(f"{name} {path}: no such file")
     if args.peers and not args.peers.is_dir():
         raise FedGraphError(f"--peers {args.peers}: no such folder; expected public keys, such as node_0.pub")
-    _check_content(args)
+    apart(lambda: _check_content(args))
     settings: dict[str, str | int] = {"key": str(args.key.absolute())}
     settings |= {name: str(path.absolute()) for name in _PATHS if (path := getattr(args, name))}
     settings |= {name: value for name in ("device", "threads") if (value := getattr(args, name)) is not None}
@@ -157,16 +170,18 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
     Raises:
         FedGraphError: an agreement is damaged or unsigned, or this node cannot check or count its runs.
     """
-    from fedgraph_flwr.party.party_file import read_party
-
     if args.approvals:
         raise FedGraphError(
             "--approvals was replaced: members sign an agreement (fedgraph-flwr agree); pass --agreement FILE"
         )
     if not args.agreement and args.graph.suffix in (".yaml", ".yml"):
+        from fedgraph_flwr.party.party_file import read_party
+
         args.agreement = read_party(args.graph).path("agreement", args.graph.parent)
     if not args.agreement:
         return []
+    from fedgraph_flwr.launch.agreed import opened, refusals
+
     if not args.state:
         raise FedGraphError("--agreement needs --state DIR, in which the node counts the runs")
     if plain:
@@ -216,29 +231,6 @@ def _check_content(args: argparse.Namespace) -> None:
         with system_errors(f"cannot write --state {args.state}"):
             args.state.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=args.state).close()
-
-
-def check_address(text: str, name: str) -> tuple[str, int]:
-    """Split HOST:PORT.
-
-    Raises:
-        FedGraphError: the text has another form.
-    """
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
-    if not found or not 0 < int(found[2]) < 65536:
-        raise FedGraphError(f"{name} {text}: expected HOST:PORT, such as fleet.example.org:9090")
-    return found[1], int(found[2])
-
-
-def monitor_address(text: str) -> tuple[str, int] | None:
-    """Return the address of ``--monitor``: PORT, which is on loopback, or HOST:PORT; None if it is off.
-
-    Raises:
-        FedGraphError: the text has another form.
-    """
-    if not text:
-        return None
-    return check_address(f"127.0.0.1:{text}" if text.isdecimal() else text, "--monitor")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ import os
 import time
 from collections.abc import Mapping
 from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.audit_chain import LOCAL, append
 from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
-from fedgraph_flwr.fleet.operating import REMOVED
+from fedgraph_flwr.fleet.operating import REMOVED, node_values, run_values
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS, add_routes
 from fedgraph_flwr.fleet.run_watch import RunWatch
@@ -158,6 +160,13 @@ def follow(handlers: Any, runs: Path, state: Any) -> None:
     keep_parties(runs, state.get_node_info())
 
 
+def nodes_and_runs(state: Any) -> dict[str, Any]:
+    """Return the nodes and the newest runs of a SuperLink's state, for `fleet status`."""
+    runs = state.get_run_info(order_by="pending_at", ascending=False, limit=20)
+    now = datetime.now(UTC).isoformat()
+    return {"nodes": node_values(state.get_node_info(), now), "runs": run_values(runs)}
+
+
 def main() -> None:
     """Run a SuperLink; ``sys.argv`` has its options, and the environment the folder of runs."""
     from flwr.superlink import main as superlink
@@ -169,8 +178,9 @@ def main() -> None:
     def create_app(*args: Any, **kwargs: Any) -> Any:
         app = create(*args, **kwargs)
         app.add_middleware(Caller)
-        add_routes(app, root, listing, lambda action, subject: note_action(root, action, subject))
         state = app.state.linkstate_factory.state()
+        note = partial(note_action, root)
+        add_routes(app, root, listing, note, partial(nodes_and_runs, state))
         follow(control_handlers, root, state)
         # below the process that started this one, since `fedgraph-flwr server` starts another SuperExec when Flower's ended
         above = psutil.Process(os.getppid())

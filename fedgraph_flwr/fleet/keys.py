@@ -34,8 +34,7 @@ from cryptography.x509.oid import NameOID
 
 from fedgraph_flwr.data.files import packaged, writing
 from fedgraph_flwr.errors import MALFORMED, FedGraphError
-from fedgraph_flwr.version import installed
-from fedgraph_flwr.wire.messages import PROTOCOL
+from fedgraph_flwr.version import PROTOCOL, installed
 
 PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"

@@ -10,7 +10,8 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-FORMATS = ("text", "json")
+LOG_FORMAT = {"choices": ("text", "json"), "default": "text"}
+"""Values of ``--log-format``."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\S+Z )?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b ?[: ]*(.*)")

@@ -133,11 +133,7 @@ def admit(public: Path, name: str, party: str = "") -> str:
 
 
 def node_infos(name: str) -> list[dict[str, Any]]:
-    """Return the admitted nodes of a server, oldest first.
-
-    Each has ``node`` (Flower's number), ``party`` (its name, kept when it was admitted, or ""), ``status`` (``registered``,
-    ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or ""). Parties of one name have their
-    numbers in it.
+    """Return the admitted nodes of a server, see `node_values`.
 
     Raises:
         RunFailed: the server does not respond.
@@ -146,7 +142,17 @@ def node_infos(name: str) -> list[dict[str, Any]]:
 
     with _control(name) as client:
         reply = client.ListNodes(ListNodesRequest())
-    found = [node for node in reply.nodes_info if node.status != UNREGISTERED]
+    return node_values(reply.nodes_info, reply.now)
+
+
+def node_values(listed: Iterable[Any], now: str) -> list[dict[str, Any]]:
+    """Return admitted nodes as Flower lists them, oldest first.
+
+    Each has ``node`` (Flower's number), ``party`` (its name, kept when it was admitted, or ""), ``status`` (``registered``,
+    ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or ""). Parties of one name have their
+    numbers in it.
+    """
+    found = [node for node in listed if node.status != UNREGISTERED]
     names = party_names(found)
     return [
         {
@@ -155,7 +161,7 @@ def node_infos(name: str) -> list[dict[str, Any]]:
             "status": str(node.status),
             "online_since": _utc(node.last_activated_at),
             "offline_since": _utc(node.last_deactivated_at) if node.status == "offline" else "",
-            "last_seen": _utc(reply.now if node.status == "online" else node.last_deactivated_at),
+            "last_seen": _utc(now if node.status == "online" else node.last_deactivated_at),
         }
         for node in sorted(found, key=lambda node: str(node.registered_at))
     ]
@@ -275,14 +281,18 @@ def runs(name: str, run_id: str = "") -> list[dict[str, str]]:
 
     request = ListRunsRequest(run_id=int(run_id)) if run_id else ListRunsRequest()
     with _control(name) as client:
-        found = sorted(client.ListRuns(request).run_dict.values(), key=lambda run: str(run.pending_at), reverse=True)
+        return run_values(client.ListRuns(request).run_dict.values())
+
+
+def run_values(listed: Iterable[Any]) -> list[dict[str, str]]:
+    """Return runs as Flower lists them, newest first, see `runs`."""
     return [
         {
             "run-id": str(run.run_id),
             "status": ":".join(filter(None, (run.status.status, run.status.sub_status))),
             "details": str(run.status.details),
         }
-        for run in found
+        for run in sorted(listed, key=lambda run: str(run.pending_at), reverse=True)
     ]
 
 

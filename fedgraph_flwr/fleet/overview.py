@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgraph_flwr.errors import RunFailed, sanitize
 from fedgraph_flwr.fleet.operating import node_infos, runs
-from fedgraph_flwr.fleet.run_folders import ServerRuns
+from fedgraph_flwr.fleet.run_folders import ServerRuns, Unserved
 
 
 def overview(name: str) -> dict[str, Any]:
@@ -19,9 +19,13 @@ def overview(name: str) -> dict[str, Any]:
     Raises:
         RunFailed: the server does not respond.
     """
-    nodes, started = node_infos(name), runs(name)
+    server = ServerRuns(name)
+    try:  # without Flower's packages, whose import takes most of a second
+        nodes, started = server.fleet()
+    except Unserved:
+        nodes, started = node_infos(name), runs(name)
     try:
-        folders = ServerRuns(name).listing({})
+        folders = server.listing({})
     except RunFailed as error:  # an older server, or one of unpatched Flower
         return {"nodes": nodes, "runs": joined(started, [], nodes), "note": f"no progress of runs is known: {error}"}
     statuses = [{**run["status"], "run": run["run"]} for run in folders if isinstance(run.get("status"), dict)]

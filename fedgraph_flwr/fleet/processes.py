@@ -17,10 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.fleet.log_lines import LogLines
 
 if TYPE_CHECKING:
     import psutil
+
+PAUSES = (1.0, 2.0, 5.0, 10.0)
+"""Seconds before each retry; the last value repeats."""
 
 GRACE = 10.0
 """Seconds between a request to terminate and a kill."""
@@ -165,6 +169,56 @@ def tool(name: str) -> str:
 def without_box(text: str) -> str:
     """Return the text of Flower's command line, without the lines of its boxes, as one line."""
     return " ".join(re.sub("[\u2500-\u257f]+", " ", text).split())
+
+
+def check_address(text: str, name: str) -> tuple[str, int]:
+    """Split HOST:PORT.
+
+    Raises:
+        FedGraphError: the text has another form.
+    """
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
+    if not found or not 0 < int(found[2]) < 65536:
+        raise FedGraphError(f"{name} {text}: expected HOST:PORT, such as fleet.example.org:9090")
+    return found[1], int(found[2])
+
+
+def monitor_address(text: str) -> tuple[str, int] | None:
+    """Return the address of ``--monitor``: PORT, which is on loopback, or HOST:PORT; None if it is off.
+
+    Raises:
+        FedGraphError: the text has another form.
+    """
+    if not text:
+        return None
+    return check_address(f"127.0.0.1:{text}" if text.isdecimal() else text, "--monitor")
+
+
+def apart(check: Callable[[], object]) -> None:
+    """Run a check in a process of its own, with what it imports: this one, which stays, does not keep it.
+
+    Raises:
+        FedGraphError: as the check does, or because its process died.
+    """
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        code = 1
+        try:
+            check()
+            code = 0
+        except FedGraphError as error:
+            os.write(writing, str(error).encode())
+        except BaseException as error:
+            os.write(writing, located(error).encode())
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        text = file.read().decode()
+    if os.waitpid(child, 0)[1]:
+        raise FedGraphError(
+            text or "the process that checks this node's files died: the machine may have no memory left"
+        )
 
 
 def free_port() -> int:

@@ -31,6 +31,7 @@ FOLLOWED = (STATUS, "rounds.jsonl")
 
 LIST = "/v1/control/list-run-folders"
 READ = "/v1/control/read-run-file"
+FLEET = "/v1/control/list-fleet"
 
 PATIENCE = 60.0
 """Seconds to wait for the server."""
@@ -72,14 +73,21 @@ def files_of(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in found if path.is_file() and not path.is_symlink()}
 
 
-def add_routes(app: Any, root: Path, listing: Listing, note: Callable[[str, str], object]) -> None:
-    """Add the two requests of operators to a SuperLink.
+def add_routes(
+    app: Any,
+    root: Path,
+    listing: Listing,
+    note: Callable[[str, str], object],
+    fleet: Callable[[], dict[str, Any]] = dict,
+) -> None:
+    """Add the requests of operators to a SuperLink.
 
     Args:
         app: its FastAPI application.
         root: folder of the run folders.
         listing: see `Listing`.
         note: called with an action and what it is about, for the server's log.
+        fleet: returns ``nodes`` and ``runs``, see `operating.node_values` and `operating.run_values`.
     """
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request
@@ -114,6 +122,7 @@ def add_routes(app: Any, root: Path, listing: Listing, note: Callable[[str, str]
         return answer
 
     app.add_route(LIST, route(listed), methods=["POST"])
+    app.add_route(FLEET, route(lambda asked: JSONResponse(fleet())), methods=["POST"])
     app.add_route(READ, route(read), methods=["POST"])
 
 
@@ -149,6 +158,11 @@ class ServerRuns:
         if not all(isinstance(run, dict) and run.keys() >= _LISTED for run in runs):
             raise RunFailed(f"{self.url} lists runs without {', '.join(sorted(_LISTED))}: install the server's version")
         return runs
+
+    def fleet(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the nodes and the newest runs of the server."""
+        nodes, runs = (self._values(key, list, {}, FLEET) for key in ("nodes", "runs"))
+        return nodes, runs
 
     def files(self, run: str) -> dict[str, int]:
         """Return the files of a run, with their sizes in bytes; none if the server has no such run."""
@@ -199,8 +213,8 @@ class ServerRuns:
         finally:
             part.unlink(missing_ok=True)
 
-    def _values(self, key: str, kind: type, asked: Mapping[str, Any]) -> Any:
-        with self._ask(LIST, asked) as reply:
+    def _values(self, key: str, kind: type, asked: Mapping[str, Any], path: str = LIST) -> Any:
+        with self._ask(path, asked) as reply:
             content = reply.read()
         try:
             found = json.loads(content)[key]

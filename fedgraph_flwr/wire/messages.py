@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.constant import SType
 
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
-from fedgraph_flwr.version import __version__
+from fedgraph_flwr.version import PROTOCOL, __version__
 
 Arrays = dict[str, np.ndarray]
 """Named arrays: one group of tensors."""
@@ -38,9 +38,7 @@ TRAIN = "train"
 EVALUATE = "evaluate"
 
 SPEAKS = "protocol"
-"""Key of the protocol version of server and node."""
-
-PROTOCOL = 3
+"""Key of the version of the messages (`PROTOCOL`) of server and node."""
 
 ASKS_VERSIONS = "asks_versions"
 """Scalar of a request: the server of a fleet also asks for `VERSIONS`."""

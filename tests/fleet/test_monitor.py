@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, Server, monitor_address
 from fedgraph_flwr.cli.server import Health, SuperExec
 from fedgraph_flwr.errors import FedGraphError
@@ -93,6 +94,34 @@ def test_a_node_is_ready_while_it_is_connected(monkeypatch):
     finally:
         monkeypatch.undo()
         node.end()
+
+
+def test_a_waiting_node_keeps_nothing_that_its_checks_import(tmp_path, client_files):
+    """Torch and pandas would stay in the memory of a process that only waits."""
+    graph = Path(client_files().removeprefix("graph=")) / "client_0000.safetensors"
+    assert main(["fleet", "init", str(tmp_path / "keys"), "--nodes", "1"]) == 0
+    words = [
+        "--server",
+        "h:1",
+        "--key",
+        str(tmp_path / "keys" / "node_0"),
+        "--graph",
+        str(graph),
+        "--state",
+        str(tmp_path / "s"),
+    ]
+    code = f"""import sys; from fedgraph_flwr.cli.app import _parse
+from fedgraph_flwr.cli.node import supernode_options
+from fedgraph_flwr.errors import FedGraphError
+supernode_options(args := _parse({["node", *words]!r}))
+args.graph = args.key
+try: supernode_options(args)
+except FedGraphError as error: print(error)
+print([name for name in ("torch", "numpy", "scipy", "pandas", "flwr") if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    error, modules = done.stdout.splitlines()
+    assert "--graph:" in error
+    assert modules == "[]"
 
 
 def test_a_server_is_ready_when_its_superlink_responds_and_its_folder_is_writable(tmp_path, monkeypatch):

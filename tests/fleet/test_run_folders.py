@@ -1,8 +1,11 @@
 """Run folders of a server, over HTTP without Flower: what an operator lists and copies, and what nobody gets."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import uvicorn
@@ -11,7 +14,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.cli.superlink import listing
+from fedgraph_flwr.cli.superlink import listing, nodes_and_runs
 from fedgraph_flwr.config import RunConfig, compose, configuration, to_yaml
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.processes import free_port
@@ -50,10 +53,23 @@ def root(tmp_path_factory):
     return root
 
 
+class State:
+    """The state of a SuperLink."""
+
+    def get_node_info(self):
+        times = {"registered_at": "1", "last_activated_at": "", "last_deactivated_at": ""}
+        node = SimpleNamespace(node_id=11, name="bank_a", status="registered", **times)
+        return [node, SimpleNamespace(node_id=22, name="bank_b", status="unregistered", **times)]
+
+    def get_run_info(self, **_):
+        status = SimpleNamespace(status="finished", sub_status="failed", details="x")
+        return [SimpleNamespace(run_id=run, pending_at=str(run), status=status) for run in (4, 5)]
+
+
 @pytest.fixture(scope="module")
 def address(root):
     app = Starlette()
-    add_routes(app, root, listing, lambda action, subject: None)
+    add_routes(app, root, listing, lambda action, subject: None, lambda: nodes_and_runs(State()))
     yield from serve(app)
 
 
@@ -115,6 +131,20 @@ def test_a_request_that_is_no_object_is_refused(connected):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_status_asks_the_server_without_flowers_packages(connected, tmp_path):
+    """Their import takes most of the command's time."""
+    code = """import sys; from fedgraph_flwr.cli import main
+assert main(["fleet", "status", "--name", "far"]) == 0
+print([name for name in ("flwr", "torch", "numpy", "scipy", "pandas", "httpx") if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "1 admitted nodes, 0 online",
+        "  bank_a (11): never connected",
+        "2 runs: 2 finished:failed",
+        "[]",
+    ], done.stderr
+
+
 def test_an_incomplete_copy_replaces_nothing(tmp_path, monkeypatch):
     """The server announces ten bytes, sends five and closes."""
 

@@ -24,6 +24,7 @@ from fedgraph_flwr.fleet import audit_chain, metrics, overview
 from fedgraph_flwr.fleet.checking import Finding
 from fedgraph_flwr.fleet.operating import node_infos
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
+from fedgraph_flwr.fleet.run_folders import Unserved
 from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
@@ -215,6 +216,9 @@ class Served:
 
     def __init__(self, name):
         pass
+
+    def fleet(self):
+        raise Unserved("an older server")
 
     def listing(self, filters):
         return [{"run": "first", "status": read_status(self.folder)}, {"run": "other", "status": "damaged"}]
