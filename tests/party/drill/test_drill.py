@@ -422,7 +422,7 @@ def test_a_drill_takes_the_books_of_all_parties(tmp_path, capsys):
     words = ["drill", "--books", str(tmp_path / "books"), "seed=3", "counts=[2,1,1]", "size=[4,5]", "kinds=[fan_out]"]
     assert main([*words, "--budget", "15", "--out", str(out)]) == 0, capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
-    copy = pd.read_csv(out / "party_1" / "payments.csv")
+    copy = pd.read_csv(out / "party_1" / "drill_payments.csv")
     assert len(copy) == len(pd.read_csv(tables[1])) + (copy["drill"] != copy["drill"].iloc[0]).sum()
     same = copy.query(f"source == '{fixed.payer.item()}' and target == '{fixed.payee.item()}'")
     assert same["amount"].tolist().count(123.45) == 1
