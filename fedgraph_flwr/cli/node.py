@@ -127,7 +127,15 @@ def main(args: argparse.Namespace) -> int:
     pages = {
         "/live": condition(node.not_live),
         "/ready": condition(node.not_ready),
-        "/metrics": lambda: (True, exposition([*node.metrics(), *(numbers().metrics() if args.state else [])])),
+        "/metrics": lambda: (
+            True,
+            exposition(
+                [
+                    *node.metrics(),
+                    *(numbers().metrics() if args.state and (args.state / audit_chain.LOG).is_file() else []),
+                ]
+            ),
+        ),
     }
     try:
         with monitor(watched, pages):

@@ -241,6 +241,7 @@ def test_what_is_shipped_can_be_scraped(tmp_path):
                 )
             )
             wait_for(lambda page=page: scraped(page, "ready") == "ok\n", f"{words[0]} to be ready")
+            wait_for(lambda page=page: scraped(page, "metrics"), f"the numbers of {words[0]}")
             families = {family.name for family in text_string_to_metric_families(scraped(page, "metrics"))}
             shown = {"server": "fedgraph_party_online", "node": "fedgraph_node_connected"}[words[0]]
             assert {shown, "fedgraph_memory_bytes", "fedgraph_certificate_days_left"} <= families
