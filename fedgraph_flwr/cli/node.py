@@ -118,11 +118,13 @@ def main(args: argparse.Namespace) -> int:
     watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once, agreed, args.key)
 
+    log = args.state / audit_chain.LOG if args.state else None
+
     @cache
-    def numbers() -> Any:  # what it imports is loaded by who scrapes it
+    def numbers() -> Any:  # its accounting is loaded when there are requests
         from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
-        return AuditNumbers(args.state / audit_chain.LOG)
+        return AuditNumbers(log)
 
     pages = {
         "/live": condition(node.not_live),
