@@ -124,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
     def numbers() -> Any:  # its accounting is loaded when there are requests
         from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
-        return AuditNumbers(log)
+        return AuditNumbers(args.state / audit_chain.LOG)
 
     pages = {
         "/live": condition(node.not_live),
