@@ -118,26 +118,18 @@ def main(args: argparse.Namespace) -> int:
     watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once, agreed, args.key)
 
-    log = args.state / audit_chain.LOG if args.state else None
+    log = (args.state or node.folder) / audit_chain.LOG
 
     @cache
     def numbers() -> Any:  # its accounting is loaded when there are requests
         from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 
-        return AuditNumbers(args.state / audit_chain.LOG)
+        return AuditNumbers(log)
 
     pages = {
         "/live": condition(node.not_live),
         "/ready": condition(node.not_ready),
-        "/metrics": lambda: (
-            True,
-            exposition(
-                [
-                    *node.metrics(),
-                    *(numbers().metrics() if args.state and (args.state / audit_chain.LOG).is_file() else []),
-                ]
-            ),
-        ),
+        "/metrics": lambda: (True, exposition([*node.metrics(), *(numbers().metrics() if log.is_file() else [])])),
     }
     try:
         with monitor(watched, pages):
