@@ -38,9 +38,12 @@ KINDS: dict[str, list[str]] = {
 }
 """Protections of a player's runs."""
 
+MEMBERS = {"plain": 3, "secure": 4, "noised": 4}
+"""Their members: of three, no shorter list opens a sum."""
+
 TROUBLES = (
     *("drop", "delay", "repeat", "swap", "replay", "key", "list", "model", "attempt", "number", "agreement"),
-    *("restart", "restore", "resume"),
+    *("restart", "restore"),
 )
 """What may happen to a message; an attempt is another run of Flower with the same number."""
 
@@ -93,7 +96,7 @@ class Player:
 
     def __init__(self, folder: Path, kind: str, seed: int, rate: float = 0.12):
         self.kind, self.random, self.rate = kind, random.Random(seed), rate
-        self.owner = Coordinator(folder, *KINDS[kind], "privacy.scores=none", runs=99_999)
+        self.owner = Coordinator(folder, *KINDS[kind], "privacy.scores=none", members=MEMBERS[kind], runs=99_999)
         self.members = range(self.owner.members)
         self.facts, self.number = Facts(), 0
         self.cfg, self.runs = resolved(self.owner.cfg), list[Run]()
@@ -115,18 +118,31 @@ class Player:
         for client in choose.sample(self.members, choose.choice([0, 0, 0, 1])):
             self._back_up(client)
         run = self._run(number)
+        rounds = choose.choice(ROUNDS)
         with suppress(Refused):
             self._begin(run)
             model = self._model(run)
-            for server_round in choose.choice(ROUNDS):
+            for server_round in rounds:
                 with suppress(Refused):
                     self._round(run, server_round, model)
                 model = {name: array + np.float32(0.01) for name, array in model.items()}
+        if self.kind != "plain" and choose.random() < 0.3:
+            self._resume(number, rounds)
         while self.waiting:
             self._deliver(*self.waiting.pop())
         for client in list(self.newer):
             self._newest(client)
         return max(self.facts.rounds.values(), default=0)
+
+    def _resume(self, number: int, rounds: list[int]) -> None:
+        """Ask for the last round again, over another model; runs without sums may ask so."""
+        again, last = self._run(number), max(self.facts.rounds.values(), default=0)
+        before = max((r for r in rounds if r < last), default=0)
+        for client in self.members:
+            place = {"resume": before, "run": f"run{number}"}
+            self._deliver(again, (client, DESCRIBE, before, None, place))
+        with suppress(Refused):
+            self._round(again, last, {name: -2 * array for name, array in self._model(again).items()})
 
     def honest(self) -> None:
         """An honest run of the next number finishes."""
@@ -235,11 +251,6 @@ class Player:
         if trouble in ("attempt", "number"):
             self.number += trouble == "number"
             self._deliver(self._run(self.number), message)
-        if trouble == "resume" and server_round > 1:
-            again = self._run(self.number)
-            place = {"resume": server_round - 1, "run": str(scalars.get("run", "x"))}
-            self._deliver(again, (client, DESCRIBE, server_round - 1, None, place))
-            self._deliver(again, (client, phase, server_round, changed(groups or {}, "model", choose), scalars))
         if trouble == "agreement":
             self._deliver(self._run(self.number, hashlib.sha256(choose.randbytes(4)).hexdigest()), message)
         if trouble == "restart":
