@@ -339,12 +339,12 @@ class Player:
             self.backups[client] = self._copied(state, kept)
 
     def _restore(self, client: int) -> None:
-        """The records are those of the back-up; the audit log stays."""
+        """The records, or only the ledger of ε, are those of the back-up; the audit log stays."""
         if client in self.backups and client not in self.newer:
             state = self.owner.folder / f"state_{client}"
             self.went_on.discard(client)
             self.newer[client] = self._copied(state, self.owner.folder / f"newer_{client}")
-            self._copied(self.backups[client], state)
+            self._copied(self.backups[client], state, self.random.choice([self.RECORDS, self.RECORDS[1:]]))
             self._forget(client)
 
     def _newest(self, client: int) -> None:
@@ -354,9 +354,9 @@ class Player:
             self._copied(newer, self.owner.folder / f"state_{client}")
             self._forget(client)
 
-    def _copied(self, source: Path, target: Path) -> Path:
+    def _copied(self, source: Path, target: Path, names: tuple[str, ...] = RECORDS) -> Path:
         target.mkdir(exist_ok=True)
-        for name in self.RECORDS:
+        for name in names:
             (target / name).unlink(missing_ok=True)
             if (source / name).is_file():
                 shutil.copy(source / name, target / name)
