@@ -146,7 +146,7 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
     if here := _elsewhere(kind, text, names):
         instead = f"its name here is {here}"
     hint = f"; {instead}" if instead else f"; did you mean '{short[near[0]]}'?" if near else ""
-    if _FROM_PYTHON.get() and kind.endswith("key"):
+    if _FROM_PYTHON.get() and instead and kind.endswith("key"):
         hint = re.sub(r"(?<=[a-z])\.(?=[a-z])", "__", hint)  # a keyword, such as train__lr
     if len(names) > MANY:
         listing = _LISTINGS.get(kind, "keys" if kind.endswith("key") else "")

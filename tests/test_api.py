@@ -247,6 +247,10 @@ def make_something(in_channels, out_channels):
     return Fixed()
 
 
+def make_nothing(in_channels, out_channels):
+    """A function that returns no network."""
+
+
 class Wider(Fixed):
     pass
 
@@ -277,9 +281,10 @@ def test_a_function_makes_the_network_that_knows_its_sizes(folder):
     graph = load_client(run.config, 1)
     assert torch.equal(run.model()(graph.x, graph.edge_index), network(graph.x, graph.edge_index))
     assert torch.equal(run.model()(graph.to_pyg()), run.predict(client=1).logits)
+    for model in (Fixed, make_something):  # without sizes, or without an annotation
+        assert isinstance(fg.run(**TINY, model=model).model().net, Fixed)
     wrong = {
-        Fixed: "it has no parameter in_channels .*; add it, or pass a function that has both",
-        make_something: "does not tell which torch.nn.Module it returns: annotate it",
+        make_nothing: "does not tell which torch.nn.Module it returns: annotate it",
         make_other: "make_other returned a Fixed, but its annotation promises a Wider",
         (lambda f, c: Fixed()): "which has no name to import it by: define it by class or def at the top level",
     }

@@ -134,12 +134,13 @@ class Impaired:
     truth: Tensor
 
     @classmethod
-    def of(cls, graph: ClientGraph, limit: int, seed: int, share: float = HIDDEN_SHARE) -> "Impaired":
+    def of(cls, graph: ClientGraph, limit: int, seed: int, share: float | None = None) -> "Impaired":
         """Hide a share of the nodes outside the training and test sets, drawn by the run's ``seed``; ``limit`` is P."""
         spare = (~graph.train_mask & ~graph.test_mask).nonzero().view(-1)
         rng = torch.Generator().manual_seed(derive_seed(seed, graph.client, "hidden"))
         hidden = torch.zeros(graph.num_nodes, dtype=torch.bool)
-        hidden[spare[torch.randperm(spare.numel(), generator=rng)[: round(share * spare.numel())]]] = True
+        number = round((HIDDEN_SHARE if share is None else share) * spare.numel())
+        hidden[spare[torch.randperm(spare.numel(), generator=rng)[:number]]] = True
         kept = (~hidden).nonzero().view(-1)
         local = torch.full((graph.num_nodes,), -1)
         local[kept] = torch.arange(kept.numel())

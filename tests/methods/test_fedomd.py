@@ -467,7 +467,7 @@ def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
         return found | {group: {array: found[group][array][:, :-1]}}, metrics
 
     monkeypatch.setattr(FedOMDClient, name, cut)
-    with pytest.raises(FedGraphError, match=f"client 0 replied to phase .* with '{key}' of shape"):
+    with pytest.raises(FedGraphError, match=f"clients 0, 1, 2: replied to phase .* with '{key}' of shape"):
         run(*FEDOMD, f"strategy.exchange={'one_phase' if name == 'moments_sum' else 'two_phase'}")
 
 

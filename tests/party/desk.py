@@ -42,6 +42,9 @@ def write_pages(folder: Path) -> None:
     verdicts = np.where(values > 0.25, "shifted", np.where(values > 0.1, "watch", "stable"))
     drift = pd.DataFrame({"table": "edges", "column": [f"{NAME} {k}" for k in range(40)], "what": "median"})
     drift = drift.assign(stored=1.0, new=rng.random(40), psi=values, chance=0.05, verdict=verdicts)
+    shares = [0.1, 0.2, 0.7]
+    drift.attrs["shapes"] = [(["a", "b", "c"], shares, shares[::-1]) if k % 2 else ([], [], []) for k in range(40)]
+    drift.attrs["unseen"] = {f"{NAME} 0": "'<b>' (3 rows)"}
     drift_page(drift, predictor).write(folder / "drift.html")
     columns, edges = [f"{NAME} {k}" for k in range(8)], rng.normal(size=30)
     reasons = Reasons(

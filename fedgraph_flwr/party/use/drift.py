@@ -319,8 +319,8 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
             settled = _settled(own, time)
             stored, time = stored[settled], time[settled]
             spans = spans_of(time, length) if length else None
-        what = WHAT[kind]
-        found += of_features(what, columns, names[kind], stored, new, gaps, forms[kind], spans, growing[kind])
+        what, compared = WHAT[kind], names[kind][: stored.shape[1]]
+        found += of_features(what, columns, compared, stored, new, gaps, forms[kind], spans, growing[kind])
     rows = _new_nodes(read)
     strangers = (
         _strangers(own, graph) if hasattr(graph, "cut_out") else None
@@ -382,7 +382,9 @@ def _sides(predictor: Any, own: Graph, graph: Graph, read: Any) -> dict[str, tup
     Raises:
         FedGraphError: no rows of one of them.
     """
-    both = {NODE: (_numbers(own.x), _numbers(graph.x)[_new_nodes(read)])}
+    # Models of edges do not read columns of nodes from own records (`tasks.edges`), which are last.
+    read_by = own.num_features - (int(own.own_columns.get("nodes", 0)) if predictor.predicts_edges else 0)
+    both = {NODE: (_numbers(own.x[:, :read_by]), _numbers(graph.x[:, :read_by])[_new_nodes(read)])}
     if own.num_edge_features:
         stored, edges = (_numbers(own_rows(as_client(each, predictor.client), "edge_attr")) for each in (own, graph))
         inner = own.edge_index.size(1) if read is not None and read.note else 0

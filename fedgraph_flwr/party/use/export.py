@@ -285,19 +285,20 @@ class ExportedModel(TaskPredictor):
         return with_far_ends(own) if self.task.capabilities.far_ends and own.far else own
 
     def of_items(
-        self, graph: Any, outputs: Callable[[Tensor], Tensor], task: Task, wanted: Wanted | None
+        self, graph: Any, outputs: Callable[[Tensor | None], Tensor], task: Task, wanted: Wanted | None
     ) -> tuple[Tensor, Task]:
         """Return outputs and task of the graph's own items, without far ends.
 
         Args:
             graph: as for `outputs`.
-            outputs: returns those of items by their places.
+            outputs: returns those of items by their places, or of all.
             task: of all items.
             wanted: as for `outputs`.
         """
         if self.task.capabilities.far_ends:
             task = task.first(self.as_graph(graph).y.size(0))
-        return outputs(torch.arange(task.y.size(0)) if wanted is None else wanted(task)), task
+            return outputs(torch.arange(task.y.size(0)) if wanted is None else wanted(task)), task
+        return outputs(None if wanted is None else wanted(task)), task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +341,7 @@ class Exported(ExportedModel):
             inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else own)
             later = task.later(reader, inputs)
             found = compute(inputs) if later is None else task.predictions(compute, inputs, later)
-        return self.of_items(graph, lambda places: found[places], task, wanted)
+        return self.of_items(graph, lambda places: found if places is None else found[places], task, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,8 +380,9 @@ class ExportedTrees(ExportedModel):
             what = f"reads {self.columns} columns of each item, but this graph has {x.shape[1]}"
             raise FedGraphError(f"{self.source} {what}: pass the columns of the run")
 
-        def scored(places: Tensor) -> Tensor:
-            raw = raw_scores(self.forest, x.at(places.numpy()), self.num_outputs)
+        def scored(places: Tensor | None) -> Tensor:
+            rows = np.arange(x.shape[0]) if places is None else places.numpy()
+            raw = raw_scores(self.forest, x.at(rows), self.num_outputs)
             return torch.from_numpy(logits_of(raw, self.binary))
 
         return self.of_items(graph, scored, task, wanted)

@@ -664,8 +664,11 @@ class Predictor(TaskPredictor):
             shared = self.client is None and self.cfg.strategy.personal
             far_ends = self.task.capabilities.far_ends
             task = client.task.first(self.as_graph(graph).y.size(0)) if far_ends else client.task
-            places = torch.arange(task.y.size(0)) if wanted is None else wanted(task)
-            found = client.predict_shared()[places] if shared else client.predict_at(places)
+            if wanted is None:
+                found = client.predict_shared() if shared else client.predict()
+                found = found[: task.y.size(0)] if far_ends else found
+            else:
+                found = client.predict_shared()[wanted(task)] if shared else client.predict_at(wanted(task))
         return found.detach().cpu(), task
 
     def plain(self) -> Plain:
