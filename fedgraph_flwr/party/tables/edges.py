@@ -275,14 +275,14 @@ def _rates(table: Any, where: str, treatment: Treatment) -> Any:
         raise FedGraphError(
             f"{where} has several columns of currencies ({', '.join(found)}): leave only that of the amounts in the table"
         )
-    words = np.char.strip(as_words(table[name]))
-    if missing := sorted({*words.tolist()} - treatment.rates.keys()):
-        counts = ", ".join(f"{code or 'empty'} {int((words == code).sum())}" for code in sorted({*words.tolist()})[:10])
+    codes = np.char.strip(as_words(table[name]))
+    if missing := sorted({*codes.tolist()} - treatment.rates.keys()):
+        counts = ", ".join(f"{code or 'empty'} {int((codes == code).sum())}" for code in sorted({*codes.tolist()})[:10])
         raise FedGraphError(
             f"{where}: amounts are in several currencies (column '{name}': {counts}), which are never added up: pass --rate"
             f" {missing[0] or 'CODE'}=VALUE for each, the value of one unit in the currency of the amounts (party.yaml: rates)"
         )
-    return np.array([treatment.rates[code] for code in words.tolist()])
+    return np.array([treatment.rates[code] for code in codes.tolist()])
 
 
 def with_columns(data: EdgeData, columns: Tensor) -> EdgeData:
