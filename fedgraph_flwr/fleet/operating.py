@@ -251,7 +251,7 @@ def _control(name: str) -> Iterator[Any]:
             client.close()
     except (httpx.HTTPError, click.ClickException, OSError) as error:
         if isinstance(error, (httpx.ConnectError, ConnectionError)) and "SSL" not in str(error):
-            raise _no_superlink(name) from error
+            raise no_superlink(name) from error
         raise RunFailed(
             f"the server of connection '{name}' does not respond as expected ({first_line(error)})"
         ) from error
@@ -310,7 +310,8 @@ def _flwr(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([tool("flwr"), *args], env=environment() | more, capture_output=True, text=True, check=False)
 
 
-def _no_superlink(name: str) -> RunFailed:
+def no_superlink(name: str) -> RunFailed:
+    """Return the error for a connection at whose address nothing answers."""
     address = _connections().get(name, {}).get("address", "?")
     return RunFailed(
         f"no SuperLink responds at {address}, the address of connection '{name}' in {_configuration()}: check that"
@@ -320,6 +321,6 @@ def _no_superlink(name: str) -> RunFailed:
 
 def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
     if "SuperLink is unavailable" in done.stdout + done.stderr:
-        return _no_superlink(name)
+        return no_superlink(name)
     why = sanitize(without_box(done.stdout + done.stderr), 600)
     return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {why}")

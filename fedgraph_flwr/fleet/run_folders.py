@@ -18,7 +18,7 @@ from typing import Any
 
 from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize, system_errors
-from fedgraph_flwr.fleet.operating import check_connection, connection
+from fedgraph_flwr.fleet.operating import check_connection, connection, no_superlink
 
 RUNS = "FEDGRAPH_RUNS"
 """Environment variable of a SuperLink and its ServerApps: the folder of all run folders."""
@@ -233,6 +233,8 @@ class ServerRuns:
         except urllib.error.HTTPError as error:
             raise self._refused(error) from error
         except (OSError, HTTPException) as error:
+            if isinstance(getattr(error, "reason", None), ConnectionRefusedError):
+                raise no_superlink(self.name) from error
             why = first_line(error)
             raise RunFailed(
                 f"{self.url}, the address of connection '{self.name}', sent no run folder ({why})"
