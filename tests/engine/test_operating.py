@@ -127,7 +127,8 @@ def test_a_node_with_other_messages_is_refused_by_name_before_training(fleet):
     out = fleet.operators / "refused"
     process = fleet.begin(out, "rounds=3", "strategy.timeout=60")
     assert process.wait(PATIENCE) in (1, 2)
-    text = rf"2 of 3 clients registered; (?:node )?[\w ]+: the server uses version {PROTOCOL} of the protocol .* version {PROTOCOL + 1}"
+    theirs = f"version {PROTOCOL} of the protocol .* version {PROTOCOL + 1}"
+    text = rf"2 of 3 clients registered; (?:node )?[\w ]+: the server uses {theirs}"
     assert re.search(text, fleet.log("run-refused"))
     assert not _rounds(fleet.runs / "refused")
 
