@@ -53,8 +53,8 @@ COMMANDS = {
 _TRAIN = ("train", "simulate")
 """Names elsewhere of the command ``run``."""
 
-_OF_PARTIES = ("node", "server", "fleet", "agree")
-"""Commands of long-lived services, which import installed packages only."""
+_OF_OWN_CODE = ("run", "sweep")
+"""Commands that import the user's code from the current folder. Others read files of other people, and folders of them."""
 
 _ALIASES = {
     "help": ["--help"],
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, _as_interrupt)
     try:
         with _own_conf(list(sys.argv[1:] if argv is None else argv)) as given:
-            if given[:1] and given[0] not in _OF_PARTIES:
+            if given[:1] and given[0] in _OF_OWN_CODE and os.getcwd() not in sys.path:
                 sys.path.append(os.getcwd())  # model=net:Net of the current folder
             args = _parse(given)
             return int(args.func(args))

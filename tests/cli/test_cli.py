@@ -331,4 +331,6 @@ def test_a_network_of_the_current_folder(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["datasets"]) == 0
+    assert str(tmp_path) not in sys.path  # other commands may stand in a folder of someone else
     assert main(["run", "model=mynet:Net", "rounds=1", "out=run", "--quiet"]) == 0
