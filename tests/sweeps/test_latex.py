@@ -51,6 +51,9 @@ def test_a_sweep_writes_it_and_returns_it(tmp_path, monkeypatch):
     [path] = (tmp_path / "s").glob("*.tex")
     found = json.loads(path.with_suffix(".json").read_text())
     assert path.read_text() == latex(found["cells"], "std")
+    trained = [cell for cell in found["cells"] if cell["method"] != "Majority"]
+    assert max(trained, key=lambda cell: cell["mean"])["best"]
+    assert not min(trained, key=lambda cell: cell["mean"])["best"]
     result = fg.sweep(*words, out=tmp_path / "s", progress=False)
     assert result.latex("std") == latex(found["cells"], "std")
     assert path.read_text() == result.latex() == latex(found["cells"])
