@@ -52,6 +52,9 @@ class Run:
     def __init__(self, path: Place):
         self.path = Path(path).absolute()
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @property
     def config(self) -> RunConfig:
         """Resolved configuration."""

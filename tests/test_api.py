@@ -212,6 +212,15 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(folder, monkeypatch):
     assert len(gone_on.rounds) == 5
 
 
+def test_a_short_run_goes_on_and_starts_another():
+    whole, short = fg.run(**TINY | {"rounds": 5}), fg.run(**TINY)
+    longer = short.resume(rounds=5, progress=False)
+    assert_same_arrays(final(longer), final(whole))
+    again = fg.run(init=longer, rounds=1, progress=False)
+    assert again.config.init == str(longer.path)
+    assert again.summary["start"]["run"] == str(longer.path)
+
+
 class Half(GCN):
     """A network of one's own."""
 

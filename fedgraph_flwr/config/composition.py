@@ -293,8 +293,8 @@ def plain(value: Any, key: str) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, Path):
-        return str(value)
+    if isinstance(value, os.PathLike):  # also a Run
+        return os.fspath(value)
     if isinstance(value, type | FunctionType):  # the user's
         if not value.__qualname__.isidentifier():
             what = f"{key} got {value.__qualname__} of {value.__module__}, which has no name to import it by"

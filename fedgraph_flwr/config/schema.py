@@ -1004,7 +1004,7 @@ class RunConfig(Section):
     init: str = ""  # folder of a run, whose trained model (of its checkpoint, if unfinished) this run starts from
     # result folder of a finished run, whose model this run scores and stores at the clients, without training
     evaluate: str = ""
-    checkpoint_every: int = 25  # rounds between checkpoints, from which an interrupted run can resume; 0: none
+    checkpoint_every: int = 25  # rounds between checkpoints, from which a run can resume; one more at the end; 0: none
     # trackers that receive the scores during the run: tensorboard, mlflow, wandb
     tracking: list[str] = field(default_factory=list)
     tracking_clients: bool = False  # also send scores of single clients to trackers

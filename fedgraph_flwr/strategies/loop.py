@@ -415,8 +415,8 @@ class Loop:
             cohort=cohort,
             drawn=tuple(cohort),
             scores_due=scored and self._scores_sent,
-            checkpoint_due=bool(self.cfg.checkpoint_every)
-            and server_round % self.cfg.checkpoint_every == 0,
+            checkpoint_due=bool(every := self.cfg.checkpoint_every)
+            and (server_round % every == 0 or server_round == self.cfg.rounds),
         )
         self._next_round(coming)
         self._silent = before.silent & set(cohort) - back.keys() - self._filed.missing
