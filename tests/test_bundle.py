@@ -18,6 +18,7 @@ from flwr.cli.utils import collect_files
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
 from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
 
+from fedgraph_flwr import api
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli import run as cli_run
 from fedgraph_flwr.config import RunConfig, compose, from_run_config
@@ -134,7 +135,7 @@ def test_the_workflows_test_every_python_that_the_package_is_for():
 def test_a_bundle_runs_without_a_page_and_says_so_before_training(tmp_path, monkeypatch, capsys):
     """Flower adds no files of style to a bundle."""
     monkeypatch.setattr(cli_run, "ASSETS", tmp_path)
-    monkeypatch.setattr(cli_run, "train", lambda *args, **kwargs: pytest.fail("it trained"))
+    monkeypatch.setattr(api, "train", lambda *args, **kwargs: pytest.fail("it trained"))
     assert main(["run", "dataset=csbm", "num_clients=2", f"out={tmp_path / 'run'}"]) == 2
     said = capsys.readouterr().err
     assert "page.css is missing" in said

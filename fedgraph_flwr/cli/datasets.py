@@ -1,69 +1,79 @@
-"""Command ``datasets``: list datasets, their availability and their files."""
+"""Command ``datasets``: list datasets, their availability and their files.
+
+Examples:
+  fedgraph-flwr datasets
+  fedgraph-flwr datasets cora            # where it comes from, and its files
+"""
 
 import argparse
+from typing import Any
 
-from fedgraph_flwr.data.datasets import SOURCES, Source, is_available
-from fedgraph_flwr.data.graph import read_header
-from fedgraph_flwr.data.root import data_root, imported_names, imported_path
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.party.options import add_options
 
 _HEADER = ("name", "nodes", "edges", "features", "classes", "available", "folder")
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``datasets``."""
-    parser.add_argument("name", nargs="?", help="dataset to describe in detail")
+    parser.add_argument("name", nargs="?", default="", help="dataset to describe in detail")
+    add_options(parser, "--json  print JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``datasets``."""
-    print(detail(args.name) if args.name else listing())
+    from fedgraph_flwr.errors import check_names
+    from fedgraph_flwr.report.as_json import as_json
+
+    rows = _rows()
+    if args.name:
+        check_names([args.name], [row["name"] for row in rows], "dataset")
+        rows = [row for row in rows if row["name"] == args.name]
+    print(as_json(rows) if args.json else _detail(rows[0]) if args.name else _table(rows))
     return 0
 
 
-def listing() -> str:
+def _table(rows: list[dict[str, Any]]) -> str:
     """Return a table of built-in and imported datasets; edges are counted as stored."""
-    rows = [_HEADER, *(_row(name, source) for name, source in SOURCES.items()), *_imported()]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    from fedgraph_flwr.data.root import data_root
+
+    texts = [_HEADER, *([str(row[column] or "-") for column in _HEADER] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     line = "  ".join(f"{{:{'>' if 0 < column < 5 else '<'}{width}}}" for column, width in enumerate(widths))
-    lines = [line.format(*row).rstrip() for row in rows]
+    lines = [line.format(*text).rstrip() for text in texts]
     lines += ["", f"root: {data_root()} (set FEDGRAPH_DATA to change it)"]
     lines.append("download: downloaded on first use; no: place the files there by hand, `datasets NAME` lists them")
     return "\n".join(lines)
 
 
-def _row(name: str, source: Source) -> tuple[str, ...]:
-    sizes = tuple(str(size) if size else "-" for size in source.sizes)
-    found = "yes" if is_available(name) else "no" if source.kind == "files" else "download"
-    return (name, *sizes, found, source.folder or "generated")
+def _rows() -> list[dict[str, Any]]:
+    """Return what is known of each dataset by column, and its ``about`` and ``files``: path → whether it is there."""
+    from fedgraph_flwr.data.datasets import SOURCES, is_available
+    from fedgraph_flwr.data.graph import read_header
+    from fedgraph_flwr.data.root import data_root, imported_names, imported_path
+    from fedgraph_flwr.errors import FedGraphError
 
-
-def _imported() -> list[tuple[str, ...]]:
-    """Return rows of imported graphs, from the headers of their files."""
     rows = []
+    for name, source in SOURCES.items():
+        found = "yes" if is_available(name) else "no" if source.kind == "files" else "download"
+        folder = data_root() / source.folder
+        row = dict(zip(_HEADER, (name, *source.sizes, found, source.folder or "generated"), strict=True))
+        files = {str(folder / file): (folder / file).is_file() for file in source.files}
+        rows.append({**row, "about": f"{source.kind}, {source.origin}", "files": files})
     for name in imported_names():
         try:
             shapes, values = read_header(imported_path(name))
-            of = (shapes.get("y", ())[:1], shapes.get("edge_index", ())[1:], shapes.get("x", ())[1:])
-            sizes = [*(str(*size) or "-" for size in of), str(values.get("num_classes", "-"))]
-            state = "yes"
+            sizes = [*(shapes.get(key, ())[place:][:1] for key, place in (("y", 0), ("edge_index", 1), ("x", 1)))]
+            known = [*(size[0] if size else 0 for size in sizes), values.get("num_classes", 0), "yes"]
         except FedGraphError:
-            sizes, state = ["-"] * 4, "damaged"
-        rows.append((name, *sizes, state, "imported"))
+            known = [0] * 4 + ["damaged"]
+        row = dict(zip(_HEADER, (name, *known, "imported"), strict=True))
+        rows.append({**row, "about": f"imported, {imported_path(name)}", "files": {}})
     return rows
 
 
-def detail(name: str) -> str:
+def _detail(row: dict[str, Any]) -> str:
     """Describe one dataset: source, sizes and files."""
-    if name not in SOURCES:
-        own = [row for row in _imported() if row[0] == name]
-        if not own:
-            raise unknown("dataset", name, [*SOURCES, *(row[0] for row in _imported())])
-        sizes = [f"{what}: {size}" for what, size in zip(_HEADER[1:6], own[0][1:6], strict=True)]
-        return "\n".join([f"{name}: imported, {imported_path(name)}", *sizes])
-    source = SOURCES[name]
-    lines = [f"{name}: {source.kind}, {source.origin}"]
-    lines += [f"{what}: {size or 'varies'}" for what, size in zip(_HEADER[1:5], source.sizes, strict=True)]
-    folder = data_root() / source.folder
-    lines += [f"{'present' if (folder / file).is_file() else 'missing'}  {folder / file}" for file in source.files]
-    return "\n".join(lines)
+    lines = [f"{row['name']}: {row['about']}", *(f"{what}: {row[what] or 'varies'}" for what in _HEADER[1:5])]
+    return "\n".join(
+        [*lines, *(f"{'present' if there else 'missing'}  {file}" for file, there in row["files"].items())]
+    )

@@ -7,19 +7,20 @@ Examples:
   fedgraph-flwr partition --fedgb PubChem --out parts     # FedGB's natural federations are partitioned already
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from fedgraph_flwr.config import RunConfig, group_names
-from fedgraph_flwr.data.graph import ClientGraph
-from fedgraph_flwr.data.hetero import HeteroClientGraph
-from fedgraph_flwr.data.statistics import edge_homophily, label_skew
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.partition import store
 from fedgraph_flwr.party.options import add_options
+
+if TYPE_CHECKING:  # these import torch, which `--help` does not need
+    from fedgraph_flwr.data.graph import ClientGraph
+    from fedgraph_flwr.data.hetero import HeteroClientGraph
 
 _LEGEND = """\
 top class: share of the client's largest class. label TV: total-variation distance between its label distribution and the
@@ -42,6 +43,7 @@ _OPTIONS = """
 def main(args: argparse.Namespace) -> int:
     """Handle ``partition``."""
     from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.partition import store
 
     if args.fedgb:
         return convert(args)
@@ -61,6 +63,7 @@ def convert(args: argparse.Namespace) -> int:
     Raises:
         FedGraphError: no ``--out``, overrides, or a folder that does not fit.
     """
+    from fedgraph_flwr.partition import store
     from fedgraph_flwr.partition.fedgb import read
 
     if not args.out or args.overrides:
@@ -78,6 +81,8 @@ def export(folder: Path, out: Path) -> None:
     Raises:
         FedGraphError: ``out`` holds other files, or is not writable.
     """
+    from fedgraph_flwr.partition import store
+
     if out.resolve() == folder.resolve():
         return
     check_out(out)
@@ -91,6 +96,8 @@ def check_out(out: Path) -> None:
     Raises:
         FedGraphError: it does, or is a file.
     """
+    from fedgraph_flwr.partition import store
+
     strangers = [path.name for path in out.iterdir() if not store.belongs(path)] if out.is_dir() else []
     if strangers or (out.exists() and not out.is_dir()):
         what = f"holds {strangers[0]}" if strangers else "is a file"
@@ -102,6 +109,9 @@ def print_description(cfg: RunConfig, folder: Path) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+
+    from fedgraph_flwr.data.graph import ClientGraph
+    from fedgraph_flwr.partition import store
 
     clients = [store.load(path) for path in store.files(folder)]
     source = cfg.graph or f"partition={cfg.partition.name} merge={cfg.partition.merge} seed={cfg.seed}"
@@ -124,6 +134,11 @@ def print_description(cfg: RunConfig, folder: Path) -> None:
 
 def rows(clients: Sequence[ClientGraph | HeteroClientGraph]) -> list[dict[str, str]]:
     """Return one table row per client, by column; for heterogeneous graphs, type counts replace homophily and cut edges."""
+    import torch
+
+    from fedgraph_flwr.data.graph import ClientGraph
+    from fedgraph_flwr.data.statistics import label_skew
+
     labels = [torch.bincount(client.y[client.y >= 0], minlength=client.num_classes) for client in clients]
     largest, distance = label_skew(torch.stack(labels))
     masks = [(client.train_mask, client.val_mask, client.test_mask) for client in clients]
@@ -141,6 +156,8 @@ def rows(clients: Sequence[ClientGraph | HeteroClientGraph]) -> list[dict[str, s
 
 
 def _edges(client: ClientGraph) -> dict[str, str]:
+    from fedgraph_flwr.data.statistics import edge_homophily
+
     homophily = edge_homophily(client.edge_index, client.y)
     return {
         "edges": str(client.edge_index.size(1)),

@@ -23,11 +23,9 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.api import Run, train
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.launch.agreed import agreed_run, configured
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report import ASSETS
 from fedgraph_flwr.report.as_json import as_json
@@ -82,6 +80,8 @@ def _instead(overrides: Sequence[str], error: str) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``run``."""
+    from fedgraph_flwr.launch.agreed import agreed_run, configured
+
     try:
         cfg = configured(args.agreement, args.overrides) if args.agreement else configuration(args.overrides)
     except FedGraphError as error:
@@ -98,6 +98,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if args.agreement:
         cfg = agreed_run(args.agreement, cfg, args.number)
+    from fedgraph_flwr.api import Run, train
     from fedgraph_flwr.data import datasets
     from fedgraph_flwr.launch.prepare import with_folder
 

@@ -125,8 +125,10 @@ def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
     assert not (tmp_path / "out").exists()
 
 
-def test_help_needs_no_torch():
-    code = "import sys; from fedgraph_flwr.cli import main; main(['run', '--help']); sys.exit('torch' in sys.modules)"
+def test_help_of_every_command_needs_no_torch():
+    code = "import sys; from fedgraph_flwr.cli.app import COMMANDS, main\n"
+    code += "for command in ['--help', *COMMANDS]: main([command, '--help'])\n"
+    code += "sys.exit(' '.join({'torch', 'scipy', 'pandas'} & {*sys.modules}) or 0)"
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=root, stdout=subprocess.DEVNULL, check=True)
 

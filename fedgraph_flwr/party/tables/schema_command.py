@@ -8,10 +8,12 @@ each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fedgraph_flwr.data.graph import read_header
-from fedgraph_flwr.data.schema import Schema, agreed_schema, to_text
 from fedgraph_flwr.errors import FedGraphError
+
+if TYPE_CHECKING:  # imports torch, which `--help` does not need
+    from fedgraph_flwr.data.schema import Schema
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
+    from fedgraph_flwr.data.schema import to_text
+
     schema = read(args.file)
     print(f"scaling {schema.scaling}\nclasses {', '.join(schema.classes)}")
     if tables := schema.tables.to_dict():
@@ -44,12 +48,15 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def read(path: Path) -> Schema:
+def read(path: Path) -> "Schema":
     """Read the schema of a YAML file or of a graph file.
 
     Raises:
         FedGraphError: the file has no schema.
     """
+    from fedgraph_flwr.data.graph import read_header
+    from fedgraph_flwr.data.schema import Schema, agreed_schema
+
     if path.suffix != ".safetensors":
         return Schema.load(path)
     schema = agreed_schema(read_header(path)[1].get("schema", {}), str(path))
@@ -59,6 +66,7 @@ def read(path: Path) -> Schema:
 
 
 def _merge(args: argparse.Namespace) -> int:
+    from fedgraph_flwr.data.schema import Schema
     from fedgraph_flwr.party.tables.columns import log_warning
     from fedgraph_flwr.party.tables.statistics import merge, read_sums
 

@@ -15,12 +15,10 @@ Examples:
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.options import add_options, fill
 from fedgraph_flwr.party.tables.options import add_replaced, check_outputs
 
@@ -156,6 +154,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
         FedGraphError: neither or both of a run and a node are given.
     """
     from fedgraph_flwr.data.schema import DRILL
+    from fedgraph_flwr.party.tables.columns import log_warning
 
     predictor = _loaded(args)
     book = getattr(args, "opened_book", None)
@@ -168,10 +167,8 @@ def load_chosen(args: argparse.Namespace) -> Any:
                 f" {args.run}` pins the new one"
             )
     if marked := [name for name in predictor.input_spec.classes if name.startswith(DRILL)]:
-        log(
-            WARNING,
-            "this model finds payments that a drill planted (class %s), not real cases: do not use it",
-            marked[0],
+        log_warning(
+            f"this model finds payments that a drill planted (class {marked[0]}), not real cases: do not use it"
         )
     return predictor
 
@@ -182,6 +179,7 @@ def _loaded(args: argparse.Namespace) -> Any:
     Raises:
         FedGraphError: neither or both of a run and a node are given.
     """
+    from fedgraph_flwr.party.tables.columns import log_warning
     from fedgraph_flwr.party.use.blend import is_blend, load_blend
     from fedgraph_flwr.party.use.export import INDEX, load_export
     from fedgraph_flwr.party.use.predict import load_node, load_predictor
@@ -197,13 +195,9 @@ def _loaded(args: argparse.Namespace) -> Any:
         return load_predictor(args.run, args.client, args.round)
     args.node = args.node or args.run
     if len(runs := models_below(args.node)) > 1:
-        log(
-            WARNING,
-            "%s holds the models of %d runs, and the last one is used (%s): pass the folder of another one, or pin it by"
-            " `fedgraph-flwr book use`",
-            args.node,
-            len(runs),
-            runs[-1],
+        log_warning(
+            f"{args.node} holds the models of {len(runs)} runs, and the last one is used ({runs[-1]}): pass the folder of another"
+            " one, or pin it by `fedgraph-flwr book use`"
         )
     found = load_node(args.node, args.round)
     if args.client not in (None, found.client):

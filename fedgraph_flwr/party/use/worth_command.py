@@ -20,15 +20,15 @@ from fedgraph_flwr.party.options import add_options
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``worth``."""
-    from fedgraph_flwr.party.use.worth import CLUSTERS, METRICS
-
-    given: dict[str, Any] = {"clusters": {"default": "auto", "choices": CLUSTERS}, "orders": {"default": 20}}
+    clusters = ("auto", "day", "component", "item")
+    given: dict[str, Any] = {"clusters": {"default": "auto", "choices": clusters}, "orders": {"default": 20}}
     about = "run folders, the local model's first; or a state folder"
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=about)
-    options = f"""
+    options = """
         --client I  party that asks, 0..M-1
-        --metric NAME  {", ".join(METRICS)} (default: headline of the first run)
-        --clusters {"|".join(CLUSTERS)}  items that are drawn together (default: auto, see below)
+        --metric NAME  auc, average_precision, accuracy, balanced_accuracy, macro_f1, f1_at_threshold
+            (default: headline of the first run)
+        --clusters auto|day|component|item  items that are drawn together (default: auto, see below)
         --book DIR  the party's book: compare on payments or accounts of its days that have labels, instead of test items
         --from DAY  first day of the book, such as 2026-03-04 (default: --until)
         --until DAY  last day of the book (default: its last one)

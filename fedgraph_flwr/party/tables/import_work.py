@@ -1,0 +1,449 @@
+"""Work of the command ``import``: read a graph, write its file, and print a summary of it."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
+from fedgraph_flwr.config.schema import Range
+from fedgraph_flwr.data.features import BEFORE, DAY
+from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
+from fedgraph_flwr.data.many_graphs import one_per_graph
+from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph
+from fedgraph_flwr.data.schema import (
+    EDGE,
+    KINDS,
+    NODE,
+    SCALES,
+    Schema,
+    TableLayout,
+    agreed_schema,
+    fitted_schema,
+)
+from fedgraph_flwr.data.split import check_given, half_given
+from fedgraph_flwr.data.statistics import describe
+from fedgraph_flwr.data.value_formats import time_texts
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.party.options import fill
+from fedgraph_flwr.party.outcomes import read_outcomes
+from fedgraph_flwr.party.secret import party_secret
+from fedgraph_flwr.party.tables.columns import Treatment, conflict
+from fedgraph_flwr.party.tables.guessing import suspected
+from fedgraph_flwr.party.tables.import_command import RATIO
+from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
+from fedgraph_flwr.party.tables.leaks import check_inputs
+from fedgraph_flwr.party.tables.options import check_outputs, formats_of, layout_of
+from fedgraph_flwr.party.tables.reading import read_table, silent
+from fedgraph_flwr.party.tables.repeats import FILE, joined
+from fedgraph_flwr.party.tables.roles import Columns, listed, typed_files
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import what the options of ``import`` name, and return 0."""
+    if args.more or (args.party_file and args.party_file.suffix not in (".yaml", ".yml")):
+        given = " ".join([str(args.party_file), *args.more])
+        tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
+        raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {tables}")
+    if args.book is not None:
+        _take_book(args)
+    fill(args)
+    check_outputs(args, ("out", "schema", "statistics"), ("nodes", "edges", "data", "graph_table", "outcomes"))
+    known = args.schema is not None and args.schema.is_file()
+    treatment = _treatment(args, Schema.load(args.schema) if known else None)
+    files = _of_role(args, treatment)
+    _check(args)
+    graph = _read(args, files, treatment)
+    where = str(args.party_file or args.nodes or args.data or "the tables")
+    check_given(graph, where)
+    if args.client is not None:
+        graph = _client(graph, args)
+    check_inputs(graph, args.input, where)
+    for name in _named_as_labels(graph, args.input):
+        print(
+            f"warning: '{name}' has the name of a label and is an input. If its value is unknown when you predict, pass --kind"
+            f" {name}=ignored; else pass --input {name}"
+        )
+    agreed = agreed_schema(graph.schema, "the import")
+    if args.statistics and agreed:
+        _write_sums(args, agreed, graph)
+    added = bool(treatment.schema and args.role and agreed and agreed.roles != treatment.schema.roles)
+    if args.schema and (added or not known) and agreed and not args.statistics:
+        agreed.save(args.schema)
+        print(f"wrote the schema {args.schema}: other parties must import with --schema {args.schema.name}")
+        if added:
+            print(f"it has the new role '{args.role}': parties that imported before must import again with it")
+    if args.name or args.out:
+        _save(graph, args)
+    return 0
+
+
+def _take_book(args: argparse.Namespace) -> None:
+    """Set the party's file and the tables of a book.
+
+    Raises:
+        FedGraphError: tables are given, too.
+    """
+    from fedgraph_flwr.party.book.folder import PARTY, BookFolder
+    from fedgraph_flwr.party.book.rows import as_files
+
+    for name in ("party_file", "nodes", "edges", "data", "node_table", "edge_table"):
+        if getattr(args, name):
+            raise FedGraphError(f"--book {args.book} has the party's file and tables: leave {getattr(args, name)} out")
+    args.nodes, edges = as_files(BookFolder.load(args.book))
+    args.edges = [edges]
+    args.party_file = args.book / PARTY
+
+
+def _named_as_labels(graph: Graph | HeteroGraph, accepted: Sequence[str]) -> list[str]:
+    """Return the inputs with a name that labels often have, such as is_mule, but for accepted ones."""
+    schema = agreed_schema(graph.schema, "the import")
+    columns = [column for own in (schema.nodes.values() if schema else ()) for column in own.items()]
+    return [name for name, column in columns if column.kind != "ignored" and name not in accepted and suspected(name)]
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Check options that contradict each other.
+
+    Raises:
+        FedGraphError: an option is missing, or has no effect.
+    """
+    if args.edge_classes and not args.edge_label_column and not args.schema:
+        raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
+    if args.until and args.split != "temporal":
+        raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
+    if args.client is None and (args.split, args.ratio) != ("ratio", RATIO):
+        split = f"--split {args.split} --ratio {args.ratio}"
+        raise FedGraphError(f"{split} has no effect without --client I: runs split a dataset (keys split.*)")
+    if (args.name and args.out) or not (args.name or args.out or args.statistics):
+        raise FedGraphError("no output selected: pass either --name NAME or --out FILE (or only --statistics FILE)")
+    for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
+        if number is not None:
+            Range(low, low + MAX_CLIENTS - 1).check(number, option)
+    if args.client is not None and not (args.out and (args.classes or args.edge_classes or args.schema)):
+        classes = "--classes A,B,C, --edge-classes A,B,C or --schema FILE"
+        raise FedGraphError(f"--client requires --out FILE, and {classes}, so that all clients use one class order")
+
+
+def _names(args: argparse.Namespace, option: str) -> list[str]:
+    """Return the names of an option, separated by commas.
+
+    Raises:
+        FedGraphError: a name is repeated.
+    """
+    names = [word.strip() for word in getattr(args, option).split(",") if word.strip()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise FedGraphError(f"--{option.replace('_', '-')} names '{twice[0]}' twice: leave one out")
+    return names
+
+
+def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
+    """Write the dataset or the client file, and print a summary."""
+    if args.name:
+        path = save_dataset(graph, args.name, args.overwrite)
+        use = f"dataset={args.name}"
+    elif args.client is not None:
+        path, use = args.out, "pass it to a SuperNode, or graph=FOLDER with client_0000.safetensors ..."
+    else:
+        path, use = args.out, f"dataset=file dataset.path={args.out}"
+    if args.out:
+        if (args.own_party or args.role) and isinstance(graph, ClientGraph):
+            graph.linking["secret"] = party_secret(path.absolute().parent, graph.client, args.secret_seed)
+        graph.save(path)
+    for line in summary(graph, args.client is not None):
+        print(line)
+    print(f"wrote {path}; use: {use}")
+
+
+def summary(graph: Graph | HeteroGraph, as_client: bool) -> Iterator[str]:
+    """Return lines on sizes, edges, labels and split of an imported graph, which may be a client's."""
+    found = describe(graph)
+    sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
+    homophily = found["edge_homophily"]
+    yield f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}"
+    if isinstance(graph, Graph) and graph.group.numel():
+        sizes = torch.bincount(graph.group)
+        clients, least, most = len(sizes), int(sizes.min()), int(sizes.max())
+        yield f"{clients} clients of {least} to {most} nodes: runs take num_clients={clients}"
+    yield from _of_edges(graph)
+    if isinstance(graph, Graph) and graph.graph_id.numel():
+        graph = one_per_graph(graph)
+        yield f"{graph.num_nodes} graphs; labels and split count graphs"
+    names = graph.schema["agreed"]["classes"]
+    labels = _counts(graph.y, names)
+    if names:
+        yield f"labels: {_counted(names, labels)}"
+    if len(names) == 2 and labels[1] > labels[0]:
+        yield (
+            f"auc and average precision are computed for the second class, '{names[1]}':"
+            f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
+        )
+    yield from _stages(graph, names, as_client)
+    if isinstance(graph, ClientGraph) and graph.foreign.numel():
+        yield f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run"
+
+
+def _stages(graph: Graph | HeteroGraph, names: Sequence[str], as_client: bool) -> Iterator[str]:
+    """Return lines on the split and on sets of one class: of labelled edges if there are any, else of nodes."""
+    y, what = graph.y, "labels"
+    masks = {"train": graph.train_mask, "validation": graph.val_mask, "test": graph.test_mask}
+    if of_edges := isinstance(graph, Graph) and bool(graph.edge_y.numel()):
+        names, y, what = graph.schema["agreed"].get("edge_classes", []), graph.edge_y, "labels of edges"
+        stages = enumerate(masks) if graph.edge_split.numel() else ()
+        masks = {name: (graph.edge_split == stage) & (y >= 0) for stage, name in stages}
+    sizes = ", ".join(f"{name} {int(mask.sum())}" for name, mask in masks.items())
+    if any(bool(mask.any()) for mask in masks.values()):
+        missing = [] if of_edges else half_given(graph)
+        rest = f", and the other labelled nodes for {_STAGES[missing[0]]}," if missing else ""
+        runs = "" if as_client else f"; runs use it{rest} unless split.kind=ratio is set"
+        yield f"split{' of labelled edges' if of_edges else ''}: {sizes}{runs}"
+    yield from one_class(y, masks, names, what)
+
+
+_STAGES = {"train_mask": "training", "test_mask": "test"}
+
+
+def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
+    """Return lines on the data that edges carry."""
+    if isinstance(graph, HeteroGraph):
+        widths = ", ".join(f"'{':'.join(edge)}' {rows.size(1)}" for edge, rows in graph.edge_attr.items())
+        if widths:
+            yield f"features of edges: {widths}; their parallel edges stay separate"
+        return
+    if graph.has_edge_data:
+        held = {"times": graph.edge_time, "labels": graph.edge_y}
+        others = "".join(f", {what}" for what, values in held.items() if values.numel())
+        yield f"edges carry {graph.num_edge_features} features{others}; parallel edges stay separate"
+    time = torch.cat([graph.edge_time, getattr(graph, "foreign_edge_time", graph.edge_time[:0])])
+    if time.numel():
+        first, last = time_texts(torch.stack(time.aminmax()).numpy(), dated=True)
+        yield f"times from {first} to {last}"
+    if graph.edge_y.numel():
+        names = graph.schema["agreed"].get("edge_classes", [])
+        yield f"labels of edges: {_counted(names, _counts(graph.edge_y, names))}"
+
+
+def _counts(y: torch.Tensor, names: Sequence[str]) -> list[int]:
+    """Return the number of each class among labels, -1 where unknown."""
+    return list(torch.bincount(y[y >= 0], minlength=len(names)).tolist())
+
+
+def _counted(names: Sequence[str], counts: Sequence[int]) -> str:
+    """Return the first class names with their counts."""
+    return ", ".join(f"{name} {count}" for name, count in list(zip(names, counts, strict=True))[:20])
+
+
+def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str], what: str = "labels") -> list[str]:
+    """Return warnings about sets of nodes or edges with a single class, for which AUC and average precision are undefined.
+
+    Shapes: labels y [N], -1 where unknown; masks by name [N].
+    """
+    sets = {what: y >= 0, **{f"{name} {what}": mask & (y >= 0) for name, mask in masks.items()}}
+    labels = {name: y[mask].unique() for name, mask in sets.items()}
+    single = {name: names[int(found[0])] for name, found in labels.items() if len(found) == 1}
+    single = {what: single[what]} if what in single else single
+    why = ": auc and average precision are undefined, so means over parties exclude this one"
+    scored = (what, f"test {what}")
+    return [f"warning: all {k} are of class '{name}'{why if k in scored else ''}" for k, name in single.items()]
+
+
+def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
+    pairs: dict[str, Any] = {}
+    for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
+        own = pairs.setdefault(f"{option}s", {})
+        for dest, prefix in ((option, ""), (f"edge_{option}", f"{EDGE}.")):
+            flag = f"--{dest.replace('_', '-')}"
+            for word in getattr(args, dest, ()):
+                name, sign, value = word.rpartition("=")
+                if not sign or not name:
+                    raise FedGraphError(f"{flag} {word}: expected COLUMN={option.upper()}")
+                if accepted:
+                    one_of(value, accepted, f"{flag} {name}")
+                own[f"{prefix}{name}"] = value
+    at_least(args.min_count, 1, "--min-count")
+    return Treatment(
+        scaling=args.scaling,
+        schema=schema,
+        where=str(args.schema or ""),
+        role=args.role,
+        floor=args.min_count,
+        **pairs,
+        **formats_of(args),
+        say=print,
+    )
+
+
+def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroGraph) -> None:
+    """Write this party's sums over its tables, read by its own layout and formats."""
+    import pandas as pd
+
+    from fedgraph_flwr.party.tables.party_roles import NAMED
+    from fedgraph_flwr.party.tables.statistics import party_sums, write_sums
+
+    if args.data:
+        raise FedGraphError("--statistics requires tables: columns of --data have no names")
+    own = fitted_schema(graph.schema, "the import") or agreed
+    nodes, edges = typed_files(args)
+    files = nodes | {":".join(edge): path for edge, path in edges.items()}
+    tables = {
+        kind: (_reader(args)(path, own.tables), str(path))
+        for kind, path in files.items()
+        if path is not None and kind in agreed.nodes
+    }
+    formats = {
+        kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
+        for kind, columns in agreed.nodes.items()
+    }
+    if NAMED in agreed.roles.get(args.role, {}).get(NODE, ()):
+        tables[NODE] = pd.DataFrame({NAMED: ["yes"] * graph.num_nodes}), str(args.nodes or edges[EDGE_TYPE])
+    targets = {}
+    if isinstance(graph, Graph):
+        graph = one_per_graph(graph) if graph.graph_id.numel() else graph
+        names = Columns.of(own.tables).targets
+        targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
+    write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role))
+    print(
+        f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`;"
+        " share one report only: two, of tables that differ by one row, give that row"
+    )
+
+
+def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
+    kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
+    if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
+        if isinstance(graph, Graph) and graph.edge_y.numel():
+            print(f"nodes are split by column '{column}' (task=nodes), labelled edges by time (task=edges)")
+        else:
+            print(f"split by column '{column}': --split temporal applies only without one")
+            kind = "ratio"
+    split = replace(_ratio(args.ratio), kind=kind, until=_until(args.until))
+    count = args.client + 1 if args.num_clients is None else args.num_clients
+    return client_graph(graph, args.client, count, split, args.seed)
+
+
+def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Return the files of nodes and of edges by type; None for a table that a role lacks.
+
+    Raises:
+        FedGraphError: the options name too few files or too many, or no role where the schema has roles.
+    """
+    nodes, edges = typed_files(args)
+    if treatment.schema and treatment.schema.roles and not args.role:
+        roles = ", ".join(treatment.schema.roles)
+        raise FedGraphError(f"{args.schema} has roles ({roles}): pass --role with one of them, or a new name")
+    if args.role and (nodes or edges) and not args.data and not args.node_table and not args.edge_table:
+        nodes, edges = {NODE: None, **nodes}, {EDGE_TYPE: None, **edges}
+    elif args.role:
+        raise FedGraphError(f"--role {args.role} needs --nodes FILE, --edges FILE or both")
+    if args.data and (nodes or edges):
+        raise FedGraphError(f"--data {args.data} is a whole graph: leave out the options for tables")
+    if not args.data and not (nodes and edges):
+        lacks = "edge table" if nodes else "node table" if edges else "input"
+        both = "both --nodes FILE and --edges FILE (or one of them with --role NAME)"
+        raise FedGraphError(f"no {lacks}: pass {both}, or --data FILE, or --node-table and --edge-table per type")
+    return nodes, edges
+
+
+def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]], treatment: Treatment) -> Any:
+    """Read the graph of tables, or of a saved object.
+
+    Raises:
+        FedGraphError: a file is missing or has no effect, or the tables are invalid.
+    """
+    if args.own_party and args.nodes and args.client is None and (args.name or args.out):
+        raise FedGraphError(f"--own-party {args.own_party} makes the file of one party: pass --client I")
+    layout = _layout(args, treatment)
+    columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))
+    options: Any = {"classes": _names(args, "classes"), "undirected": args.undirected, "treatment": treatment}
+    if args.data:
+        given = layout_of(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
+        given["outcomes"] = args.outcomes
+        if named := [key for key, value in given.items() if value and key != "client"]:
+            raise FedGraphError(f"--data has no tables: leave out the option for {named[0].replace('_', ' ')}")
+        if args.client_column and (args.target or args.client is not None):
+            other = f"--target {args.target}" if args.target else f"--client {args.client}"
+            only = "--client-column names the clients of one graph with one type of nodes"
+            raise FedGraphError(f"{only}: leave out {other}")
+        if args.target:
+            Columns().of_one_type("", None, args.undirected)
+        return from_saved(args.data, args.target, client=args.client_column or "", **options)
+    return from_tables(
+        *files,
+        columns,
+        target=args.target,
+        own_party=args.own_party,
+        edge_classes=_names(args, "edge_classes"),
+        graphs=args.graph_table,
+        outcomes=read_outcomes(args.outcomes) if args.outcomes else None,
+        reader=_reader(args),
+        **options,
+    )
+
+
+def _reader(args: argparse.Namespace) -> Callable[..., Any]:
+    """Return what reads a table; several files of ``--edges``, which `typed_files` lists as one, become one table."""
+
+    def read(path: Path, layout: TableLayout, say: Callable[[str], None] = silent) -> Any:
+        if len(args.edges) < 2 or str(path) != listed(args.edges):
+            return read_table(path, layout, say)
+        table, table.attrs[FILE] = joined(args.edges, layout)
+        return table
+
+    return read
+
+
+def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
+    """Return the layout of the options, completed by the schema's; print differences."""
+    given = layout_of(args)
+    if treatment.schema is None:
+        return given
+    stored, differing = treatment.schema.tables.to_dict(), []
+    for key, value in given.to_dict().items():
+        if key == "day" and value == BEFORE and not stored.get(key):
+            continue
+        if (
+            key in ("recipe", "windows", "day")
+            and stored.get(key, "") != value
+            and (stored.get("recipe") or key == "recipe")
+        ):
+            option = "features" if key == "recipe" else key
+            raise conflict(f"--{option} {value}", stored.get(key, "none"), treatment.where)
+        if key in stored and stored[key] != value:
+            whole = key in ("separator", "encoding", "currency") or key.startswith(("party", "match", "id_"))
+            option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
+            differing.append(f"--{option} {value!r} overrides {stored[key]!r}")
+    if differing:
+        print(f"{', '.join(differing)} of {treatment.where}")
+    return given.over(treatment.schema.tables)
+
+
+def _until(text: str) -> list[int]:
+    """Return times in seconds from seconds, dates or times of day, separated by a comma; a date is its last second.
+
+    Raises:
+        FedGraphError: a word is neither.
+    """
+    import pandas as pd
+
+    def seconds(word: str) -> int:
+        if word.lstrip("-").isdecimal():
+            return int(word)
+        start = int(pd.Timestamp(word, tz="UTC").timestamp())
+        return start if ":" in word else start + DAY - 1
+
+    try:
+        return [seconds(word.strip()) for word in text.split(",") if word.strip()]
+    except ValueError as error:
+        raise FedGraphError(f"--until must be two times in seconds or dates, got '{text}'") from error
+
+
+def _ratio(text: str) -> SplitConfig:
+    try:
+        train, val, test = (float(word) for word in text.split(","))
+    except ValueError as error:
+        raise FedGraphError(f"--ratio must be three numbers such as 0.6,0.2,0.2, got '{text}'") from error
+    return SplitConfig(train=train, val=val, test=test)
