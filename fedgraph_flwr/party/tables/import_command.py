@@ -18,10 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import add_table_arguments
-
-RATIO = "0.6,0.2,0.2"
-"""Default shares of training, validation and test."""
+from fedgraph_flwr.party.tables.options import RATIO, add_table_arguments
 
 
 def register(parser: argparse.ArgumentParser) -> None:

@@ -34,10 +34,9 @@ from fedgraph_flwr.party.outcomes import read_outcomes
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import Treatment, conflict
 from fedgraph_flwr.party.tables.guessing import suspected
-from fedgraph_flwr.party.tables.import_command import RATIO
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.leaks import check_inputs
-from fedgraph_flwr.party.tables.options import check_outputs, formats_of, layout_of
+from fedgraph_flwr.party.tables.options import RATIO, check_outputs, formats_of, layout_of
 from fedgraph_flwr.party.tables.reading import read_table, silent
 from fedgraph_flwr.party.tables.repeats import FILE, joined
 from fedgraph_flwr.party.tables.roles import Columns, listed, typed_files

@@ -15,6 +15,9 @@ if TYPE_CHECKING:  # imports torch, which the parser does not need
 ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
 """Roles of columns: option ``--ROLE-column``."""
 
+RATIO = "0.6,0.2,0.2"
+"""Default shares of training, validation and test."""
+
 _TABLES = """
 --id-column NAME  column of node ids (default: the schema's, else id)
 --label-column NAME  column of labels (default: the schema's, else label)
