@@ -4,7 +4,6 @@ Examples:
   fedgraph-flwr partition dataset=cora num_clients=5
   fedgraph-flwr partition dataset=cora partition=metis num_clients=5 seed=1 --out parts
   fedgraph-flwr run graph=parts num_clients=5
-  fedgraph-flwr partition --fedgb PubChem --out parts     # FedGB's natural federations are partitioned already
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``partition``."""
     parser.epilog = f"{parser.epilog or ''}partitions: {', '.join(group_names('partition'))}"
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `fedgraph-flwr run`")
-    add_options(parser, _OPTIONS)
-
-
-_OPTIONS = """
---out DIR  output folder for client_0000.safetensors ... and partition.json
---fedgb DIR  root folder of a FedGB variant (schema 1.0), whose clients are written to --out instead of a dataset's
-"""
+    add_options(parser, "--out DIR  output folder for client_0000.safetensors ... and partition.json")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,8 +38,6 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.partition import store
 
-    if args.fedgb:
-        return convert(args)
     cfg = configuration(args.overrides)
     folder = store.client_files(cfg)
     if args.out:
@@ -54,24 +45,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"{len(store.files(folder))} client files: {args.out}")
     else:
         print_description(cfg, folder)
-    return 0
-
-
-def convert(args: argparse.Namespace) -> int:
-    """Write the clients of a FedGB folder.
-
-    Raises:
-        FedGraphError: no ``--out``, overrides, or a folder that does not fit.
-    """
-    from fedgraph_flwr.partition import store
-    from fedgraph_flwr.partition.fedgb import read
-
-    if not args.out or args.overrides:
-        raise FedGraphError("--fedgb DIR needs --out DIR and takes no key=value: the variant fixes clients and splits")
-    clients, task = read(args.fedgb)
-    check_out(args.out)
-    store.write(args.out, clients)
-    print(f"{len(clients)} client files: {args.out}. Next: fedgraph-flwr run graph={args.out} task={task}")
     return 0
 
 

@@ -63,12 +63,8 @@ def unchanged(kind: str, x: Tensor, where: str) -> Features:
     return Features(columns, columns, x)
 
 
-def read_pickled(path: Path | str, more: Sequence[Any] = ()) -> Any:
+def read_pickled(path: Path | str) -> Any:
     """Read a ``torch.save`` file; only tensors, plain values and PyG containers are unpickled, and no code runs.
-
-    Args:
-        path: the file.
-        more: further classes that it may hold, or pairs of a class and the name in whose place it is used.
 
     Raises:
         FedGraphError: the file is missing or damaged, or holds an object of another class.
@@ -83,7 +79,7 @@ def read_pickled(path: Path | str, more: Sequence[Any] = ()) -> Any:
     allowed = [Data, HeteroData, BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
     allowed += [containers.DataEdgeAttr, containers.DataTensorAttr]
     try:
-        with safe_globals([*allowed, *more]):
+        with safe_globals(allowed):
             saved = torch.load(path, weights_only=True, map_location="cpu")
         if isinstance(saved, Data | HeteroData):
             saved.to_dict()  # a damaged object fails here
