@@ -1,11 +1,9 @@
 """Command ``keys``: list configuration keys with type, range, default and meaning."""
 
 import argparse
-import json
 
 from fedgraph_flwr.config import group_names
 from fedgraph_flwr.config.composition import GROUPS, group_path
-from fedgraph_flwr.config.json_schema import json_schema
 from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, select
 
 
@@ -14,12 +12,11 @@ def register(parser: argparse.ArgumentParser) -> None:
     about = "section such as train, or GROUP=NAME such as strategy=fedspa for its additional keys (default: all)"
     parser.add_argument("group", nargs="?", default="", help=about)
     parser.add_argument("--all", action="store_true", help="of a strategy, also keys of parts that it does not use")
-    parser.add_argument("--schema", action="store_true", help="print a JSON Schema of configuration files, for editors")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``keys``."""
-    print(json.dumps(json_schema(), indent=1) if args.schema else text(args.group, args.all))
+    print(text(args.group, args.all))
     return 0
 
 
