@@ -27,7 +27,7 @@ COMMANDS = """
 sweep strategy=fedavg,fedprox,central rounds=20 seed=0..4 --quiet
 run rounds=20 out=runs/first
 run rounds=20 strategy=local out=runs/local --no-report
-report runs/first --map --out one.html
+report runs/first --out one.html
 report runs/first runs/local --out several.html
 report runs
 report sweeps --out sweeps.html

@@ -16,7 +16,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 _OPTIONS = """
 --out FILE  output file (default: report.html in the folder; of several folders, required)
---map  add a t-SNE map of the nodes' hidden features (takes seconds)
 --no-baselines  do not search the folders next to DIR for baseline runs (Local, Central)
 """
 
@@ -40,6 +39,6 @@ def main(args: argparse.Namespace) -> int:
     elif len(args.folders) == 1 and not (first / CONFIG).is_file() and first.is_dir() and listed(first):
         page = write_listing(first, out)
     else:
-        page = write_report(args.folders, out, load=load_predictor, with_map=args.map, baselines=not args.no_baselines)
+        page = write_report(args.folders, out, load=load_predictor, baselines=not args.no_baselines)
     print(page)
     return 0

@@ -1,4 +1,4 @@
-"""Predictions on the clients' test nodes: confusion matrices, curves for two classes, calibration, a map of nodes.
+"""Predictions on the clients' test nodes: confusion matrices, curves for two classes, calibration.
 
 The models predict again from the run folder and the client files, so this covers simulations only. It respects
 ``privacy.scores``. For a fleet, it shows the confusion matrices that clients reported (``evaluation.confusion``).
@@ -22,7 +22,7 @@ from fedgraph_flwr.report.runs import FinishedRun, RunGroup
 from fedgraph_flwr.report.units import count, percent
 from fedgraph_flwr.tasks import kind_of
 
-MAX_CLIENTS, MAX_SETTINGS, MAX_DOTS, MAX_COLUMNS = 24, 6, 1500, 15
+MAX_CLIENTS, MAX_SETTINGS, MAX_COLUMNS = 24, 6, 15
 BINS = 10
 REPORTED = (
     "(evaluation.confusion). < n: a client has fewer than n such nodes, its policy's min_nodes, and reports no count; ≥: sum of"
@@ -216,54 +216,3 @@ def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
     how = f"Precision against recall of the second class. Random guessing has a precision of {chance}."
     x, y = {"name": "recall", **SHARE}, {"name": "precision", **SHARE}
     return [first, page.chart("Precision and recall", how, "plane", height=320, x=x, y=y, series=curves["pr"])]
-
-
-def hidden_map(page: Page, run: FinishedRun, load: Callable[[Path, int], Any]) -> Markup:
-    """Map the nodes of all clients by t-SNE of their hidden features (van der Maaten & Hinton, 2008).
-
-    Raises:
-        FedGraphError: the model has no hidden features, or the client files are missing.
-    """
-    import torch
-    from sklearn.manifold import TSNE
-
-    if run.cfg.privacy.scores != "exact" or not run.clients or not run.summary:
-        raise FedGraphError("a map needs a finished run with privacy.scores=exact and its client files on this machine")
-    if (items := kind_of(run.cfg).ITEMS) != "nodes":
-        raise FedGraphError(f"a map shows classes of nodes, and task={run.cfg.task.name} predicts {items}")
-    of = 1 if run.cfg.strategy.pooled else len(run.clients)
-    features, labels, owners = [], [], []
-    rng = np.random.default_rng(0)
-    shown_clients = range(min(of, MAX_CLIENTS))
-    for client in shown_clients:
-        predictor = load(run.folder, client)
-        graph = predictor.own
-        if graph is None or not hasattr(graph, "edge_index"):
-            raise FedGraphError("a map needs homogeneous graphs with their files on this machine")
-        model = predictor.network(graph)
-        with torch.no_grad():
-            h = model.encode(model.prepare(graph)).double().numpy()
-        some = np.sort(rng.permutation(len(h))[: MAX_DOTS // len(shown_clients)])
-        features.append(h[some])
-        labels.append(graph.y.numpy()[some])
-        owners.append(np.full(len(some), client) if not graph.part.numel() else graph.part.numpy()[some])
-    h, y, owner = (np.concatenate(of) for of in (features, labels, owners))
-    places = TSNE(perplexity=min(30, max(1, len(h) // 4)), random_state=0, init="pca").fit_transform(h)
-    names = class_names(run, run.clients[0]["classes"])
-
-    def view(by: np.ndarray, called: dict[int, str]) -> dict[str, Any]:
-        labels_text = [
-            f"class {names[c] if c >= 0 else 'unknown'}, {run.client_name(o)}" for c, o in zip(y, owner, strict=True)
-        ]
-        series: list[dict[str, Any]] = []
-        for key, name in called.items():
-            points = [[*places[i].tolist(), labels_text[i]] for i in np.flatnonzero(by == key)]
-            series.append({"name": name, "points": points, "colour": len(series)})
-        return {"series": series}
-
-    classes = {int(c): f"class {names[c]}" if c >= 0 else "unknown" for c in np.unique(y)}
-    clients = {int(o): run.client_name(int(o)) for o in np.unique(owner)}
-    views, axis = {"by class": view(y, classes), "by client": view(owner, clients)}, {"name": "", "hide": True}
-    how = "nearby nodes are similar, large distances have no meaning"
-    how = f"t-SNE of {len(h)} nodes' features before the last layer: {how}."
-    return page.chart("Map of hidden features", how, "plane", 520, wide=True, x=axis, y=axis, size=6, views=views)

@@ -10,23 +10,20 @@ LoadPredictor = Callable[[Path, int], Any]
 """Returns the predictor of a client, from a run's folder and the client's index."""
 
 
-def write_report(
-    folders: Sequence[Path], out: Path, *, load: LoadPredictor, with_map: bool = False, baselines: bool = True
-) -> Path:
+def write_report(folders: Sequence[Path], out: Path, *, load: LoadPredictor, baselines: bool = True) -> Path:
     """Write the page and return its path.
 
     Args:
         folders: run folders; runs that differ only in their seeds are grouped, others are compared.
         out: output file.
         load: predictor of one client of a run folder (`party.use.predict.load_predictor`).
-        with_map: whether to add a map of hidden features.
         baselines: whether to compare with baseline runs (Local, Central) found in neighbouring folders.
 
     Raises:
         FedGraphError: a folder holds no run, or no finished round.
     """
     from fedgraph_flwr.report import headline, pieces, predicted, sections
-    from fedgraph_flwr.report.page import Page, note
+    from fedgraph_flwr.report.page import Page
     from fedgraph_flwr.report.runs import beside, group_runs, load_run
 
     runs = [load_run(folder) for folder in folders]
@@ -42,14 +39,8 @@ def write_report(
     page.section("compared", "Comparison", lead, [headline.compared(page, shown, compared)])
     page.section("clients", "Clients", _of(shown, "Differences between the parties."), sections.clients(page, shown))
     page.section("training", "Training", "", sections.training(page, shown))
-    maps = []
-    if with_map:
-        try:
-            maps = [predicted.hidden_map(page, top.runs[0], load)]
-        except (FedGraphError, NotImplementedError) as error:
-            maps = [note(f"No map: {error}.")]
     lead = "Test nodes of all clients, each predicted by the model with which its client is scored."
-    page.section("predictions", "Predictions", _of(shown, lead), [*predicted.shown(page, shown, load), *maps])
+    page.section("predictions", "Predictions", _of(shown, lead), predicted.shown(page, shown, load))
     first = top.runs[0]
     number = first.clients[0]["classes"] if first.clients else 0
     lead = f"The graphs of {first.label}: labels, degrees and small graphs."

@@ -442,10 +442,9 @@ def test_what_clients_kept_is_not_told_by_the_report(scores, runs, tmp_path):
     overrides = [*WORDS, "strategy.weighting=uniform", f"out={tmp_path / 'run'}", f"privacy.scores={scores}"]
     overrides += ["privacy.dp=server_fixed", "privacy.noise_multiplier=2", "privacy.delta=0.1"]
     assert main(["run", *overrides]) == 0
-    page = write_report([tmp_path / "run"], tmp_path / "page.html", with_map=True, baselines=False).read_text()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html", baselines=False).read_text()
     assert f"privacy.scores={scores}" in page
     assert "Confusion matrix" not in page
-    assert "Map of hidden features" not in page
     assert "Score of each client" not in page
     assert '<dt>differential privacy</dt><dd><span class="on">on</span>' in page
     assert "replaced by zero" in page

@@ -41,12 +41,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pages(runs, tmp_path_factory):
-    """Of one run, with the map, and of two methods by two seeds, with what is found beside them."""
+    """Of one run, and of two methods by two seeds, with what is found beside them."""
     out = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGRAPH_DATA", str(runs / "data"))
         several = [runs / f"{method}-{seed}" for method in ("fedavg", "fedprox") for seed in (0, 1)]
-        write_report([runs / "fedavg-0"], out / "one.html", with_map=True, baselines=False)
+        write_report([runs / "fedavg-0"], out / "one.html", baselines=False)
         write_report(several, out / "several.html")
         write_sweep(_outcome(runs), out / "sweep.csv")
         write_listing(runs, out / "runs.html")

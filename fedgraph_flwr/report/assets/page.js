@@ -83,15 +83,14 @@
     // Points or steps in a plane: [x, y, what it is, size].
     plane(d, width) {
       const series = d.series.map((s, i) => ({
-        type: s.line ? "line" : "scatter", name: s.name, data: s.points, symbol: s.bare ? "none" : s.symbol || symbol(s.colour ?? i), symbolSize: (v) => s.size || v[3] || d.size || 9,
+        type: s.line ? "line" : "scatter", name: s.name, data: s.points, symbol: s.bare ? "none" : s.symbol || symbol(s.colour ?? i), symbolSize: (v) => s.size || v[3] || 9,
         label: { show: !!d.named, position: "right", distance: 4, color: soft, fontSize: 11, formatter: (item) => item.value[2] }, labelLayout: ({ labelRect, rect }) => ({ hideOverlap: true, ...(labelRect.x + labelRect.width > width - 4 && { x: rect.x - 4, align: "right" }) }), // left of its point at the edge
-        itemStyle: { color: colour(s.colour ?? i), opacity: s.line ? 1 : 0.8, borderColor: card, borderWidth: d.size ? 0 : 0.5 }, lineStyle: { color: colour(s.colour ?? i), width: 2.2, type: DASHES[s.dash || 0] },
+        itemStyle: { color: colour(s.colour ?? i), opacity: s.line ? 1 : 0.8, borderColor: card, borderWidth: 0.5 }, lineStyle: { color: colour(s.colour ?? i), width: 2.2, type: DASHES[s.dash || 0] },
       }));
       if (d.diagonal) series.push({ type: "line", name: "", data: [[0, 0], [1, 1]], symbol: "none", silent: true, tooltip: { show: false }, lineStyle: { color: soft, type: "dotted", width: 1 } });
       const option = base();
-      option.tooltip.formatter = (item) => lines(item.value[2] || item.seriesName, [...(d.x.hide ? [] : [...(d.x.labels ? [] : [[d.x.name, say(d.x.unit, item.value[0])]]), [d.y.name, say(d.y.unit, item.value[1])]]), ...(d.series.length > 1 && item.value[2] ? [["", item.seriesName]] : [])]).replace("<br>: ", "<br>");
-      const bare = d.x.hide ? { show: false } : {};
-      return { ...option, xAxis: below(axis(d.x, bare)), yAxis: axis(d.y, bare), series };
+      option.tooltip.formatter = (item) => lines(item.value[2] || item.seriesName, [...(d.x.labels ? [] : [[d.x.name, say(d.x.unit, item.value[0])]]), [d.y.name, say(d.y.unit, item.value[1])], ...(d.series.length > 1 && item.value[2] ? [["", item.seriesName]] : [])]).replace("<br>: ", "<br>");
+      return { ...option, xAxis: below(axis(d.x)), yAxis: axis(d.y), series };
     },
     // Bars, one on top of the other, over categories.
     bars(d, width) {
