@@ -387,7 +387,7 @@ class SweepResult:
     """Result of a sweep.
 
     Attributes:
-        path: CSV file with one row per run. ``.md``, ``.html`` and ``.png`` are next to it.
+        path: CSV file with one row per run. ``.md`` and ``.html`` are next to it.
         verdicts: the findings as sentences, the first one first.
         table: one row per setting and method: ``mean``, ``half`` of its 95 % interval and standard ``deviation`` over
             ``seeds``, ``difference`` from the reference, cost. Shares are in percent.

@@ -1,4 +1,4 @@
-"""Command ``sweep``: run many configurations in parallel; write a table, confidence intervals and a plot.
+"""Command ``sweep``: run many configurations in parallel; write a table, confidence intervals and a page.
 
 Pass a YAML file (docs/sweeps.md), optionally with overrides for all its runs, or only overrides with several values:
   fedgraph-flwr sweep strategy=fedavg,fedprox train.lr=0.01,0.003 seed=0..4
@@ -47,7 +47,7 @@ _KEEP = {"nargs": "?", "const": "all", "default": "rounds"}
 
 _OPTIONS = """
 --jobs N  number of parallel runs (default: one per core)
---out DIR  folder of CSV, Markdown, LaTeX and PNG (default: the file's folder)
+--out DIR  folder of the results (default: the file's folder)
 --search N  number of Optuna trials per row and column
 --baseline COLUMN  reference column for differences (default: Local)
 --margin POINTS  methods whose difference's interval lies within it are level (default: 1)

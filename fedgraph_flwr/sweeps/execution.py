@@ -82,7 +82,7 @@ def present(book: ResultsIndex) -> SweepSummary:
     tally, path = SweepSummary(book.sweep, book.found), book.sweep.results.with_suffix(".md")
     check_free(book.sweep)
     write_bytes(path, markdown(tally).encode())
-    if book.sweep.figure and tally.values:
+    if isinstance(book.sweep.figure, str) and tally.values:
         from fedgraph_flwr.sweeps.plot import draw
 
         picture = io.BytesIO()

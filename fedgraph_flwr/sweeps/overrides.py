@@ -188,8 +188,8 @@ def _axis(varied: Mapping[str, Sequence[str]]) -> str | bool:
     if len(varied) == 1:
         with contextlib.suppress(ValueError):
             [(key, values)] = varied.items()
-            return key if list(map(float, values)) else True
-    return True
+            return key if list(map(float, values)) else False
+    return False
 
 
 def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Plot of a sweep: lines over numeric settings, else one point per seed with the means."""
+"""Plot of a sweep over numeric settings: lines; the page draws those of others."""
 
 from typing import Any
 
@@ -6,16 +6,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedgraph_flwr.config.method_names import column_name
-from fedgraph_flwr.evaluation.intervals import ended
 from fedgraph_flwr.sweeps.palette import colour, lay_out, marker
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 
 def draw(tally: SweepSummary) -> Figure:
-    """Draw the sweep's plot, by its key ``figure``."""
+    """Draw the means of each column with their 95 % intervals over the settings, and the paper's points if known."""
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
-    (_lines if isinstance(tally.sweep.figure, str) else _points)(tally, axes)
+    _lines(tally, axes)
     axes.set_title(tally.sweep.title, fontsize=9, wrap=True, loc="left", fontweight="bold")
     axes.set_ylabel(f"test score{', %' if tally.in_percent else ''}; 95 % interval")
     lay_out(axes)
@@ -26,7 +25,6 @@ def draw(tally: SweepSummary) -> Figure:
 
 
 def _lines(tally: SweepSummary, axes: Any) -> None:
-    """Draw means with their 95 % intervals over the settings, and the paper's points if known."""
     sweep = tally.sweep
     x = [float(setting) for setting in sweep.settings]
     for index, method in enumerate(sweep.methods):
@@ -42,18 +40,3 @@ def _lines(tally: SweepSummary, axes: Any) -> None:
     if len(steps) > 2 and steps[-1] >= 100 * steps[0]:
         axes.set_xscale("symlog", linthresh=steps[0])
     axes.set_xlabel(sweep.figure)
-
-
-def _points(tally: SweepSummary, axes: Any) -> None:
-    """Draw each seed's score and the mean with its 95 % interval, for each column of a setting."""
-    sweep, width = tally.sweep, 0.8 / len(tally.sweep.methods)
-    for index, method in enumerate(sweep.methods):
-        for place, setting in enumerate(sweep.settings):
-            scores, at = ended(tally.shown(setting, method)).values(), place - 0.4 + width * (index + 0.5)
-            axes.plot([at] * len(scores), list(scores), marker(index), ms=3, color=colour(index), alpha=0.4)
-            if found := tally.mean(setting, method):
-                half = [np.nan_to_num(found.half)]
-                axes.errorbar([at], [found.mean], half, fmt=marker(index), ms=6, capsize=3, color=colour(index))
-        axes.plot([], [], marker(index), color=colour(index), label=column_name(method))
-    axes.set_xlim(-0.5, len(sweep.settings) - 0.5)
-    axes.set_xticks(range(len(sweep.settings)), list(sweep.settings))

@@ -16,7 +16,7 @@ margin             points within which an interval of a difference counts as lev
 paper              setting → method → published score
 beside             additional rows: name → method → a score that no run produces, such as a benchmark's
 notes              text printed below the table
-figure             name of the x axis if settings are numbers. false: no plot. Default: points by column
+figure             name of the x axis of a plot (PNG), if settings are numbers. Default: none
 out                folder of the results, relative to the file's folder; default: the same folder
 extends            another file that provides missing keys
 """
@@ -104,7 +104,7 @@ class Sweep:
     paper: dict[str, dict[str, Any]] = field(default_factory=dict)
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: str = ""
-    figure: str | bool = True
+    figure: str | bool = False
     places: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

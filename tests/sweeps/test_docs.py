@@ -32,7 +32,7 @@ def test_the_commands_run_in_their_order(place, ran, capsys):
         2 * (1 + 4 * 2) * 5,  # rows; Majority, and columns with choices; seeds
         2 * (1 + 4 * 2),
     ]
-    assert {path.name for path in place.iterdir()} >= {"banks.csv", "banks.md", "banks.png", "sweeps", "quick"}
+    assert {path.name for path in place.iterdir()} >= {"banks.csv", "banks.md", "banks.html", "sweeps", "quick"}
     text = (place / "banks.md").read_text()
     assert "| | Majority | Local | FedAvg | FedProx | FedSPA |" in text
     assert "of the difference to FedAvg, paired by seed (t, n = 5 seeds)" in text
