@@ -12,9 +12,10 @@ from fedgraph_flwr.client_app import app
 print("torch" in sys.modules)
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedgraph_flwr.engine.inline import run_identity
+from fedgraph_flwr.version import PROTOCOL
 context = Context(1, 2, {"graph": sys.argv[1]}, RecordDict(), {"overrides": "model.hidden=4", "config": ""})
 with run_identity(1):
-    content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0, "protocol": 2})})
+    content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0, "protocol": PROTOCOL})})
     answer = app(Message(content, dst_node_id=2, message_type="query"), context)
 assert answer.content["metrics"]["num_features"] == 5
 heavy = {"torch", "torch_geometric", "scipy.stats", "sklearn", "networkx", "pandas", "matplotlib", "ray"}

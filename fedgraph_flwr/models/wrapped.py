@@ -19,7 +19,6 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
 from fedgraph_flwr.config import ModelConfig
 from fedgraph_flwr.data.graph import Graph
@@ -165,9 +164,13 @@ class Wrapped(Model):
         return self._logits(inputs) if readout is None else readout(self._logits(inputs), inputs)
 
     def _logits(self, inputs: EdgeInputs) -> Tensor:
-        graph = (inputs.x, inputs.edge_index)
+        graph: tuple[Any, ...] = (inputs.x, inputs.edge_index)
+        if self.takes_graph:
+            from torch_geometric.data import Data
+
+            graph = (Data(*graph, **inputs.edge),)
         try:
-            outputs = self.net(Data(*graph, **inputs.edge)) if self.takes_graph else self.net(*graph, **inputs.edge)
+            outputs = self.net(*graph, **({} if self.takes_graph else inputs.edge))
         except RuntimeError as error:
             if self.sizes.keys() >= {"features", "outputs"}:
                 raise

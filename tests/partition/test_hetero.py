@@ -159,7 +159,9 @@ def test_impossible_partitions_are_one_sentence(overrides, message):
 def test_clients_without_labelled_nodes_are_an_error():
     whole = graph(edges=3)
     touched = torch.cat([index[0] for (a, _, _), index in whole.edges.items() if a == "person"])
-    whole.val_mask = ~torch.isin(torch.arange(PEOPLE), touched)
+    whole.val_mask = ~torch.isin(torch.arange(PEOPLE), touched)  # no client holds them
+    whole.train_mask &= ~whole.val_mask
+    whole.test_mask &= ~whole.val_mask
     with pytest.raises(FedGraphError, match="always had no training, validation or test nodes"):
         make(whole, config("num_clients=10"))
 
