@@ -142,14 +142,14 @@ class StateFolder:
         return term
 
     def ended_round(self, before: int) -> int:
-        """Return the last round that no attempt repeats: that of the oldest checkpoint, or without one ``before``."""
+        """Return the first round that an attempt may repeat: that of the oldest checkpoint, or without one ``before``."""
         return min((int(path.stem[6:]) for path in self.folder.glob("round_*.safetensors")), default=before)
 
     def _forget_terms(self, before: int) -> None:
         """Delete terms of rounds that no attempt repeats."""
         ended = self.ended_round(before)
         for path in self.folder.glob("term_*.safetensors"):
-            if 0 < int(path.stem[5:11]) <= ended:
+            if 0 < int(path.stem[5:11]) < ended:
                 path.unlink(missing_ok=True)
 
     def write_asked(self, record: dict[str, Any]) -> None:

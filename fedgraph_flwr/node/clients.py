@@ -88,7 +88,7 @@ class NodeClient:
         self.node, self.client, self.version = node, client, version
         self.folder = node.folder(client.cfg.strategy.name, client.graph.client)
         self.requests = records.Requests(node, self.folder)
-        self.booked = 0
+        self.booked = self.most = 0
 
     # --- before the reply -------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class NodeClient:
         self._check_setup(request)
         around = client.protection.exchanges
         usual = messages_of(type(client), phase, client.uplink_of, around)
-        most = client.policy.most(phase, usual)
+        self.most = client.policy.most(phase, usual)
         if not 0 <= request.round <= client.cfg.rounds:
             raise Refusal(
                 f"the server requests phase '{phase}' of round {request.round} in a run of"
@@ -148,14 +148,15 @@ class NodeClient:
         except FedGraphError:
             _live.pop(self.node.key, None)  # it was built from the refused configuration
             raise
-        ledger.book(phase, request.round, request.exchange, most)
+        ledger.book(phase, request.round, request.exchange, self.most)
         self.booked = records.releases(client, request) - self._repeats(request)
         records.book_releases(self.node, client, self.booked)
         if request.resume is not None:
-            known = checkpoints is not None and checkpoints.has_checkpoint(
-                checkpoints.stored_round(request.resume, request.round)
-            )
-            ledger.resume(request.resume, known)
+            stored = request.resume
+            if checkpoints is not None:
+                stored = checkpoints.stored_round(stored, request.round)
+            known = checkpoints is not None and checkpoints.has_checkpoint(stored)
+            ledger.resume(stored, known)
         self.requests.write(ledger)
 
     def _check_setup(self, request: Request) -> None:
@@ -184,27 +185,31 @@ class NodeClient:
         summed = summed_groups(client, request.phase, request.scalars)
         return bool(summed) and self.folder.has_term((request.round, position[1]))
 
-    def _check_repeated(self, request: Request, digest: str) -> None:
-        """Refuse a request of a resumed run that differs from the first one at its place, where all members sum.
+    def _check_repeated(self, request: Request) -> None:
+        """Refuse a request of a resumed run that differs from the first one at its place.
 
         Raises:
-            AnotherSum: it differs.
+            AnotherSum: it differs, or the phase had all its places of the round.
         """
-        ledger = self.requests.read()
-        place = f"{request.round} {request.phase} {request.exchange}"
-        first = ledger.received.setdefault(place, digest)
-        if first != digest:
+        ledger, place = self.requests.read(), f"{request.round} {request.phase} "
+        before = [known for known in ledger.received if known.startswith(place)]
+        place += str(request.exchange)
+        new = place not in before and len(before) < self.most
+        if not new and ledger.received.get(place) != request.digest():
             raise AnotherSum(
                 f"the server requests phase '{request.phase}' of round {request.round} of this agreed run"
                 " again, over another model: a repeated request is the same message; resume with the"
-                " server's own folder, or start the next run"
+                " server's own folder and the same members, or start the next run"
             )
+        if not new:
+            return
+        ledger.received[place] = request.digest()
         if self.folder:
             ended = self.folder.ended_round(request.round - 1)
             ledger.received = {
                 key: value
                 for key, value in ledger.received.items()
-                if not 0 < int(key.partition(" ")[0]) <= ended
+                if not 0 < int(key.partition(" ")[0]) < ended
             }
         self.requests.write(ledger)
 
@@ -286,9 +291,9 @@ class NodeClient:
         """Return the client's reply, checked against its uplink and masked in secure sums."""
         client, phase = self.client, request.phase
         with self.node.withheld(client.cfg, phase):
+            if client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges):
+                self._check_repeated(request)
             part = taken(client, phase, request.groups)
-            if client.cfg.agreement and part.digest and phase != DESCRIBE:
-                self._check_repeated(request, part.digest.hex())
             summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
                 plain = plain_reply(client, phase, request.groups, request.scalars)

@@ -4,8 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, Self
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
@@ -13,7 +15,10 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.replies import Received, received
 from fedgraph_flwr.errors import Refusal, sanitize, unknown
 from fedgraph_flwr.methods.downlink import REQUIRED, SCALARS, Downlink, Input
+from fedgraph_flwr.secure.keyring import SIGNATURES
+from fedgraph_flwr.secure.masked import PEERS, digest
 from fedgraph_flwr.secure.policy import file_name
+from fedgraph_flwr.secure.secagg import SECAGG
 from fedgraph_flwr.wire.messages import (
     CONFIG,
     DESCRIBE,
@@ -25,6 +30,9 @@ from fedgraph_flwr.wire.messages import (
     groups_of,
 )
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
+
+RENEWED = ("announced", "envelopes", "keys", PEERS, SIGNATURES)
+"""Groups with keys, signatures or envelopes."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +165,21 @@ class Request:
         declared = client.downlink_of.complete
         if self.phase == TRAIN and MODEL not in self.groups and sends and declared:
             raise Refusal(f"the server requests phase '{TRAIN}' without group '{MODEL}'")
+
+    def digest(self) -> str:
+        """Return a digest of what the reply follows from.
+
+        Keys, signatures and envelopes are left out, since another attempt of a run has others.
+        """
+        arrays = {
+            f"{group}/{name}": array
+            for group, found in groups_of(self.content).items()
+            for name, array in found.items()
+            if group != SECAGG and not (group in RENEWED and array.dtype == np.uint8)
+        }
+        known = SCALARS.keys() - {"stage", "keep_model"}
+        numbers = sorted((k, v) for k, v in self.scalars.items() if k not in known)
+        return sha256(digest(arrays) + repr(numbers).encode()).hexdigest()
 
     @cached_property
     def groups(self) -> dict[str, Arrays]:

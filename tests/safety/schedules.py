@@ -8,9 +8,10 @@ import json
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class Player:
                 with suppress(Refused):
                     self._round(run, server_round, model)
                 model = {name: array + np.float32(0.01) for name, array in model.items()}
-        if self.kind != "plain" and choose.random() < 0.3:
+        if choose.random() < 0.3:
             self._resume(number, rounds)
         while self.waiting:
             self._deliver(*self.waiting.pop())
@@ -135,14 +136,15 @@ class Player:
         return max(self.facts.rounds.values(), default=0)
 
     def _resume(self, number: int, rounds: list[int]) -> None:
-        """Ask for the last round again, over another model; runs without sums may ask so."""
+        """Ask for the last round again, over another model, perhaps as a later exchange or after an older checkpoint."""
         again, last = self._run(number), max(self.facts.rounds.values(), default=0)
-        before = max((r for r in rounds if r < last), default=0)
+        before = self.random.choice([r for r in (0, *rounds) if r < max(last, 1)])
+        exchange = self.random.choice([{}, {"exchange": 1}])
         for client in self.members:
             place = {"resume": before, "run": f"run{number}"}
-            self._deliver(again, (client, DESCRIBE, before, None, place))
+            self._deliver(again, (client, DESCRIBE, self.random.choice([before, last]), None, place))
         with suppress(Refused):
-            self._round(again, last, {name: -2 * array for name, array in self._model(again).items()})
+            self._round(again, last, {name: -2 * array for name, array in self._model(again).items()}, exchange)
 
     def honest(self) -> None:
         """An honest run of the next number finishes."""
@@ -180,8 +182,10 @@ class Player:
         if found:
             self._each(run, beginning.BEGIN, opened(found))
 
-    def _round(self, run: Run, server_round: int, model: dict[str, np.ndarray]) -> None:
-        scalars = {"checkpoint": True, "run": f"run{run.cfg.agreement.partition('/')[2]}"}
+    def _round(
+        self, run: Run, server_round: int, model: dict[str, np.ndarray], more: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        scalars = {"checkpoint": True, "run": f"run{run.cfg.agreement.partition('/')[2]}", **more}
         if self.kind == "plain":
             self._each(run, TRAIN, {MODEL: model}, server_round, more=scalars)
             return
@@ -314,7 +318,7 @@ class Player:
 
     def _check_term(self, client: int, number: int, message: Message, reply: Groups) -> None:
         _, phase, server_round, groups, scalars = message
-        position = (client, number, server_round, phase, scalars.get("exchange", 0))
+        position = (client, number, server_round, phase, 0 if phase == TRAIN else scalars.get("exchange", 0))
         if client in TERMS:
             request, term, exchange = TERMS[client]
             position = (*position[:4], exchange)

@@ -257,9 +257,10 @@ def test_sums_of_the_set_up_over_changed_members_need_the_signed_sentence(tmp_pa
         assert ("sums of phase 'labels' follow from no seed" in reply) == (not accepted)
 
 
-def test_a_resumed_run_answers_a_round_for_one_model(tmp_path):
+@pytest.mark.parametrize("words", [[], ["privacy.secagg=true", "strategy.weighting=uniform"]], ids=["plain", "secure"])
+def test_a_resumed_run_answers_a_round_for_one_model(tmp_path, words):
     """Each resumption could bring another model to the same draws."""
-    coordinator = Coordinator(tmp_path, "privacy.secagg=true", "strategy.weighting=uniform")
+    coordinator = Coordinator(tmp_path, *words)
     first = coordinator.run(1)
     first.begin()
     start = model_of(first.nodes[0])
@@ -274,6 +275,34 @@ def test_a_resumed_run_answers_a_round_for_one_model(tmp_path):
         reply = again.ask(0, "evaluate", 2, {MODEL: {name: factor * array for name, array in start.items()}})
         assert isinstance(reply, str) != accepted
         assert accepted or "of this agreed run again, over another model" in reply
+
+
+def test_a_resumption_gets_no_second_update_of_a_round(coordinator):
+    """Neither over another model, nor as another exchange, nor after a round before the node's oldest checkpoint."""
+    run = coordinator.run(1)
+    run.begin()
+    start = model_of(run.nodes[0])
+    models = [start]
+    for server_round in (1, 2, 3):
+        reply = run.ask(0, "train", server_round, {MODEL: models[-1]}, checkpoint=True, run="one")
+        models.append(reply[MODEL])
+    planted = {name: -2 * array for name, array in start.items()}
+
+    def resumed(after, server_round=0):
+        again = coordinator.run(1)
+        again.begin()
+        assert not isinstance(again.ask(0, "describe", server_round, resume=after, run="one"), str)
+        return again
+
+    for after, at, asked, more in ((2, 0, 3, {}), (2, 0, 3, {"exchange": 1}), (2, 0, 2, {}), (3, 0, 3, {})):
+        reply = resumed(after, at).ask(0, "train", asked, {MODEL: planted}, **more)
+        assert "of this agreed run again, over another model" in reply, (after, asked, more)
+    assert "after round 2: requests of earlier rounds" in resumed(0, 3).ask(0, "train", 1, {MODEL: planted})
+    again = resumed(2)
+    repeated = again.ask(0, "train", 3, {MODEL: models[2]}, checkpoint=True, run="one")
+    for name, array in models[3].items():
+        assert (repeated[MODEL][name] == array).all(), "the same reply"
+    assert not isinstance(again.ask(0, "train", 4, {MODEL: planted}), str), "the next round"
 
 
 def test_an_owners_own_bound_counts_over_agreements(coordinator):

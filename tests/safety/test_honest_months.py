@@ -123,29 +123,45 @@ class Killed(BaseException):
     """The server's process ends."""
 
 
-def test_a_cut_run_resumes_with_its_seed(run, months, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("every", "method"),
+    [
+        (2, []),
+        pytest.param(1, METHODS["scaffold"], marks=pytest.mark.slow),
+        pytest.param(1, ["strategy=fedspa", "model=fedspa", "strategy.fisher_exchange=scalar"], marks=pytest.mark.slow),
+    ],
+    ids=["two rounds again", "variates", "keys of its own"],
+)
+def test_a_cut_run_resumes_with_its_seed(run, months, tmp_path, monkeypatch, every, method):
     """Whole and resumed runs have one number, hence one seed, one secret of each member, and the same parameters."""
-    words = [*SHORT, "strategy.weighting=uniform", "rounds=3", "checkpoint_every=1", "train.local_steps=2"]
+    words = [
+        *SHORT,
+        "strategy.weighting=uniform",
+        "rounds=4",
+        f"checkpoint_every={every}",
+        "train.local_steps=2",
+        *method,
+    ]
     graphs = months.imported(0)
     cfg = compose(["model.hidden=8", *words, f"graph={graphs}"])
     digest = agreed(tmp_path / "agreement.yaml", cfg, tmp_path / "keys")
     place = sorted(graphs.glob("*.safetensors")), tmp_path / "policy.yaml"
     party_nodes(monkeypatch, *place, tmp_path / "state", tmp_path / "keys", tmp_path / "agreement.yaml")
     given = [*words, f"graph={graphs}", f"agreement={digest}/1"]
-    step = Loop.run_round
+    write = Loop._file
 
-    def two_rounds(self, number):
-        if number == 3:
+    def cut_in_round_four(self, number, stored):
+        if number == 4:
             raise Killed
-        return step(self, number)
+        write(self, number, stored)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "run_round", two_rounds)
+        patch.setattr(Loop, "_file", cut_in_round_four)
         with pytest.raises(Killed):
             run(*given, f"out={tmp_path / 'cut'}")
     resumed = later("resume", tmp_path / "cut")
     for client in range(3):  # the same nonces and secrets, without the ledgers of the run
-        for old in (tmp_path / f"state/state_{client}").glob("fedavg-*"):
+        for old in (tmp_path / f"state/state_{client}").glob(f"*-{digest[32:]}-1"):
             shutil.rmtree(old)
         for old in (tmp_path / f"state/state_{client}").glob("audit.*"):
             old.unlink()
