@@ -11,6 +11,7 @@ Examples:
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -160,9 +161,37 @@ def _status(args: argparse.Namespace) -> int:
 def _confirm(args: argparse.Namespace) -> int:
     agreement = opened(args.file)
     with refusals():
+        _book_lost(agreement, args.state, args.last)
         agreements.confirm(args.state, agreement.digest, audit_chain.read_head(args.state)["n"], args.last)
     print(f"this node goes on after run {args.last} of {args.file}; what it did in lost runs is forgotten")
     return 0
+
+
+def _book_lost(agreement: Agreement, state: Path, last: int) -> None:
+    """Book what runs may have spent that a state folder from a back-up does not know: all releases of each."""
+    from fedgraph_flwr.cli.describe import releases_of
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.secure.audit import verified
+    from fedgraph_flwr.secure.spent import SpentPrivacy, spent
+
+    entries = verified(state) if audit_chain.files_of(state) else ()
+    runs = [str(entry.get("agreement", "")).partition("/") for entry in entries]
+    seen = {int(number) for digest, _, number in runs if digest == agreement.digest}
+    confirmed = agreements.used(state, agreement.digest).get("known", 0)
+    lost = {*range(confirmed + 1, last + 1)} - seen
+    cfg = compose([], json.dumps(agreement.values["configuration"]))
+    if cfg.privacy.dp == "none" or not lost:
+        return
+    count = (len(lost) + (min(lost) - 1 in seen)) * releases_of(cfg)  # the one before may have gone on, too
+    ending = "" if cfg.privacy.unit == "client" else f"_{cfg.privacy.unit}"
+    own = state / f"privacy_{agreement.values['name']}{ending}.json"
+    others = [
+        path for path in state.glob(f"privacy_*{ending}.json") if ending or not path.stem.endswith(("_row", "_payment"))
+    ]
+    for path in sorted({own, *others}):  # a policy's purpose may have its own
+        ledger = SpentPrivacy(path, math.inf, path.stem)
+        ledger.book(f"lost {agreement.digest[:12]}", cfg, count)
+        print(f"{path.name} has what runs up to {last} may have spent besides: ε is {spent(ledger.booked):.3g} now")
 
 
 def _withdraw(args: argparse.Namespace) -> int:

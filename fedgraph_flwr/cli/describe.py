@@ -38,7 +38,13 @@ def described(cfg: RunConfig) -> Iterator[str]:
         "noised": "the mean of its scores, with noise",
     }
     yield f"  after evaluations: {scores.get(cfg.privacy.scores, cfg.privacy.scores)}"
-    yield from _protections(cfg, releases(uplink) * cfg.rounds + released_once(uplink))
+    yield from _protections(cfg, releases_of(cfg))
+
+
+def releases_of(cfg: RunConfig) -> int:
+    """Return the number of a run's releases with noise, if each round is scored."""
+    uplink = uplink_of(locate(cfg.strategy.client), cfg)
+    return (releases(uplink) + (cfg.privacy.scores == "noised")) * cfg.rounds + released_once(uplink)
 
 
 def _when(cfg: RunConfig, phase: str, groups: Groups) -> str:

@@ -91,7 +91,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     },
     **{"members": (dict,), "configuration": (dict,), "signatures": (dict,)},
 }
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _HEAD = b"fedgraph-flwr agreement\n"
 _NAME, _DIGEST = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile("[0-9a-f]{64}")
 _LIMIT = 1_000_000
@@ -100,6 +100,17 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, y
 
 class Refused(Exception):
     """Error: an agreement or a run is not accepted."""
+
+
+class _Loader(_SAFE):
+    """Refuses a key that comes twice, of which readers may take either."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            names = [str(key.value) for key, _ in node.value]
+            raise Refused(f"the key {next(name for name in names if names.count(name) > 1)[:80]} comes twice")
+        return found
 
 
 @dataclass(frozen=True)
@@ -281,11 +292,13 @@ def read(path: Path) -> Agreement:
     """
     try:
         text = path.read_text()
-        values: Any = yaml.load(text, _LOADER) if len(text) < _LIMIT and not _repeats(text) else None
+        values: Any = yaml.load(text, _Loader) if len(text) < _LIMIT and not _repeats(text) else None
         values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
         json.dumps(values, allow_nan=False, sort_keys=True)
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
+    except Refused as error:
+        raise Refused(f"{path}: {error}") from error
     except _MALFORMED as error:
         raise Refused(f"{path} is not an agreement: fedgraph-flwr agree new writes one") from error
     agreement = Agreement(values, path)
@@ -591,7 +604,7 @@ def remembered(state: Path) -> dict[str, Any]:
 
 def _repeats(text: str) -> bool:
     """Return whether a YAML text has aliases, of which thirty lines stand for a billion values."""
-    return "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER))
+    return "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _SAFE))
 
 
 def _replace(path: Path, text: str) -> None:
@@ -602,6 +615,11 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # of the new name
+    finally:
+        os.close(folder)
 
 
 def _signed(key: EllipticCurvePublicKey, signature: Any, agreement: Agreement) -> bool:

@@ -188,6 +188,29 @@ def test_numbers_only_increase_and_survive_restarts(folder):
         accepted(agreement, run_of(agreement, 2), folder / "file" / "state")
 
 
+@pytest.mark.parametrize(
+    ("line", "twice", "key"),
+    [("runs: 2\n", "runs: 2\nruns: 9999\n", "runs"), ("  rounds: 3\n", "  rounds: 3\n  rounds: 900\n", "rounds")],
+)
+def test_a_key_that_comes_twice_is_refused(folder, capsys, line, twice, key):
+    """Readers may take either of two values, and members sign what one of them shows."""
+    agree()
+    text = yaml_file().read_text()
+    assert line in text
+    yaml_file().write_text(text.replace(line, twice))
+    for words in (["show"], ["sign", "--key", "bob"]):
+        assert main(["agree", words[0], "agreement.yaml", *words[1:]]) == 2
+        assert f"agreement.yaml: the key {key} comes twice" in capsys.readouterr().err
+
+
+def test_a_power_cut_leaves_the_record_of_an_answered_run(folder, monkeypatch):
+    """A renamed file is on the disk once its folder is."""
+    agreement, synced = agree(), []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").resolve()))
+    accepted(agreement, run_of(agreement), folder / "state")
+    assert [path.name for path in synced] == [".agreements.json.part", "state"]
+
+
 def test_an_owner_withdraws(folder, capsys):
     agreement, state = agree(), folder / "state"
     assert main(["agree", "withdraw", "agreement.yaml", "--state", "state"]) == 0

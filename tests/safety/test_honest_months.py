@@ -412,7 +412,7 @@ def test_a_month_continues_with_the_model_of_the_one_before_and_another_scores_i
     assert banks.month(2).summary["failures"] == {}
 
 
-def test_a_month_after_a_back_up_runs_once_its_owner_confirms(run, tmp_path, monkeypatch):
+def test_a_month_after_a_back_up_runs_once_its_owner_confirms(run, tmp_path, monkeypatch, capsys):
     """The others saw the bank in a later run; the month that says so is used up, and the next one runs."""
     banks = Consortium(tmp_path, monkeypatch, run, [*PLAIN, *NOISED])
     banks.agree(FOUR, 1, absent="allowed", epsilon=1e6)
@@ -424,5 +424,15 @@ def test_a_month_after_a_back_up_runs_once_its_owner_confirms(run, tmp_path, mon
     with pytest.raises(RunFailed, match="the state folder of bob is older than run 2"):
         banks.month(3)
     file = str(tmp_path / "agreement_1.yaml")
-    assert cli.main(["agree", "confirm", file, "--state", str(tmp_path / "of/bob"), "--last", "2"]) == 0
+    ledger = tmp_path / "of/bob/privacy_rings.json"
+
+    def releases():
+        return sum(entry["releases"] for entry in json.loads(ledger.read_text()).values())
+
+    assert releases() == 2
+    for _ in range(2):  # a second confirmation books nothing
+        assert cli.main(["agree", "confirm", file, "--state", str(tmp_path / "of/bob"), "--last", "2"]) == 0
+        assert releases() == 6, "the lost run, and perhaps the rest of the last one"
+    assert "privacy_rings.json has what runs up to 2 may have spent besides: ε is" in capsys.readouterr().out
     assert len(banks.month(4).rounds) == 2
+    assert releases() == 8
