@@ -2,7 +2,7 @@
 
     python -m benchmarks.consortium_columns                 # about 40 CPU minutes; resumes where it stopped
     python -m benchmarks.consortium_columns --seeds 2 --only accounts/hours
-    python -m benchmarks.consortium_columns --write         # put the tables of the stored rows into docs/links-worth.md
+    python -m benchmarks.consortium_columns --write         # write the stored rows into results/links-worth.md
 
 Books of `benchmarks.dates_and_hours`, and harder ones with decoys. Average precision on test items, mean over banks, at the best
 validation round, with default hyper-parameters. Hand-made columns are those of `benchmarks.dates_and_hours`. The best own method
@@ -30,7 +30,8 @@ from fedgraph_flwr import api
 from fedgraph_flwr.evaluation.intervals import Interval, interval, paired
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "simulations" / "results" / "consortium_columns.csv", ROOT / "docs" / "links-worth.md"
+FOLDER = ROOT / "simulations" / "results"
+RESULTS, PAGE = FOLDER / "consortium_columns.csv", FOLDER / "links-worth.md"
 MARKS = "<!-- consortium: made by python -m benchmarks.consortium_columns --write -->", "<!-- end -->"
 FIRST = 10
 """First seed that is measured."""

@@ -3,7 +3,7 @@
     python -m benchmarks.dates_and_hours                    # about 20 CPU minutes; resumes where it stopped
     python -m benchmarks.dates_and_hours --seeds 1 --only payments --without networks
     python -m benchmarks.dates_and_hours --table            # print the table of the stored cells, with the goals
-    python -m benchmarks.dates_and_hours --write            # put the tables of the stored cells into docs/trees-worth.md
+    python -m benchmarks.dates_and_hours --write            # write the stored cells into results/trees-worth.md
 
 Generated books (``dataset=payments``): patterns of all kinds within a day or two, half of whose members are at any bank, which
 pass money on. Average precision on test items, mean over banks, at the best validation round. The hand-made columns are
@@ -65,7 +65,7 @@ TRAINED = {
     "accounts": ["model=sage", "rounds=60", "evaluation.every=5", "train.weight_decay=0.01"],
     "payments": ["rounds=100", "train.lr=0.02", "model.hidden=32", "evaluation.every=5", "train.weight_decay=0.001"],
 }
-PAGE = Path(__file__).parents[1] / "docs" / "trees-worth.md"
+PAGE = Path(__file__).parents[1] / "simulations" / "results" / "trees-worth.md"
 MARKS = "<!-- dates: made by python -m benchmarks.dates_and_hours --write -->", "<!-- end -->"
 SHOWN = [(task, times) for task in TASKS for times in ("dates", "dates, earlier days only", "hours")]
 OWN_TREES, BAGGING = "LightGBM on the recipe, each bank", "boosting, bagging"

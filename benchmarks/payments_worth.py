@@ -7,7 +7,7 @@
 
 Average precision on test items in %, at the best validation round, mean over banks. ``Blend`` weighs FedAvg and Boosting by
 validation items. Rows are in ``simulations/results/payments_worth.csv``, the table in ``payments_worth.md`` beside it, its
-means in ``docs/trees-worth.md``.
+means in ``simulations/results/trees-worth.md``.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from fedgraph_flwr.evaluation.intervals import Interval, interval, paired
 from fedgraph_flwr.party.use.blend import blend
 
 RESULTS = Path(__file__).parents[1] / "simulations" / "results"
-PAGE = Path(__file__).parents[1] / "docs" / "trees-worth.md"
+PAGE = RESULTS / "trees-worth.md"
 MARKS = "<!-- worth: made by python -m benchmarks.payments_worth table -->", "<!-- end -->"
 FIELDS = [
     "data",

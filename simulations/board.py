@@ -1,7 +1,7 @@
 """Compare the methods of the board from its stored rows, and advise which method to try.
 
     python -m simulations.board                      # print the pages of the stored rows
-    python -m simulations.board --write              # store them as docs/board*.md, with their plots and README's table
+    python -m simulations.board --write              # store docs/board.md and its pages in results/, with their plots
     python -m simulations.board mine.yaml            # a table that extends the board, such as your method's
     python -m simulations.board html [FILE]          # an interactive page: charts, and tables that sort
     python -m simulations.board measure              # properties of the complete settings' data, for the advice
@@ -14,7 +14,6 @@
 import json
 import math
 import platform
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,10 +49,10 @@ FOLDER = Path(__file__).parent
 FILES = ("board.yaml", "board_edges.yaml")
 TUNED = "board_tuned.yaml"
 ROOT = FOLDER.parent
-DOCS, README = ROOT / "docs", ROOT / "README.md"
+DOCS = ROOT / "docs"
 RESULTS = FOLDER / "results"
+FINDINGS = "board.md"
 REPEATED = FOLDER / "base" / "repeated.json"
-BLOCK = re.compile(r"(<!-- board: .*? -->\n).*?(?=<!-- end -->)", re.S)
 TOLERANCE = 2.0
 """Points by which a score may differ on another processor family or version of PyTorch."""
 
@@ -77,17 +76,25 @@ def signed(value: float) -> str:
 
 
 def pages(boards: Sequence[Board], tuned: Board | None = None) -> dict[str, str]:
-    """Return the pages by their names in `docs/`: findings, scores of every setting, the tuned column."""
+    """Return the pages by their names: findings (in `docs/`), scores of every setting and the tuned column (in `results/`)."""
     found = {
-        "board.md": findings_page(boards, tuned),
+        FINDINGS: findings_page(boards, tuned),
         "board-scores.md": scores_page(boards),
         "board-tuned.md": tuned_page(boards[0], tuned),
     }
-    return {name: "\n".join(lines) + "\n" for name, lines in found.items()}
+    pages = {name: "\n".join(lines) + "\n" for name, lines in found.items()}
+    return {
+        name: text if name == FINDINGS else text.replace("../simulations/results/", "") for name, text in pages.items()
+    }
+
+
+def place(name: str) -> Path:
+    """Return the file of a page."""
+    return (DOCS if name == FINDINGS else RESULTS) / name
 
 
 def findings_page(boards: Sequence[Board], tuned: Board | None = None) -> list[str]:
-    """Return what the rows say, differences to FedAvg, ranks, costs, and what is missing."""
+    """Return what the rows say, and what is missing."""
     main = boards[0]
     lines = ["# The board"]
     lines += paragraph(finding(main))
@@ -100,25 +107,17 @@ def findings_page(boards: Sequence[Board], tuned: Board | None = None) -> list[s
         `python -m simulations.board html` writes an interactive page, `simulations/results/{main.sweep.name}_page.html`.
         It has points against cost, differences with intervals for each setting, and tables that sort by any
         column: ranks, scores, differences with adjusted p-values, failures and costs.
-        Further pages have [the scores of every setting](board-scores.md) and [the tuned methods](board-tuned.md).
+        Further pages have [scores, differences, ranks and costs of every setting](../simulations/results/board-scores.md),
+        and [the tuned methods](../simulations/results/board-tuned.md).
     """)
-    if main.begun:
-        lines += ["", f"## {main.sweep.title}", *paragraph(main.sweep.source)]
-        lines += [*differences(main, FEDAVG), *standings(main, plots(main))]
     return [*lines, *advice_section(main), *OWN, *missing_section(boards, tuned)]
 
 
 def scores_page(boards: Sequence[Board]) -> list[str]:
-    """Return the scores of every setting, differences that the first page does not have, and all of further tables."""
-    main, *others = boards
+    """Return the scores of every setting, differences to FedAvg and to training alone, ranks and costs."""
     lines = ["# The board: scores of every setting"]
-    lines += paragraph("Scores behind [the board](board.md), and differences to training alone.")
-    if main.begun:
-        lines += ["", f"## {main.sweep.title}", *scores(main)]
-        for reference in REFERENCES:
-            if reference != FEDAVG:
-                lines += differences(main, reference)
-    for board in others:
+    lines += paragraph("Scores behind [the board](../../docs/board.md).")
+    for board in boards:
         if board.begun:
             lines += ["", f"## {board.sweep.title}", *paragraph(board.sweep.source), *analysis(board, plots(board))]
     return lines
@@ -127,7 +126,7 @@ def scores_page(boards: Sequence[Board]) -> list[str]:
 def tuned_page(default: Board, tuned: Board | None) -> list[str]:
     """Return the tuned column next to the default one."""
     lines = ["# The board: tuned methods"]
-    lines += paragraph("Methods of [the board](board.md) with keys that are chosen on validation nodes.")
+    lines += paragraph("Methods of [the board](../../docs/board.md) with keys that are chosen on validation nodes.")
     if tuned and tuned.begun:
         lines += ["", f"## {tuned.sweep.title}", *tuned_section(default, tuned)]
     return lines
@@ -314,13 +313,12 @@ def most_often_better(board: Board, methods: Sequence[str]) -> list[str]:
     return sorted((m for m in methods if won[m]), key=lambda m: (len(lost[m]) - len(won[m]), -sum(won[m].values())))
 
 
-def answers(board: Board, tuned: Board | None = None, brief: bool = False) -> list[tuple[str, str]]:
+def answers(board: Board, tuned: Board | None = None) -> list[tuple[str, str]]:
     """Return what the complete settings say, about federated methods only.
 
     Args:
         board: the default column.
         tuned: the tuned column.
-        brief: three methods by the number of settings, instead of all with their settings.
     """
     settings = board.complete
     if not settings:
@@ -329,31 +327,28 @@ def answers(board: Board, tuned: Board | None = None, brief: bool = False) -> li
     every = [one for one in board.standings(settings) if one.method in (*own, *REFERENCES)]
     everywhere = [m for m in own if len(board.points(m, FEDAVG, BETTER, settings)) == len(settings)]
     worth = [f"{one.method} {signed(one.gain)} ({one.ratio:.1f})" for one in every if one.front and one.gain > ROPE]
-    over = "Most often better (worse) than" if brief else "Somewhere better than"
     found = [
         ("FedAvg against Local", verdict_counts(board, FEDAVG, LOCAL)),
         ("Better than FedAvg everywhere", "; ".join(everywhere) or "no method"),
-        (f"{over} FedAvg", better_than_fedavg(board, own, brief)),
+        ("Somewhere better than FedAvg", better_than_fedavg(board, own)),
     ]
-    if len(settings) > 1 and not brief:
+    if len(settings) > 1:
         ranked = "; ".join(f"{one.method} {one.rank:.1f}" for one in sorted(every, key=lambda one: one.rank)[:3])
         found.append(("Best mean ranks (an illustration)", ranked))
-    if not brief:
-        found.append(("Points above FedAvg (CPU time ×)", "; ".join(worth) or "no method"))
+    found.append(("Points above FedAvg (CPU time ×)", "; ".join(worth) or "no method"))
     if tuned and tuned.complete:
-        settings_of = f"{over} tuned FedAvg, of {len(tuned.complete)}"
-        found.append((settings_of, better_than_fedavg(tuned, own, brief)))
+        settings_of = f"Somewhere better than tuned FedAvg, of {len(tuned.complete)}"
+        found.append((settings_of, better_than_fedavg(tuned, own)))
     return found
 
 
-def better_than_fedavg(board: Board, methods: Sequence[str], brief: bool) -> str:
+def better_than_fedavg(board: Board, methods: Sequence[str]) -> str:
     """Return which methods are better than FedAvg in a complete setting, and where they are worse; best first."""
-    best = most_often_better(board, methods)
     texts = []
-    for m in best[:3] if brief else best:
+    for m in most_often_better(board, methods):
         won, lost = (board.points(m, FEDAVG, what, board.complete) for what in (BETTER, WORSE))
         worse = f"; worse: {_points(lost)}" if lost else ""
-        texts.append(f"{m} {len(won)} ({len(lost)})" if brief else f"{m} ({_points(won)}{worse})")
+        texts.append(f"{m} ({_points(won)}{worse})")
     return "; ".join(texts) or "no method"
 
 
@@ -361,14 +356,12 @@ def _points(gaps: Mapping[str, float]) -> str:
     return ", ".join(f"{setting} {signed(gap)}" for setting, gap in gaps.items())
 
 
-def answers_table(board: Board, tuned: Board | None = None, brief: bool = False) -> list[str]:
+def answers_table(board: Board, tuned: Board | None = None) -> list[str]:
     """Return the table of the answers."""
     count = len(board.complete)
     lines = table(
-        [f"{count} setting{'s' * (count != 1)}, default keys", ""], [list(row) for row in answers(board, tuned, brief)]
+        [f"{count} setting{'s' * (count != 1)}, default keys", ""], [list(row) for row in answers(board, tuned)]
     )
-    if brief:
-        return lines
     return lines + paragraph(f"""
         Level: the 95 % interval of the difference over {len(board.sweep.seeds)} seeds lies within {ROPE:g} point. Better and
         worse: significant at 5 % after Holm's correction, which covers the comparisons with one reference: FedAvg and Local
@@ -376,12 +369,6 @@ def answers_table(board: Board, tuned: Board | None = None, brief: bool = False)
         settings, above FedAvg by more than {ROPE:g}, of methods on the Pareto front with their CPU seconds relative to
         FedAvg's. Methods that pool the clients' graphs are left out.
     """)
-
-
-def readme(board: Board, tuned: Board | None = None) -> str:
-    """Return README with the current table."""
-    lines = "\n".join(answers_table(board, tuned, brief=True))
-    return BLOCK.sub(lambda match: f"{match[1]}{lines}\n", README.read_text())
 
 
 # --- the tuned column -------------------------------------------------------------------------------------------------
@@ -455,7 +442,7 @@ def missing_section(boards: Sequence[Board], tuned: Board | None = None) -> list
     lines += paragraph("""
         Left out: CiteSeer, Computers and CS; Chameleon, Cora, Minesweeper and banks' accounts in the tuned table. GraphLand's and
         IBM's sets need files that this repository does not have. `fedgraph-flwr sweep FILE` runs missing cells of a table.
-        `python -m simulations.board --write` makes these pages, their plots and README's table from the stored rows.
+        `python -m simulations.board --write` makes these pages and their plots from the stored rows.
     """)
     if not left:
         return lines
@@ -582,15 +569,14 @@ def repeat(board: Board, labels: Sequence[str], store: bool = False) -> int:
 
 
 def write(boards: Sequence[Board], tuned: Board) -> None:
-    """Store the pages, their plots, README's table, and the properties of the complete settings' data."""
+    """Store the pages, their plots, and the properties of the complete settings' data."""
     measure(boards[0])
     for board in boards:
         for name, (content, figure) in plots(board).items():
             if content_of(path := RESULTS / f"{name}.png") != content:
                 save(figure(), path, content)
     for name, text in pages(boards, tuned).items():
-        write_bytes(DOCS / name, text.encode())
-    write_bytes(README, readme(boards[0], tuned).encode())
+        write_bytes(place(name), text.encode())
 
 
 def main(args: Sequence[str]) -> int:

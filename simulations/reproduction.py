@@ -1,6 +1,6 @@
 """Compare the stored runs with the papers' tables: ``python -m simulations.reproduction [PAPER ...]``.
 
-With ``--write`` the command updates the tables of README between their marks.
+With ``--write`` the command updates the tables of `PAGES` between their marks.
 
 A cell is a setting and a method with a published score. It is within a deviation if our mean over the seeds differs from that
 score by at most the published standard deviation, or by at most ours if none is published. A method is ahead of another if the
@@ -24,7 +24,8 @@ from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 FOLDER = Path(__file__).parent
-README = FOLDER.parent / "README.md"
+DOCS = FOLDER.parent / "docs"
+PAGES = (DOCS / "start.md", DOCS / "reproduction.md")
 GLANCE = re.compile(r"(<!-- glance: .*? -->\n).*?(?=<!-- end -->)", re.S)
 DEMO = re.compile(r"(<!-- demo: .*? -->\n).*?(?=<!-- end -->)", re.S)
 PRINTED = re.compile(r"([\d.]+)(?: \(([\d.]+)\))?")
@@ -144,7 +145,7 @@ def ahead(paper: str) -> str:
 
 
 def _link(tally: SweepSummary) -> str:
-    return f"[{tally.sweep.name}](../simulations/results/{tally.sweep.name}.md)"
+    return f"[{tally.sweep.name}]({tally.sweep.name}.md)"
 
 
 def main_table(paper: str) -> SweepSummary:
@@ -246,7 +247,8 @@ def picture(paper: str) -> str:
 def main(args: list[str]) -> None:
     """Run the command."""
     if "--write" in args:
-        README.write_text(written(README.read_text()))
+        for page in PAGES:
+            page.write_text(written(page.read_text()))
         return
     for name in args or papers():
         if name not in papers():

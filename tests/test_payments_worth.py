@@ -14,7 +14,7 @@ ROOT = worth.RESULTS.parents[1]
 def test_the_stored_table_and_the_page_say_what_the_rows_say():
     rows = worth.stored(worth.RESULTS / "payments_worth.csv")
     assert (worth.RESULTS / "payments_worth.md").read_text() == worth.table(rows)
-    assert worth.means(rows) in (ROOT / "docs" / "trees-worth.md").read_text()
+    assert worth.means(rows) in worth.PAGE.read_text()
 
 
 def test_the_tables_of_dates_and_hours_say_what_their_rows_say():
@@ -32,12 +32,7 @@ def test_the_tables_of_dates_and_hours_say_what_their_rows_say():
 
 
 def test_the_page_quotes_intervals_of_the_table():
-    section = (
-        (ROOT / "docs" / "trees-worth.md")
-        .read_text()
-        .partition("## What is worth what on payments")[2]
-        .partition("\n## ")[0]
-    )
+    section = worth.PAGE.read_text().partition("## What is worth what on payments")[2].partition("\n## ")[0]
     quoted = re.findall(r"\d+\.\d ± \d+\.\d", section)
     table = (worth.RESULTS / "payments_worth.md").read_text()
     assert quoted

@@ -1,4 +1,4 @@
-"""Cost of the graph baselines on Cora with 10 clients: a table of docs/speed.md.
+"""Cost of the graph baselines on Cora with 10 clients: a table of results/speed-details.md.
 
     python -m benchmarks.cost baselines                  # every row: three runs in separate processes, one thread
     python -m benchmarks.cost baselines --only FedSage+  # one row
@@ -26,7 +26,7 @@ from benchmarks.cost.round import CORA
 
 ROOT = Path(__file__).parents[2]
 PATH = ROOT / "simulations" / "results" / "baselines.csv"
-TEXT = ROOT / "docs" / "speed.md"
+TEXT = ROOT / "simulations" / "results" / "speed-details.md"
 MARKS = re.compile(
     r"(<!-- baselines: made by python -m benchmarks.cost baselines --write -->\n).*?(?=<!-- end -->)", re.DOTALL
 )

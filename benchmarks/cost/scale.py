@@ -1,9 +1,9 @@
-"""Cost of a round: the table of README and docs/speed.md, and its growth from 10 to 100,000 clients.
+"""Cost of a round: the table of docs/speed.md, and its growth from 10 to 100,000 clients.
 
     python -m benchmarks.cost scale                   # the rows of the table (half an hour; partitions are made first)
     python -m benchmarks.cost scale --growth          # the curve: at most 1,000 of 10 ... 100,000 clients per round
     python -m benchmarks.cost scale --only "1000, ray"     # the row of this name
-    python -m benchmarks.cost scale --write           # run nothing; write the stored rows to the two texts
+    python -m benchmarks.cost scale --write           # run nothing; write the stored rows to the page
 
 Each row is a run in a separate process. Its seconds are medians over rounds after the first (`WARM`: after more): elapsed time,
 and CPU seconds of the server's process and of the busiest actor. The sum of the two CPU times is the duration of a round if
@@ -23,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +104,7 @@ COLUMNS = {
     "megabytes": "MB, all processes",
 }
 
-TEXTS = {"README.md": ("seconds", "of_bare", "megabytes"), "docs/speed.md": tuple(COLUMNS)}
-"""Columns of each text's table."""
-
-SHORT = {
-    "README.md": {"10 of Cora, inline", "1000, ray, stack=auto", "1000 of 100000, ray, actors add, stack=auto"},
-}
-"""Rows of a text that does not have all."""
-
+TEXT = ROOT / "docs" / "speed.md"
 MARKS = re.compile(r"(<!-- cost: made by python -m benchmarks.cost scale --write -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
@@ -232,17 +224,17 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(kept.values())
 
 
-def table(columns: Sequence[str], rows: Collection[str] = TABLE) -> str:
-    """Return the stored rows of these names as Markdown."""
+def table() -> str:
+    """Return the stored rows as Markdown."""
     with (RESULTS / "scale.csv").open() as file:
         kept = {row["row"]: row for row in csv.DictReader(file)}
     lines = [
-        "| clients per round, engine | " + " | ".join(COLUMNS[key] for key in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+        "| clients per round, engine | " + " | ".join(COLUMNS.values()) + " |",
+        "|---" * (len(COLUMNS) + 1) + "|",
     ]
     for name in TABLE:
-        if name in rows and (row := kept.get(name)):
-            lines.append("| " + " | ".join([name, *(_told(key, row[key]) for key in columns)]) + " |")
+        if row := kept.get(name):
+            lines.append("| " + " | ".join([name, *(_told(key, row[key]) for key in COLUMNS)]) + " |")
     return "\n".join(lines)
 
 
@@ -252,9 +244,9 @@ def _told(key: str, value: str) -> str:
     return value if key == "megabytes" else f"{float(value):.3g}" if key == "seconds" else f"{float(value):.2g}"
 
 
-def written(name: str, text: str) -> str:
+def written(text: str) -> str:
     """Return a text whose table has the current rows."""
-    return MARKS.sub(lambda match: f"{match[1]}{table(TEXTS[name], SHORT.get(name, TABLE))}\n", text)
+    return MARKS.sub(lambda match: f"{match[1]}{table()}\n", text)
 
 
 def draw(path: Path) -> None:
@@ -281,7 +273,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What many clients cost.")
     parser.add_argument("--growth", action="store_true", help="the curve instead of the table")
     parser.add_argument("--only", default="", help="the row of this name")
-    parser.add_argument("--write", action="store_true", help="run nothing, put the rows into the texts")
+    parser.add_argument("--write", action="store_true", help="run nothing, put the rows into the page")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--child", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -289,8 +281,7 @@ def main() -> None:
         child(args.child)
         return
     if args.write:
-        for name in TEXTS:
-            (ROOT / name).write_text(written(name, (ROOT / name).read_text()))
+        TEXT.write_text(written(TEXT.read_text()))
         return
     path = RESULTS / ("growth.csv" if args.growth else "scale.csv")
     rows = growth() if args.growth else TABLE

@@ -25,7 +25,12 @@ from fedgraph_flwr.errors import KEY_ALIASES  # noqa: E402
 from simulations import reproduction  # noqa: E402
 
 RESULTS = stored.RESULTS
-CARRIED = {"SECURITY.md": "security.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+CARRIED = {
+    "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "CODE_OF_CONDUCT.md": "conduct.md",
+}
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
 

@@ -29,7 +29,7 @@ and ``train`` contains none.
 Reproduced: its paper's own scores in most rows. Not reproduced: its gain over FedAvg, which has
 level or higher scores with the same model without the two terms. Our explanation: the gradient of
 the moment term as printed has the same length however close the moments are. At β = 10 it outweighs
-the labels. Squared (``cmd_norm=squared``), it vanishes (docs/reproduction.md).
+the labels. Squared (``cmd_norm=squared``), it vanishes (reproduction-papers.md).
 
 Leaves a client: W_i, n_i, and means and moments of its hidden features. For a client of very few
 nodes, these come close to the features themselves (the mean of one node is its feature). Never

@@ -14,7 +14,7 @@ Reproduced: its paper's scores, Minesweeper in the authors' form (``model.profil
 model.normalization=sum``), Cora and Cornell with normalised sums, the default here. Not reproduced:
 its margin over FedAvg, whose scores are above the paper's. Our
 explanation: a plain sum shows a node how many neighbours of a kind it has, and a mean hides it. A
-step size of 0.1 is not stable with sums (docs/reproduction.md).
+step size of 0.1 is not stable with sums (reproduction-papers.md).
 
 All sums run over the round's cohort, by client index. The paper does not say how the rest is
 averaged: ``rest=prior`` as in the authors' code, ``uniform``, or ``nodes`` (N_i). A weighting that

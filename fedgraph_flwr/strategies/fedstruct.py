@@ -7,7 +7,7 @@
 
 Reproduced: its paper's claims, and nearly all its scores, with the authors' code where the paper is
 silent. Not reproduced: Local on Cora and CiteSeer, and some rows of FL-GNN, are lower. Our
-explanation is GraphSAGE's size and rounds, which the paper does not give (docs/reproduction.md).
+explanation is GraphSAGE's size and rounds, which the paper does not give (reproduction-papers.md).
 
 The server steps θ and S with the same optimiser (λ = λ_s in Table 4) and sends each client the rows
 of S in its support. This is exact, since all others meet a zero of Ā^[i]. Gradients of a part of

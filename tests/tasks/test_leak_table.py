@@ -1,4 +1,4 @@
-"""The leak detectors in docs/leak-detectors.md: every task has one, whose test exists; detectors of tasks without another."""
+"""The leak detectors of results/leak-detectors.md: every task has one, whose test exists; detectors of tasks without another."""
 
 import re
 from dataclasses import replace
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def rows() -> list[list[str]]:
     """Cells of the table's rows."""
-    text = (ROOT / "docs/leak-detectors.md").read_text()
+    text = (ROOT / "simulations/results/leak-detectors.md").read_text()
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"][2:]
 
 
