@@ -158,7 +158,8 @@ class LinkClient(GraphClient):
         if self.party.shares_nothing:
             for line in self.party.mismatch():
                 log(WARNING, "link: %s", line)
-            raise NothingShared(f"client {self.party.client} {NOTHING}; its log has what to compare")
+            where = "the warnings above name" if self.file is None else "its log has"
+            raise NothingShared(f"client {self.party.client} {NOTHING}; {where} what to compare")
 
     def write(self) -> None:
         """Write the linked file, and the records that are matched now."""

@@ -95,7 +95,9 @@ def test_books_that_have_nothing_in_common_say_so(tmp_path, capsys):
     made.books["B"] = made.books["B"].assign(date="2025-06-01", amount=7, ref="x")
     files = saved(made, tmp_path / "graphs")
     assert cli.main(["link", "--simulate", *files, "--dry-run"]) == 3
-    assert "no usual cause explains it (source and target exchanged" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "no usual cause explains it (source and target exchanged" in error
+    assert "its log" not in error  # there is no node that has one
 
 
 def test_nodes_of_a_fleet_log_what_to_compare(run, tmp_path, monkeypatch, caplog):
@@ -121,6 +123,7 @@ def test_nodes_of_a_fleet_log_what_to_compare(run, tmp_path, monkeypatch, caplog
     assert caught.value.exit_code == 3
     assert "client 1 shares no record with any party" in str(caught.value)
     assert "client 0 shares" not in str(caught.value)
+    assert "its log has what to compare" in str(caught.value)
     lines = [record.getMessage() for record in caplog.records if "go out and" in record.getMessage()]
     assert len(lines) == 2
     assert all("Usual causes: source and target exchanged" in line for line in lines)
