@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches
 from fedgraph_flwr.clients.client_part import ClientPart, step_of, with_parameters, with_terms
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.clients.descent import OBJECTIVE, begin_training, check_step, update, written_out
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
@@ -90,7 +90,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         protection: the way of its replies out of the client.
         saved_models: the models saved for prediction after the run.
         memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
-        combined: what changes local training, by the configuration.
+        chosen_parts: what changes local training, by the configuration.
         active: the parts that act on the current steps; () outside local training.
         term_state: what the terms of the active parts read, by part.
         round_state: what parts keep within a round, by part.
@@ -148,7 +148,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
         self.server_round = self.exchange = self.steps = 0
         self.stage = ""
         self.memory: Tree = {}
-        self.combined = Parts(cfg.strategy)
+        self.chosen_parts = ChosenParts(cfg.strategy)
         self.active: tuple[ClientPart, ...] = ()
         self.term_state: Tree = {}
         self.round_state: dict[str, Any] = {}
@@ -209,7 +209,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
 
     def logits(self, inputs: Any) -> Tensor:
         """Return logits [N, C] of the model in its current mode, for the objective and every prediction."""
-        if not self.combined.keeps_hidden:
+        if not self.chosen_parts.keeps_hidden:
             return self.model(inputs)
         self.hidden = self.model.encode(inputs)
         return self.model.classify(self.hidden, inputs)
@@ -250,7 +250,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
 
     def train(self) -> float:
         """Train locally with the chosen parts, and return the last loss."""
-        with self.combined.training(self):
+        with self.chosen_parts.training(self):
             return float(self.descend(begin_training(self)).detach())
 
     @seam
@@ -274,7 +274,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
 
     def predict(self) -> Tensor:
         """Return the logits [N, C] that the client is scored by, without dropout."""
-        if not self.combined.personal:
+        if not self.chosen_parts.personal:
             return infer(self)
         with with_parameters(self, self.personal_parameters()):
             return infer(self)
@@ -289,7 +289,7 @@ class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
 
     def personal_parameters(self) -> Mapping[str, Tensor]:
         """Return tensors of the model, by name, that `predict` uses instead of the current ones."""
-        return self.combined.parameters(self)
+        return self.chosen_parts.parameters(self)
 
     def save(self) -> Tree:
         """Return the state between messages other than the model and the optimiser: `memory`."""

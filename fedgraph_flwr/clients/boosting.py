@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients import lightgbm_trees
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.clients.lightgbm_trees import Rows
 from fedgraph_flwr.clients.outputs import outputs_of
 from fedgraph_flwr.clients.requirements import one_type
@@ -88,7 +88,10 @@ class BoostingClient(GraphClient):
         """Refuse typed graphs, parts that change gradient steps, and losses that trees do not have."""
         one_type(cfg, model)
         params, inputs = method_params(cls, cfg), f"strategy.inputs={method_params(cls, cfg).inputs}"
-        parts, far = "', '".join(part.name for part in Parts(cfg.strategy).all), kind_of(cfg).capabilities.far_ends
+        parts, far = (
+            "', '".join(part.name for part in ChosenParts(cfg.strategy).all),
+            kind_of(cfg).capabilities.far_ends,
+        )
         cases = [
             (parts, f"takes no gradient steps, which its parts '{parts}' would change: leave them out"),
             (cfg.train.loss == "focal", "does not support train.loss=focal: set cross_entropy or weighted"),

@@ -8,7 +8,7 @@ combinations that a method supports. What a client sends, and so which protectio
 from dataclasses import dataclass
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config import TASKS, RunConfig
 from fedgraph_flwr.config.capabilities import Capable
 from fedgraph_flwr.config.composition import group_path
@@ -38,7 +38,7 @@ class Combined:
 
 def combined(cfg: RunConfig, kind: type[Capable]) -> Combined:
     """Combine the capabilities of a client's class and of the parts that a configuration chooses."""
-    own, parts = kind.capabilities, Parts(cfg.strategy).all
+    own, parts = kind.capabilities, ChosenParts(cfg.strategy).all
     strategy = f"strategy={cfg.strategy.name}"
     whole = next((part.name for part in parts if not part.capabilities.samples), "")
     unsampled = (f"the part '{whole}' of {strategy}, which {WHOLE}", "leave the part out") if whole else ("", "")
@@ -56,7 +56,7 @@ def combined(cfg: RunConfig, kind: type[Capable]) -> Combined:
 def tasks_of(cfg: RunConfig, kind: type[Capable]) -> frozenset[str]:
     """Return the tasks that a client's class trains, on nodes alone if a part reads training nodes by their rows."""
     served: frozenset[str] = kind.capabilities.serves
-    if not any(part.capabilities.of_nodes for part in Parts(cfg.strategy).all):
+    if not any(part.capabilities.of_nodes for part in ChosenParts(cfg.strategy).all):
         return served
     return frozenset(name for name in served if task_class(name).ITEMS == Task.ITEMS)
 
@@ -139,7 +139,7 @@ def _check_served(cfg: RunConfig, kind: type[Capable]) -> None:
             given, fix = f"{given}, which protocol={cfg.protocol} sets", "leave the protocol out"
         raise FedGraphError(f"{given}: {fix}, or set task to {' or '.join(readers)}")
     serving = {strategy: (tasks_of(cfg, kind), "another strategy (docs/task-support.md lists those for each task)")}
-    for part in Parts(cfg.strategy).all:
+    for part in ChosenParts(cfg.strategy).all:
         serving[f"the part '{part.name}' of {strategy}"] = part.capabilities.serves, "leave the part out"
     for who, (served, other) in serving.items():
         if cfg.task.name not in served:

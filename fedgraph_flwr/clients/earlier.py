@@ -77,7 +77,7 @@ def take(client: GraphClient, path: Path | None) -> None:
         FedGraphError: a private parameter has another shape, or a client to be evaluated has no file.
     """
     own = {name for name, t in client.model.state_dict().items() if name not in client.shared and t.is_floating_point()}
-    reads = (*client.predicts_with, *client.combined.predicts_with)
+    reads = (*client.predicts_with, *client.chosen_parts.predicts_with)
     evaluates = bool(client.cfg.evaluate)
     if path is None:
         if evaluates and (own or reads) and not client.other_clients:

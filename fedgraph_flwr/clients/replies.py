@@ -103,7 +103,7 @@ def number_of(config: Mapping[str, Any], name: str, low: float = 0) -> float:
 
 def taken(client: GraphClient, name: str, groups: dict[str, Arrays]) -> Taken:
     """Take out of a message what the run's protection needs of it."""
-    return client.protection.take(name, groups, {*client.own_requests, *client.combined.own_requests})
+    return client.protection.take(name, groups, {*client.own_requests, *client.chosen_parts.own_requests})
 
 
 def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -164,7 +164,7 @@ def _described(client: GraphClient, groups: dict[str, Arrays], config: dict[str,
 def _with_model(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
     """Take the groups that come with a model to train or score, and return its parameters; none: the client's own."""
     parameters = _parameters(client, groups) if MODEL in groups else []
-    client.combined.receive(client, groups)
+    client.chosen_parts.receive(client, groups)
     client.receive(groups)
     return parameters
 
@@ -184,7 +184,7 @@ def _trained(
     sent, numbers = client.send()
     if not config.get("keep_model"):
         model = {MODEL: dict(zip(client.shared, trained, strict=True))} if MODEL in client.uplink_of[TRAIN] else {}
-        sent = {**model, **sent, **client.combined.send(client)}
+        sent = {**model, **sent, **client.chosen_parts.send(client)}
     size = {} if client.protection.private else {"num_train": client.fixed_size or num_train}
     return sent, {**scores, **size, **numbers}
 
@@ -207,7 +207,7 @@ def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> 
     groups = sums(client.uplink_of.get(name, {}))
     if not config.get("keep_model"):
         return groups
-    own = [group for group in groups if group not in {MODEL, *client.combined.sends}]
+    own = [group for group in groups if group not in {MODEL, *client.chosen_parts.sends}]
     return own if {*own} - {CLIPPED} else []
 
 

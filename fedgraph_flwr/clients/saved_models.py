@@ -31,7 +31,7 @@ GRAPH = "graph"
 
 def state_for_prediction(client: Any) -> Tree:
     """Return what a client's prediction reads: what ``predicts_with`` names, and the graph that it belongs to."""
-    kept = (*client.predicts_with, *client.combined.predicts_with)
+    kept = (*client.predicts_with, *client.chosen_parts.predicts_with)
     found = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
     if client.other_clients:
         found[GRAPH] = client.saved_models.digest_of(client.graph)

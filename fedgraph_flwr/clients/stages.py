@@ -20,7 +20,7 @@ def later_inputs(client: Any, whole: ClientGraph, inputs: Any) -> Stages:
         return []
     cfg = client.cfg
     own = ("predict", "predict_shared", "logits", "inputs_of")
-    plain = inherits(client, own) and not client.combined.all
+    plain = inherits(client, own) and not client.chosen_parts.all
     if not plain or cfg.task.name != "nodes":
         raise FedGraphError(
             f"strategy={cfg.strategy.name} with task={cfg.task.name} does not support edges that only later stages may read"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import leftovers, write_bytes
 from fedgraph_flwr.data.graph import read_header, read_tensors, write_tensors
@@ -259,7 +259,12 @@ def _term(position: tuple[int, int]) -> str:
 def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:
     """Return whether a simulated client predicts with anything private besides the shared parameters."""
     own_model = not inherits(kind, ["build_model"])
-    if own_model or kind.predicts_with or Parts(cfg.strategy).predicts_with or cfg.evaluation.select == "own_best_val":
+    if (
+        own_model
+        or kind.predicts_with
+        or ChosenParts(cfg.strategy).predicts_with
+        or cfg.evaluation.select == "own_best_val"
+    ):
         return True
     model = models.build(cfg.model, num_features, num_classes)
     saved = sum(tensor.is_floating_point() for tensor in model.state_dict().values())

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.client_part import with_terms
 from fedgraph_flwr.clients.combinations import unstacked
-from fedgraph_flwr.clients.combined import steps_plainly
+from fedgraph_flwr.clients.chosen_parts import steps_plainly
 from fedgraph_flwr.clients.descent import writes_out
 from fedgraph_flwr.clients.seam import handled_by
 from fedgraph_flwr.errors import FedGraphError, located
@@ -52,7 +52,7 @@ _SAME = (
     "exchange",
     "stage",
     "task",
-    "combined",
+    "chosen_parts",
     "active",
 )
 

@@ -8,7 +8,7 @@ import psutil
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import combinations
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config.composition import compose, unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import function, locate, maker, method_params, own_keys
@@ -64,7 +64,7 @@ def check_method(cfg: RunConfig) -> None:
     model = probe(cfg)
     _check_released_buffers(cfg, model)
     combinations.check(cfg, sides[1], model)
-    for side in (*sides, Parts(cfg.strategy)):
+    for side in (*sides, ChosenParts(cfg.strategy)):
         side.check(cfg, model)
     # a prefix may belong to a disabled part
     if cfg.strategy.shared and not any(map(model.names, cfg.strategy.shared)):
@@ -136,7 +136,7 @@ def rebuilds(cfg: RunConfig) -> bool:
     """Return whether a run with ``evaluate`` predicts new nodes of this method: set-up and shared parameters are all it needs."""
     side: type[GraphStrategy] = _side(cfg, "server", GraphStrategy)
     rules = cfg.strategy
-    chosen = Parts(cfg.strategy)
+    chosen = ChosenParts(cfg.strategy)
     needs_more = (
         rules.private
         or rules.personal
@@ -167,7 +167,7 @@ def _check_init(cfg: RunConfig, server: type[GraphStrategy], client: type[GraphC
     Raises:
         FedGraphError: names the method.
     """
-    state = (*client.predicts_with, *Parts(cfg.strategy).predicts_with)
+    state = (*client.predicts_with, *ChosenParts(cfg.strategy).predicts_with)
     if state and not rebuilds(cfg):
         why = f"predicts with state of its method as well ({', '.join(state)})"
     elif not cfg.strategy.shared and cfg.on_fleet:
@@ -182,7 +182,7 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     """Return notes for the user at the start, from both sides of the method and from this module."""
     sides = [locate(cfg.strategy.server), locate(cfg.strategy.client)]
     notes = [note for side in sides if (note := side.startup_note(cfg))]
-    notes += [note for part in Parts(cfg.strategy).all if (note := part.note(cfg))]
+    notes += [note for part in ChosenParts(cfg.strategy).all if (note := part.note(cfg))]
     if replaced := replaced_defaults(network(cfg.model), cfg.model):
         notes.append(replaced)
     notes += eligibility.notes(cfg, uplink_of(sides[0], cfg))

@@ -260,7 +260,7 @@ class NodeClient:
                 agreement = self.node.agreement
                 agreed = agreement.values["start"] if agreement else ""
                 start.check_start(client, received, self.node.root, agreed)
-                for group in sorted(client.combined.zero):
+                for group in sorted(client.chosen_parts.zero):
                     start.check_zero(group, request.groups.get(group, {}))
                 ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
             elif received and phase in (DESCRIBE, EVALUATE):

@@ -69,7 +69,7 @@ class GraphStrategy(Side, Server):
         cfg: the run's configuration.
 
     Attributes:
-        combined: configured parts that change the result of `step`.
+        chosen_parts: configured parts that change the result of `step`.
         exchange: requests clients, or has what was opened before; set once.
     """
 
@@ -90,7 +90,7 @@ class GraphStrategy(Side, Server):
         self.uplink_of = uplink_of(type(self), cfg)
         declared_parts = parts_of(cfg.strategy)
         halves = {name: part.server for name, part in declared_parts.items() if part.server}
-        self.combined: list[ServerPart] = [
+        self.chosen_parts: list[ServerPart] = [
             locate(half)(name, cfg.strategy) for name, half in halves.items()
         ]
 
@@ -154,7 +154,7 @@ class GraphStrategy(Side, Server):
     def groups_to_train(self) -> GroupsFor:
         """Return the groups that travel with the model: the method's, and its parts' where models are sent up."""
         groups = self.before_train(self.arrays)
-        for part in self.combined if self.stage().up else ():
+        for part in self.chosen_parts if self.stage().up else ():
             of_part = part.groups(self, self.arrays)
             groups = with_own(groups, of_part) if of_part else groups
         return groups
@@ -165,7 +165,7 @@ class GraphStrategy(Side, Server):
             # a file may hold each array only once
             return {name: array.copy() for name, array in self.arrays.items()}
         after = self.step(self.arrays, reduced)
-        for part in self.combined:
+        for part in self.chosen_parts:
             after = part.step(self, self.arrays, after, reduced)
         return after
 

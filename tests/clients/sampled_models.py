@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedgraph_flwr import models
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config import ModelConfig
 from fedgraph_flwr.launch.checks import client_class
 from tests.methods.small_runs import by_default
@@ -65,7 +65,7 @@ def samples(strategy):
     """Whether a method declares that it trains on batches, with its own model."""
     cfg = by_default(strategy)
     declared = client_class(cfg).capabilities.samples and all(
-        part.capabilities.samples for part in Parts(cfg.strategy).all
+        part.capabilities.samples for part in ChosenParts(cfg.strategy).all
     )
     return declared and models.probe(cfg.model).sampled_hops is not None
 

@@ -139,7 +139,7 @@ def test_fedala_takes_lower_layers_as_they_come_and_keeps_weights_in_range():
     for _ in range(3):
         received = [array + np.float32(0.2) for array in client.get_parameters({})]
         client.set_parameters(received)
-        start, weights = client.combined.personal.aggregated(client)
+        start, weights = client.chosen_parts.personal.aggregated(client)
         assert set(start) == set(weights) == {"head.weight", "head.bias"}
         assert all(((w >= 0) & (w <= 1)).all() for w in weights.values())
         assert any((w < 1).any() for w in weights.values())
@@ -150,7 +150,7 @@ def test_fedala_takes_lower_layers_as_they_come_and_keeps_weights_in_range():
 
 def test_fedala_learns_until_losses_rest_and_draws_anew():
     client = made("fedala", "strategy.sample=0.5")
-    ala = client.combined.personal
+    ala = client.chosen_parts.personal
     assert not ala.converged([1.0] * 10)
     assert ala.converged([9.0] + [1.0] * 10)
     assert not ala.converged([1.0, 1.3] * 6)

@@ -115,7 +115,7 @@ def changed(what):
     """A client of which one thing is not as the network's equations have it."""
     if what == "loss":
         member = client("strategy=fedprox")
-        member.active = member.combined.all
+        member.active = member.chosen_parts.all
         assert isinstance(member.active[0], Prox)
         member.term_state = {"prox": {name: torch.zeros_like(tensor) for name, tensor in member.shared.items()}}
         return member

@@ -222,7 +222,7 @@ def test_fedala_learns_weights_on_no_single_node():
     """With a small ``ala.sample``, the start of training, and so the reply, followed from the gradient of one node."""
     for floor, nodes in ((0, 1), (5, 5)):
         client = made(GraphClient, "strategy=fedala", "strategy.ala.sample=0.01", min_nodes=floor)
-        (part,) = client.combined.all
+        (part,) = client.chosen_parts.all
         assert isinstance(part, Ala)
         assert len(part.sampled(client).nodes) == nodes
 

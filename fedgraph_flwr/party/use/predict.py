@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.combined import Parts
+from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.clients.saved_models import BEST, BY_VALIDATION, GRAPH, LAST
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import RunConfig, compose, one_of
@@ -526,7 +526,7 @@ class Predictor(TaskPredictor):
     @property
     def unscored(self) -> str:
         """Why these predictions differ from the scored ones; empty if they do not."""
-        kept = (*client_class(self.cfg).predicts_with, *Parts(self.cfg.strategy).predicts_with)
+        kept = (*client_class(self.cfg).predicts_with, *ChosenParts(self.cfg.strategy).predicts_with)
         if self.client is not None or not kept:
             return ""
         return f"this is only the shared model; scored predictions also use state of each client ({', '.join(kept)})"
@@ -740,7 +740,7 @@ class Predictor(TaskPredictor):
         kind = client_class(self.cfg)
         if needed := kind.needs_others(self.cfg):
             self._check_own(graph, needed)
-        tunes = Parts(self.cfg.strategy).tunes and self.client is not None
+        tunes = ChosenParts(self.cfg.strategy).tunes and self.client is not None
         client = self._with_parameters(kind, self.party_graph() if tunes else graph)
         if tunes and graph is not self.own:
             client.inputs = client.model.prepare(as_client(graph, client.graph), client.device, client.dtype)

@@ -19,7 +19,7 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class Parts:
+class ChosenParts:
     """The parts that a configuration chooses, without those whose keys make them do nothing.
 
     Attributes:
