@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches
-from fedgraph_flwr.clients.client_part import ClientPart, step_of, with_parameters, with_terms
 from fedgraph_flwr.clients.chosen_parts import ChosenParts
+from fedgraph_flwr.clients.client_part import ClientPart, step_of, with_parameters, with_terms
 from fedgraph_flwr.clients.descent import OBJECTIVE, begin_training, check_step, update, written_out
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
@@ -40,7 +40,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.declared import downlink_of, uplink_of
-from fedgraph_flwr.methods.side import Side, refuse_overrides
+from fedgraph_flwr.methods.method_half import MethodHalf, refuse_overrides
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.numerics.sparse import Device
@@ -66,7 +66,7 @@ NO_HOOKS = {
 """Names of members that are no hooks, although they once were → what to define instead."""
 
 
-class GraphClient(Capable, Side, NumPyClient, values=ClientCapabilities):
+class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
     """FedAvg's client: takes the shared parameters, trains on its own graph, and returns them.
 
     Leaves the client: the shared parameters, the number of training nodes, and scores on the client's nodes.

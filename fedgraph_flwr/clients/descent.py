@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import with_terms
 from fedgraph_flwr.clients.seam import seam
-from fedgraph_flwr.methods.side import inherits
+from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.numerics.losses import task_grad
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.side import Requirement
+from fedgraph_flwr.methods.method_half import Requirement
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.inputs import Inputs
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.side import inherits
+from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.tasks.base import Stages
 
 

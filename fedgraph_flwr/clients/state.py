@@ -29,7 +29,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import leftovers, write_bytes
 from fedgraph_flwr.data.graph import read_header, read_tensors, write_tensors
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal, first_line, sanitize, system_errors
-from fedgraph_flwr.methods.side import inherits
+from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
 from fedgraph_flwr.wire.trees import Tree, flatten, unlike

@@ -21,15 +21,15 @@ from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.chosen_parts import steps_plainly
 from fedgraph_flwr.clients.client_part import with_terms
 from fedgraph_flwr.clients.combinations import unstacked
-from fedgraph_flwr.clients.chosen_parts import steps_plainly
 from fedgraph_flwr.clients.descent import writes_out
 from fedgraph_flwr.clients.seam import handled_by
 from fedgraph_flwr.errors import FedGraphError, located
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.batched_metrics import Segments
-from fedgraph_flwr.methods.side import inherits
+from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.numerics.losses import shared_grad
 from fedgraph_flwr.numerics.optim import step_all
 from fedgraph_flwr.numerics.stacked import IGNORED, constants, kinds, padded, rows_of, stack_inputs

@@ -18,7 +18,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
 from fedgraph_flwr.launch.part_checks import check_parts, check_personal
 from fedgraph_flwr.methods.declared import uplink_of
-from fedgraph_flwr.methods.side import inherits
+from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.methods.uplink import Sum, Uplink, signature
 from fedgraph_flwr.models import network
 from fedgraph_flwr.models.wrapped import replaced_defaults

@@ -9,7 +9,7 @@ from fedgraph_flwr.config.composition import group_file
 from fedgraph_flwr.config.parts import KEYS, chosen, parts_of, values
 from fedgraph_flwr.config.schema import PERSONAL_PREFIXES
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.methods.side import TAKING, inherits
+from fedgraph_flwr.methods.method_half import TAKING, inherits
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy

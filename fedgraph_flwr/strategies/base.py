@@ -28,7 +28,7 @@ from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.labels import LABELS, weights
-from fedgraph_flwr.methods.side import Side, refuse_overrides
+from fedgraph_flwr.methods.method_half import MethodHalf, refuse_overrides
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.exchange import Exchange, with_own
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -57,7 +57,7 @@ FINAL = {
 """Members that would bypass the protections of a run if a method had its own → what to define instead."""
 
 
-class GraphStrategy(Side, Server):
+class GraphStrategy(MethodHalf, Server):
     """Base of every strategy. Without overrides it is FedAvg.
 
         θ^{t+1} = Σ_i p_i θ_i^t,   p_i by ``strategy.weighting``: training nodes, nodes, or uniform, over the cohort

@@ -26,7 +26,7 @@ Requirement = Callable[[RunConfig, Model], None]
 """Function that refuses a configuration with a model that a method cannot train."""
 
 
-class Side:
+class MethodHalf:
     """Declarations of one side of a method.
 
     ``class MyClient(GraphClient, method=module, requires=(one_type,))`` takes `Params`, `uplink` and `downlink` of the method's
@@ -50,7 +50,7 @@ class Side:
             if hasattr(method, "downlink"):
                 cls.downlink = staticmethod(method.downlink)  # type: ignore[method-assign]
         cls._requires = requires or cls._requires
-        if Side not in cls.__bases__:
+        if MethodHalf not in cls.__bases__:
             known = {hook: instead for hook, instead in NOT_CALLED.items() if hasattr(base_of(cls), hook)}
             refuse_overrides(cls, known, "Flower's hook, which a run never calls")
 
@@ -98,7 +98,7 @@ class Side:
         return ""
 
 
-def refuse_overrides(kind: type[Side], instead: Mapping[str, str], why: str) -> None:
+def refuse_overrides(kind: type[MethodHalf], instead: Mapping[str, str], why: str) -> None:
     """Refuse a class that defines or inherits its own version of a member that is not its to change.
 
     Args:
@@ -117,9 +117,9 @@ def refuse_overrides(kind: type[Side], instead: Mapping[str, str], why: str) -> 
             )
 
 
-def base_of(kind: type[Side]) -> type[Side]:
+def base_of(kind: type[MethodHalf]) -> type[MethodHalf]:
     """Return the framework's base of a method's class: `GraphStrategy` or `GraphClient`."""
-    return next(parent for parent in kind.__mro__ if Side in parent.__bases__)
+    return next(parent for parent in kind.__mro__ if MethodHalf in parent.__bases__)
 
 
 def inherits(one: Any, names: Iterable[str]) -> bool:
