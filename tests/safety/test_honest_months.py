@@ -80,7 +80,7 @@ def months(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m == "fedavg" else pytest.mark.slow) for m in METHODS])
 def test_every_month_ends_with_a_model(method, run, months):
-    for month in range(MONTHS):
+    for month in range(MONTHS if method == "fedavg" else 3):
         done = run(*SHORT, SECURE, *METHODS[method], f"graph={months.imported(month)}")
         assert done.summary["failures"] == {}, month
         assert len(done.rounds) == 2
