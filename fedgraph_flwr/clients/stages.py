@@ -5,10 +5,10 @@ from typing import Any
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.method_half import inherits
-from fedgraph_flwr.tasks.base import Stages
+from fedgraph_flwr.tasks.base import LaterInputs
 
 
-def later_inputs(client: Any, whole: ClientGraph, inputs: Any) -> Stages:
+def later_inputs(client: Any, whole: ClientGraph, inputs: Any) -> LaterInputs:
     """Return the items of later stages, and the model's inputs with the edges that each stage may read.
 
     Raises:

@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     shares: Tensor | None = None
 
 
-Stages = list[tuple[Tensor, Any]]
+LaterInputs = list[tuple[Tensor, Any]]
 """Items that a later stage predicts, as rows of all outputs, and the model's inputs for them."""
 
 
@@ -184,7 +184,7 @@ class Task(Capable, values=TaskCapabilities):
         """Return the model's inputs of `graph`, completed for the training items."""
         return inputs
 
-    def later(self, client: Any, inputs: Any) -> Stages | None:
+    def later(self, client: Any, inputs: Any) -> LaterInputs | None:
         """Return the stages by which all items are predicted; None: by the training inputs, or as node classification has them.
 
         Args:
@@ -193,7 +193,7 @@ class Task(Capable, values=TaskCapabilities):
         """
         return None
 
-    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: Stages) -> Tensor:
+    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: LaterInputs) -> Tensor:
         """Return the outputs of all items.
 
         Args:

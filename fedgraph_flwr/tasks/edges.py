@@ -27,7 +27,7 @@ from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
 from fedgraph_flwr.tasks import pairs
-from fedgraph_flwr.tasks.base import STAGES, Batch, Stages
+from fedgraph_flwr.tasks.base import STAGES, Batch, LaterInputs
 from fedgraph_flwr.tasks.classification import Classification
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -205,9 +205,9 @@ class Edges(Classification):
         """Features of the edges that training reads [V', D]."""
         return self.item_attr(0)
 
-    def later(self, client: Any, inputs: Any) -> Stages:
+    def later(self, client: Any, inputs: Any) -> LaterInputs:
         """All items, each as its stage predicts it."""
-        found: Stages = []
+        found: LaterInputs = []
         cached = len(self.points) * self.whole.edge_attr.numel() <= AT_ONCE
         for number in range(len(self.points)):
             rows = (self.point == number).nonzero().view(-1)
@@ -221,7 +221,7 @@ class Edges(Classification):
                 found.append((rows, made() if cached else made))
         return found
 
-    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: Stages) -> Tensor:
+    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: LaterInputs) -> Tensor:
         """Every item is of a later stage."""
         found = [(rows, compute(own() if callable(own) else own)) for rows, own in later]
         first = found[0][1]

@@ -22,7 +22,7 @@ from fedgraph_flwr.data.graph import ClientGraph, rows_at
 from fedgraph_flwr.data.many_graphs import check_answers, index_of, one_per_graph, selected
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import GraphReadout, attach, graphs_of
-from fedgraph_flwr.tasks.base import Batch, Stages, Task
+from fedgraph_flwr.tasks.base import Batch, LaterInputs, Task
 from fedgraph_flwr.tasks.classification import Classification
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 from fedgraph_flwr.wire.messages import derive_seed
@@ -79,12 +79,12 @@ class OfGraphs(Task):
         """Inputs of only the training graphs."""
         return self._inputs(self._training(), client)
 
-    def later(self, client: Any, inputs: Any) -> Stages:
+    def later(self, client: Any, inputs: Any) -> LaterInputs:
         """All graphs."""
         every = replace(inputs, **graphs_of(index_of(self.graph), client.device, client.dtype))
         return [(torch.arange(self.order.numel()), every)]
 
-    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: Stages) -> Tensor:
+    def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: LaterInputs) -> Tensor:
         """Outputs of all graphs, in the order of the items."""
         outputs = compute(later[0][1])
         return outputs[self.order.to(outputs.device)]

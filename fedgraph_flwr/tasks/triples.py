@@ -30,7 +30,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.models.readout import RelationRows, attach
 from fedgraph_flwr.tasks import pairs, ranking
-from fedgraph_flwr.tasks.base import STAGES, Batch, SplitScorer, Stages
+from fedgraph_flwr.tasks.base import STAGES, Batch, LaterInputs, SplitScorer
 from fedgraph_flwr.tasks.decoders import DECODERS
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -127,7 +127,7 @@ class Triples(ranking.Ranking):
         split = self.cfg.split
         return {"task": "triples", "seed": self.cfg.seed, "split": [split.kind, *split.shares]}
 
-    def later(self, client: Any, inputs: Any) -> Stages:
+    def later(self, client: Any, inputs: Any) -> LaterInputs:
         """None: validation and test triples are never messages."""
         return []
 
