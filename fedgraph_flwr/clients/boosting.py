@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgraph_flwr.clients import lightgbm_trees
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.clients.chosen_parts import ChosenParts
-from fedgraph_flwr.clients.lightgbm_trees import Rows
+from fedgraph_flwr.clients.lightgbm_trees import LabelledRows
 from fedgraph_flwr.clients.outputs import outputs_of
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
@@ -321,7 +321,9 @@ class BoostingClient(GraphClient):
         trained = self.trained_outputs()
         self.sits_out, self.ended, self.new = not trained.any(), True, empty_forest()
         if trained.any() and planned > 0 and not bool(self.memory.get("ended", torch.tensor(False))):
-            train, other = (Rows(self.x.at(r), self.targets_of(r), self.weights_of(r), raw[r]) for r in (rows, val))
+            train, other = (
+                LabelledRows(self.x.at(r), self.targets_of(r), self.weights_of(r), raw[r]) for r in (rows, val)
+            )
             self.new, stopped = lightgbm_trees.fit(
                 self.objective, train, other, self.params, planned, trained, self.cfg.seed
             )

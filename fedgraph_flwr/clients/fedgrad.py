@@ -17,7 +17,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient, to_numpy
 from fedgraph_flwr.clients.descent import grads
 from fedgraph_flwr.clients.requirements import unfit
-from fedgraph_flwr.clients.row_gradients import Rows, check_rows
+from fedgraph_flwr.clients.row_gradients import RowGradients, check_rows
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods import fedgrad
@@ -52,9 +52,9 @@ class FedGradClient(GraphClient):
             check_rows(cfg, model)
 
     @cached_property
-    def training_rows(self) -> Rows:
+    def training_rows(self) -> RowGradients:
         """The training rows, for gradients of single ones."""
-        return Rows(self)
+        return RowGradients(self)
 
     def refuse_single(self, what: str, instead: str) -> None:
         """Refuse to send values of single nodes if the node's policy requires several in every statistic."""

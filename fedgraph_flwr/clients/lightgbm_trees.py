@@ -33,7 +33,7 @@ def lightgbm() -> Any:
     return module
 
 
-class Rows:
+class LabelledRows:
     """Rows to fit trees to, or to stop by.
 
     Args:
@@ -46,11 +46,11 @@ class Rows:
     def __init__(self, x: Gathered, targets: Floats, weights: Floats, start: Floats):
         self.x, self.targets, self.weights, self.start = x, targets, weights, start
 
-    def of(self, output: int) -> "Rows":
+    def of(self, output: int) -> "LabelledRows":
         """Return the rows with a known target of one output."""
         kept = ~np.isnan(self.targets[:, output])
         one = slice(output, output + 1)
-        return Rows(self.x.at(kept), self.targets[kept, one], self.weights[kept], self.start[kept, one])
+        return LabelledRows(self.x.at(kept), self.targets[kept, one], self.weights[kept], self.start[kept, one])
 
     def data(self, softmax: bool, params: dict[str, Any], reference: Any = None) -> Any:
         """Return LightGBM's data set."""
@@ -63,7 +63,7 @@ class Rows:
 def _data(x: Gathered, label: NDArray[Any], **held: Any) -> Any:
     """Return LightGBM's data set of rows that it reads some at a time: the same bins as of a matrix, without the matrix."""
 
-    class Rows(lightgbm().Sequence):  # type: ignore[misc]
+    class RowSequence(lightgbm().Sequence):  # type: ignore[misc]
         batch_size = max(AT_ONCE // max(x.shape[1], 1), 1)
 
         def __len__(self) -> int:
@@ -77,13 +77,13 @@ def _data(x: Gathered, label: NDArray[Any], **held: Any) -> Any:
             """Return all parameters: the class leaves out the seed and the fewest rows of a leaf, which bins of a matrix heed."""
             return dict(self.params)
 
-    return Data(Rows(), label, **held)
+    return Data(RowSequence(), label, **held)
 
 
 def fit(
     objective: Objective,
-    train: Rows,
-    val: Rows,
+    train: LabelledRows,
+    val: LabelledRows,
     params: BoostingParams,
     iterations: int,
     trained: NDArray[np.bool_],
@@ -128,7 +128,9 @@ def fit(
     return joined(found), ended
 
 
-def _fitted(rules: dict[str, Any], train: Rows, val: Rows, patience: int, iterations: int) -> tuple[Arrays, bool]:
+def _fitted(
+    rules: dict[str, Any], train: LabelledRows, val: LabelledRows, patience: int, iterations: int
+) -> tuple[Arrays, bool]:
     """Fit one model of LightGBM by its parameters."""
     softmax = "num_class" in rules
     data = train.data(softmax, rules)

@@ -69,7 +69,7 @@ def check_rows(cfg: RunConfig, model: Model) -> None:
             raise FedGraphError(f"{what} computes gradients of single rows without {key}: set {accepted}")
 
 
-class Rows:
+class RowGradients:
     """The training rows of a client.
 
     Args:

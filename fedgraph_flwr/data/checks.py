@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Recipe
-from fedgraph_flwr.data.graph import MASKS, ClientGraph, Graph, Rows, form_of, rows_by_field
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, FieldRows, Graph, form_of, rows_by_field
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.errors import FedGraphError
@@ -126,7 +126,7 @@ def _check_plain(graph: Graph, finite: bool) -> None:
         _check_far(graph)
 
 
-def _check_rows(graph: Graph, key: str, rows: Rows, count: int, finite: bool) -> None:
+def _check_rows(graph: Graph, key: str, rows: FieldRows, count: int, finite: bool) -> None:
     """Check a field with a row for each of ``count`` items."""
     tensor, width = getattr(graph, key), getattr(graph, rows.width) if rows.width else None
     filled = isinstance(tensor, Tensor) and tensor.numel() > 0
@@ -141,7 +141,7 @@ def _check_rows(graph: Graph, key: str, rows: Rows, count: int, finite: bool) ->
         _within(tensor, key, _end(graph, rows), rows.low)
 
 
-def _end(graph: Graph, rows: Rows) -> int | None:
+def _end(graph: Graph, rows: FieldRows) -> int | None:
     """Return the end of a field's range; None where it has none, or where the number of classes is unknown."""
     end = getattr(graph, rows.end) if isinstance(rows.end, str) else rows.end or None
     return end or None if rows.low else end

@@ -46,7 +46,7 @@ SHARED_FIELDS = ("num_classes", "num_edge_classes", "name", "schema", "target_st
 """Fields of a graph that all of its parts have alike."""
 
 
-class Rows(NamedTuple):
+class FieldRows(NamedTuple):
     """Rows of a tensor of a graph; the fields of `Graph` and `ClientGraph` carry it in their ``metadata``.
 
     Attributes:
@@ -74,17 +74,17 @@ class Rows(NamedTuple):
 
 def _of_nodes(dtype: torch.dtype, wide: bool = False) -> Any:
     """Return the metadata of a field with a row for each node."""
-    return {"rows": Rows("node", dtype, wide, low=None, needed=True)}
+    return {"rows": FieldRows("node", dtype, wide, low=None, needed=True)}
 
 
 def _rows(of: str, dtype: torch.dtype = torch.int64, **more: Any) -> Any:
     """Return a field of `Rows` that is empty by default."""
-    rows = Rows(of, dtype, **more)
+    rows = FieldRows(of, dtype, **more)
     size = [2, 0] if rows.pairs else [0, 0] if rows.wide else [0]
     return field(default_factory=partial(torch.zeros, size, dtype=dtype), metadata={"rows": rows})
 
 
-def rows_by_field(graph: Any, of: str = "") -> dict[str, Rows]:
+def rows_by_field(graph: Any, of: str = "") -> dict[str, FieldRows]:
     """Return the `Rows` of a graph's or class's fields by name; with ``of``, those of one kind."""
     found = {f.name: f.metadata["rows"] for f in fields(graph) if "rows" in f.metadata}
     return {name: rows for name, rows in found.items() if of in ("", rows.of)}

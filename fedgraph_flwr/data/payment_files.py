@@ -55,7 +55,7 @@ class PaySimSpec(ColumnKeys):
 
 
 @dataclass(frozen=True)
-class Rows:
+class PaymentRows:
     """Payments of a file, in its order.
 
     Attributes:
@@ -138,7 +138,9 @@ def aml(folder: Path, params: dict[str, Any]) -> Graph:
         (table[key].cat.codes.to_numpy().astype(np.int64), len(table[key].cat.categories)) for key in (CURRENCY, FORMAT)
     ]
     seconds = moment.astype("datetime64[s]").astype(np.int64)
-    return Rows(_dealt(owner, spec.parties), code.reshape(2, -1), seconds, amount, label, kinds).graph(spec, "aml")[0]
+    return PaymentRows(_dealt(owner, spec.parties), code.reshape(2, -1), seconds, amount, label, kinds).graph(
+        spec, "aml"
+    )[0]
 
 
 def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
@@ -181,7 +183,7 @@ def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
             f"{log} has {unknown.sum()} payments of accounts that {listed} does not list, such as {ends_of}"
         )
     party = _dealt(pd.factorize(accounts["BANK_ID"])[0].astype(np.int64), spec.parties)
-    rows = Rows(party, ends, table["step"].to_numpy(np.int64) * DAY, amount, label)
+    rows = PaymentRows(party, ends, table["step"].to_numpy(np.int64) * DAY, amount, label)
     graph, order = rows.graph(spec, "amlgentex")
     money = np.log1p(accounts[["SALARY", "INIT_BALANCE"]].to_numpy(np.float64).clip(min=0)) / 10
     own = np.concatenate([accounts[["AGE"]].to_numpy(np.float64) / 100, money], axis=1)[order].astype(np.float32)
@@ -227,7 +229,7 @@ def paysim(folder: Path, params: dict[str, Any]) -> Graph:
     receiver[ends[1]] = ends[1]
     more = np.log1p(table[list(BALANCES)].to_numpy().clip(min=0)) / 10 if spec.balances else None
     seconds, kinds = table["step"].to_numpy() * 3600, [(kind, len(PAYSIM_TYPES))]
-    return Rows(bank[receiver], ends, seconds, amount, label, kinds, more).graph(spec, "paysim")[0]
+    return PaymentRows(bank[receiver], ends, seconds, amount, label, kinds, more).graph(spec, "paysim")[0]
 
 
 def _spec(kind: Any, params: dict[str, Any], name: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgraph_flwr.numerics.draws import Entries, Ints
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sampler import Block, Csr, RowBuffer
-from fedgraph_flwr.numerics.sparse import BlockMatrix, Device, Rows, SparseMatrix
+from fedgraph_flwr.numerics.sparse import BlockMatrix, CsrRows, Device, SparseMatrix
 
 
 @dataclass
@@ -120,7 +120,9 @@ class Neighbours(Protocol):
 NOT_READ = torch.empty(0)
 """Features in the inputs of one layer, which reads those that it is given."""
 
-NO_MATRIX = BlockMatrix(Rows(torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int64), torch.empty(0)), 0)
+NO_MATRIX = BlockMatrix(
+    CsrRows(torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int64), torch.empty(0)), 0
+)
 """Matrix in the inputs of a layer that reads edges."""
 
 
@@ -230,7 +232,7 @@ class MatrixNeighbours:
         return Inputs(NOT_READ, BlockMatrix(rows, sources))
 
 
-def with_diagonal(hop: Entries, values: NDArray[Any], diagonal: NDArray[Any], device: torch.device) -> Rows:
+def with_diagonal(hop: Entries, values: NDArray[Any], diagonal: NDArray[Any], device: torch.device) -> CsrRows:
     """Return the rows of drawn entries with their values, followed by each row's diagonal entry unless all are 0."""
     pointer, col = hop.pointer, hop.col
     if diagonal.any():
@@ -242,7 +244,7 @@ def with_diagonal(hop: Entries, values: NDArray[Any], diagonal: NDArray[Any], de
             made[places] = drawn
             made[pointer[1:] - 1] = kept
         values, col = joined
-    return Rows(*(torch.from_numpy(np.array(part)).to(device) for part in (pointer, col, values)))
+    return CsrRows(*(torch.from_numpy(np.array(part)).to(device) for part in (pointer, col, values)))
 
 
 class EdgeNeighbours:

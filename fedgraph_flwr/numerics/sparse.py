@@ -15,7 +15,7 @@ warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta"
 warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
 
 
-class Rows(NamedTuple):
+class CsrRows(NamedTuple):
     """A matrix [R, K] by compressed rows: row r has the entries pointer[r]:pointer[r + 1].
 
     Attributes:
@@ -36,25 +36,25 @@ class Rows(NamedTuple):
             dense, self.col, self.pointer, mode=0, per_sample_weights=self.value, include_last_offset=True
         )[0]  # mode 0: sum
 
-    def of_entries(self, kept: Tensor) -> "Rows":
+    def of_entries(self, kept: Tensor) -> "CsrRows":
         """Return the matrix with only the kept entries, bool [E]."""
         before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
-        return Rows(before[self.pointer], self.col[kept], self.value[kept])
+        return CsrRows(before[self.pointer], self.col[kept], self.value[kept])
 
     def tensor(self, columns: int) -> Tensor:
         """Convert to torch's CSR tensor [R, K]."""
         return torch.sparse_csr_tensor(self.pointer, self.col, self.value, (self.pointer.numel() - 1, columns))
 
-    def to(self, device: Device, dtype: torch.dtype | None = None) -> "Rows":
+    def to(self, device: Device, dtype: torch.dtype | None = None) -> "CsrRows":
         """Return a copy on a device with values of a dtype."""
-        return Rows(self.pointer.to(device), self.col.to(device), self.value.to(device, dtype or self.value.dtype))
+        return CsrRows(self.pointer.to(device), self.col.to(device), self.value.to(device, dtype or self.value.dtype))
 
 
 class _Product(torch.autograd.Function):
     """S @ D with a stored transpose of S, so that neither pass converts a layout."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Rows, transposed: Rows, dense: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: CsrRows, transposed: CsrRows, dense: Tensor) -> Tensor:
         ctx.transposed = transposed
         # Detached, because otherwise the kernel prepares its own backward pass.
         return rows.times(dense.detach())
@@ -66,7 +66,7 @@ class _Product(torch.autograd.Function):
         return None, None, ctx.transposed.times(grads[0])
 
 
-def product(rows: Rows, transposed: Rows, dense: Tensor) -> Tensor:
+def product(rows: CsrRows, transposed: CsrRows, dense: Tensor) -> Tensor:
     """S @ D [K, H] → [R, H] with a stored transpose of S, differentiable in D."""
     return _Product.apply(rows, transposed, dense)
 
@@ -75,7 +75,7 @@ class _BatchedProduct(torch.autograd.Function):
     """S @ D for a batch of D under torch's vmap, as one product over the batch's columns; much slower to call."""
 
     @staticmethod
-    def forward(rows: Rows, dense: Tensor) -> Tensor:
+    def forward(rows: CsrRows, dense: Tensor) -> Tensor:
         return rows.times(dense)
 
     @staticmethod
@@ -83,7 +83,7 @@ class _BatchedProduct(torch.autograd.Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], rows: Rows, dense: Tensor) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], rows: CsrRows, dense: Tensor) -> tuple[Tensor, int]:
         columns = dense.movedim(in_dims[1], 1)  # [K, B, H]
         return rows.times(columns.flatten(1)).unflatten(1, columns.shape[1:]), 1
 
@@ -103,7 +103,7 @@ class SparseMatrix:
         self.rows, self.transposed = _rows(csr, dtype), _rows(csr.T.tocsr(), dtype)
 
     @classmethod
-    def _of(cls, shape: tuple[int, int], rows: Rows, transposed: Rows) -> "SparseMatrix":
+    def _of(cls, shape: tuple[int, int], rows: CsrRows, transposed: CsrRows) -> "SparseMatrix":
         made = object.__new__(cls)
         made.shape, made.rows, made.transposed = shape, rows, transposed
         return made
@@ -113,8 +113,8 @@ class SparseMatrix:
         """Create a matrix from the result of `parts`."""
         return cls._of(
             shape,
-            Rows(parts["crow"], parts["col"], parts["value"]),
-            Rows(parts["crow_t"], parts["col_t"], parts["value_t"]),
+            CsrRows(parts["crow"], parts["col"], parts["value"]),
+            CsrRows(parts["crow_t"], parts["col_t"], parts["value_t"]),
         )
 
     def parts(self) -> dict[str, Tensor]:
@@ -155,8 +155,8 @@ class SparseMatrix:
         return product(self.rows, self.transposed, dense)
 
 
-def _rows(csr: Any, dtype: torch.dtype) -> Rows:
-    return Rows(
+def _rows(csr: Any, dtype: torch.dtype) -> CsrRows:
+    return CsrRows(
         torch.from_numpy(csr.indptr.astype(np.int64)),
         torch.from_numpy(csr.indices.astype(np.int64)),
         torch.from_numpy(csr.data).to(dtype),
@@ -166,7 +166,7 @@ def _rows(csr: Any, dtype: torch.dtype) -> Rows:
 class BlockMatrix(SparseMatrix):
     """A matrix [R, K] for one step, with as many rows as are read later; its transpose is made only if a gradient needs it."""
 
-    def __init__(self, rows: Rows, columns: int):
+    def __init__(self, rows: CsrRows, columns: int):
         self.shape = rows.pointer.numel() - 1, columns
         self.rows = rows
 
@@ -180,7 +180,7 @@ class BlockMatrix(SparseMatrix):
         return BlockMatrix(self.rows.to(device, dtype), self.shape[1])
 
     @cached_property
-    def transposed(self) -> Rows:  # type: ignore[override]
+    def transposed(self) -> CsrRows:  # type: ignore[override]
         """Rows of the transpose."""
         pointer, col, value = (part.cpu().numpy() for part in self.rows)
         flipped = sp.csr_matrix((value, col, pointer), self.shape).T.tocsr()
@@ -251,14 +251,14 @@ class Pattern:
         """Return a copy on a device; ``dtype`` has no effect, because a pattern has no values."""
         return Pattern(self.row.to(device), self.col.to(device), self.num_nodes)
 
-    def matrix(self, values: Tensor) -> Rows:
+    def matrix(self, values: Tensor) -> CsrRows:
         """Return the matrix with these values [E]."""
-        return Rows(self.pointer, self.col, values)
+        return CsrRows(self.pointer, self.col, values)
 
-    def transposed(self, values: Tensor) -> Rows:
+    def transposed(self, values: Tensor) -> CsrRows:
         """Transposed pattern."""
         pointer, row, order = self._flipped
-        return Rows(pointer, row, values[order])
+        return CsrRows(pointer, row, values[order])
 
     def dot(self, left: Tensor, right: Tensor) -> Tensor:
         """<left_row, right_col> for each entry: [N, H], [N, H] → [E]."""

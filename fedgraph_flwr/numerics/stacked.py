@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import Rows, SparseMatrix
+from fedgraph_flwr.numerics.sparse import CsrRows, SparseMatrix
 from fedgraph_flwr.numerics.streams import batch_first
 
 IGNORED = -100
@@ -42,7 +42,7 @@ class StackedMatrix(SparseMatrix):
         return super().__matmul__(dense.flatten(0, 1)).unflatten(0, (len(dense), -1))
 
 
-def _diagonal(blocks: Sequence[Rows], rows: int, columns: int) -> Rows:
+def _diagonal(blocks: Sequence[CsrRows], rows: int, columns: int) -> CsrRows:
     """Place blocks [R_i, K_i] along the diagonal of a matrix [M R, M K]."""
     pointers, cols, start = [blocks[0].pointer.new_zeros(1)], [], 0
     for index, block in enumerate(blocks):
@@ -50,7 +50,7 @@ def _diagonal(blocks: Sequence[Rows], rows: int, columns: int) -> Rows:
         start += block.col.numel()
         pointers += [own, own.new_full((rows - own.numel(),), start)]
         cols.append(block.col + index * columns)
-    return Rows(torch.cat(pointers), torch.cat(cols), torch.cat([block.value for block in blocks]))
+    return CsrRows(torch.cat(pointers), torch.cat(cols), torch.cat([block.value for block in blocks]))
 
 
 class _BlockProduct(torch.autograd.Function):

@@ -694,7 +694,7 @@ def test_trees_of_rows_that_are_read_in_batches_are_those_of_the_matrix(rows):
     np.testing.assert_array_equal(np.concatenate([*x.blocks()]), matrix)
     y = (matrix[:, 0] + np.nan_to_num(matrix[:, 2]) + rng.normal(size=rows) > 0.5) * 1.0
     rules = BoostingParams(trees=3, min_data_in_leaf=2, patience=0, leaves=7)
-    one = lightgbm_trees.Rows(x, y[:, None], np.ones(rows), np.zeros((rows, 1)))
+    one = lightgbm_trees.LabelledRows(x, y[:, None], np.ones(rows), np.zeros((rows, 1)))
     trees, _ = lightgbm_trees.fit(Objective("logistic", 2, binary=True), one, one, rules, 3, np.ones(1, bool), 5)
     keys = {"objective": "binary", "num_leaves": 7, "max_depth": 6, "lambda_l2": 1.0, "min_data_in_leaf": 2, "seed": 5}
     keys |= {
