@@ -112,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
     if not plain and sys.platform != "linux":
         say("forking is only safe on Linux: using unpatched Flower (--plain)")
         plain = True
-    server = Server(*check_address(args.server, "--server"), _authority(args))
+    server = ServerAddress(*check_address(args.server, "--server"), _authority(args))
     agreed = agreement_options(args, plain)
     options = supernode_options(args)
     watched = monitor_address(args.monitor)
@@ -236,7 +236,7 @@ def _check_content(args: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerAddress:
     """Address of a fleet's server, and the certificate of its authority."""
 
     host: str
@@ -287,7 +287,7 @@ class Node:
         options: list[str],
         plain: bool,
         port: int,
-        server: Server,
+        server: ServerAddress,
         once: bool = False,
         agreed: Sequence[str | Path] = (),
         key: Path | None = None,

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_ssh_publ
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.cli.node import Node, Server
+from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import certificates, operating
 from fedgraph_flwr.fleet.certificates import days_left, read, renew, warnings
@@ -117,7 +117,7 @@ def test_an_expired_certificate_is_named_at_once_and_the_node_waits(keys, monkey
         found = reach("localhost", port, keys / "ca.crt")
         assert (found.right, found.certificate) == (False, True)
         assert found.explanation.startswith(f"the certificate of localhost:{port} has expired: the operator runs")
-        node = Node([], True, 1, Server("localhost", port, keys / "ca.crt"), once=True)
+        node = Node([], True, 1, ServerAddress("localhost", port, keys / "ca.crt"), once=True)
         looked = []
         node.once = False
 

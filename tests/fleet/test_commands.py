@@ -25,7 +25,7 @@ import pytest
 from cryptography import x509
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.cli.node import Node, Server
+from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import keys as fleet_keys
 from fedgraph_flwr.fleet import operating
@@ -241,8 +241,8 @@ def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, cap
 
 def test_a_node_that_waits_says_for_which_server(keys, monkeypatch):
     found = iter(["nothing listens on h:1", ""])
-    monkeypatch.setattr(Server, "unreachable", lambda self: next(found))
-    waiting = Node([], True, 1, Server("h", 1, keys / "ca.crt"))
+    monkeypatch.setattr(ServerAddress, "unreachable", lambda self: next(found))
+    waiting = Node([], True, 1, ServerAddress("h", 1, keys / "ca.crt"))
     waiting.code = 305
     assert waiting._why() == "no connection to the server h:1: nothing listens on h:1"
     assert "does not accept this key yet" in waiting._why()
@@ -431,7 +431,7 @@ def test_a_server_names_its_versions_after_an_upgrade(keys, tmp_path, monkeypatc
 
 def test_a_connection_that_works_again_is_ready_although_flower_does_not_say_so(keys, monkeypatch):
     """A reply to a run that ended during the cut is dropped, so that unpatched Flower prints no successful attempt."""
-    node = Node([], True, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"), key=keys / "node_0")
+    node = Node([], True, 1, ServerAddress("127.0.0.1", free_port(), keys / "ca.crt"), key=keys / "node_0")
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     try:
@@ -441,7 +441,7 @@ def test_a_connection_that_works_again_is_ready_although_flower_does_not_say_so(
         assert "no connection to the server" in node.not_ready()
         now += 31.0
         assert not node._is_back()  # nothing listens
-        monkeypatch.setattr(Server, "reach", lambda self: Finding("reachable", True, ""))
+        monkeypatch.setattr(ServerAddress, "reach", lambda self: Finding("reachable", True, ""))
         assert node._is_back()
         node._read("WARNING :   Connection attempt failed, retrying in 20.00 seconds")
         assert not node._is_back()
@@ -456,8 +456,8 @@ def test_a_connection_that_works_again_is_ready_although_flower_does_not_say_so(
 
 
 def test_a_removed_key_does_not_wait(keys, monkeypatch):
-    monkeypatch.setattr(Server, "unreachable", lambda self: "")
-    node = Node([], False, 1, Server("127.0.0.1", 1, keys / "ca.crt"), key=keys / "node_0")
+    monkeypatch.setattr(ServerAddress, "unreachable", lambda self: "")
+    node = Node([], False, 1, ServerAddress("127.0.0.1", 1, keys / "ca.crt"), key=keys / "node_0")
     node.code = 305
     try:
         for right, expected in (
@@ -484,7 +484,7 @@ def test_a_removed_key_does_not_wait(keys, monkeypatch):
 )
 def test_a_401_is_named_by_its_cause(keys, monkeypatch, findings, expected):
     monkeypatch.setattr("fedgraph_flwr.cli.node.admission", lambda *args: iter(findings))
-    server = Server("127.0.0.1", free_port(), keys / "ca.crt")
+    server = ServerAddress("127.0.0.1", free_port(), keys / "ca.crt")
     node = Node([], False, 1, server, key=keys / "node_0")
     line = "ERROR :     Client error '401 Unauthorized' for url 'https://fleet.example.org:9090/v1/fleet/pull-messages'"
     try:
@@ -495,7 +495,7 @@ def test_a_401_is_named_by_its_cause(keys, monkeypatch, findings, expected):
             line.replace("fleet.example.org:9090/v1/fleet/pull-messages", "127.0.0.1:3/v1/runtime/push-task-output")
         )
         assert "401" not in node._why()  # it is of this machine
-        monkeypatch.setattr(Server, "unreachable", lambda self: "")
+        monkeypatch.setattr(ServerAddress, "unreachable", lambda self: "")
         node._read(line)
         assert expected in node._why()
     finally:
@@ -520,7 +520,7 @@ sleep 0.5; echo Exit Code: 303""")
     program.chmod(0o755)
     monkeypatch.setattr("fedgraph_flwr.cli.node.tool", lambda name: str(program))
     monkeypatch.setattr("fedgraph_flwr.cli.node.PAUSES", (0.0,))
-    node = Node([], True, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"))
+    node = Node([], True, 1, ServerAddress("127.0.0.1", free_port(), keys / "ca.crt"))
     try:
         with pytest.raises(FedGraphError, match="code 303"):  # of the second one
             node.run()
@@ -531,7 +531,7 @@ sleep 0.5; echo Exit Code: 303""")
 
 def test_ready_means_an_answered_heartbeat(keys, monkeypatch):
     """Also if Flower's thread that sends them ended, and whatever its lines say."""
-    node = Node([], False, 1, Server("127.0.0.1", free_port(), keys / "ca.crt"))
+    node = Node([], False, 1, ServerAddress("127.0.0.1", free_port(), keys / "ca.crt"))
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     monkeypatch.setattr(node, "looked", now + 1e9)  # it is live
@@ -548,7 +548,7 @@ def test_ready_means_an_answered_heartbeat(keys, monkeypatch):
         assert node.metrics()[0].samples[0][1] == 0.0
         node._read("WARNING :   Connection attempt failed, retrying in 13.41 seconds")
         now += 31.0
-        monkeypatch.setattr(Server, "reach", lambda self: Finding("reachable", True, ""))
+        monkeypatch.setattr(ServerAddress, "reach", lambda self: Finding("reachable", True, ""))
         assert not node._is_back()  # the server responds, but to no heartbeat
         node.heartbeat.touch()
         os.utime(node.heartbeat, (now, now))

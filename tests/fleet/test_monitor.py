@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.cli.node import Node, Server, monitor_address
+from fedgraph_flwr.cli.node import Node, ServerAddress, monitor_address
 from fedgraph_flwr.cli.server import Health, SuperExec
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.monitor import condition, monitor
@@ -76,7 +76,7 @@ def test_a_monitor_is_on_loopback_unless_its_host_is_given():
 
 
 def test_a_node_is_ready_while_it_is_connected(monkeypatch):
-    node = Node([], False, 1, Server("fleet.example.org", 9090, Path("ca.crt")))
+    node = Node([], False, 1, ServerAddress("fleet.example.org", 9090, Path("ca.crt")))
     try:
         assert node.not_live() == ""
         for line, reason in [

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr.cli import main
-from fedgraph_flwr.cli.node import Node, Server
+from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.cli.server import Health, Parties
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.fleet import audit_chain, metrics, overview
@@ -490,9 +490,9 @@ def test_alert_rules_and_the_dashboard_name_metrics_that_there_are(folder, tmp_p
     health = Health("https://127.0.0.1:1", tmp_path / "keys" / "ca.crt", folder.parent)
     health.superexec = SimpleNamespace(up=True, restarts=0)
     parties = Parties("fleet", folder.parent)
-    node = Node([], False, 1, Server("fleet.example.org", 9090, tmp_path / "keys" / "ca.crt"))
+    node = Node([], False, 1, ServerAddress("fleet.example.org", 9090, tmp_path / "keys" / "ca.crt"))
     reached = Finding("reachable", True, "it responds", days=40)
-    monkeypatch.setattr(Server, "reach", lambda self: reached)
+    monkeypatch.setattr(ServerAddress, "reach", lambda self: reached)
     node._look()
     of_node = samples(metrics.exposition(node.metrics()))
     assert of_node["fedgraph_certificate_days_left", 'certificate="server.crt"'] == pytest.approx(40, abs=1)
