@@ -27,16 +27,16 @@ COMMANDS = """
 sweep strategy=fedavg,fedprox,central rounds=20 seed=0..4 --quiet
 run rounds=20 out=runs/first
 run rounds=20 strategy=local out=runs/local --no-report
-report runs/first --out one.html
-report runs/first runs/local --out several.html
+report runs/first --page one.html
+report runs/first runs/local --page several.html
 report runs
-report sweeps --out sweeps.html
+report sweeps --page sweeps.html
 run task=edges dataset=payments num_clients=3 rounds=10 out=runs/desk
 run task=edges dataset=payments num_clients=3 rounds=10 strategy=local out=runs/alone
 alerts runs/desk --client 0 --budget 5 --explained 5 --page alerts.html
 explain runs/desk --client 0 --items 17,23 --page explain.html
 worth runs/alone runs/desk --client 0 --page worth.html
-worth runs/desk --parties runs/coalitions --page parties.html
+worth runs/desk --coalitions runs/coalitions --page parties.html
 """
 PICTURES: dict[str, tuple[str, int, int, Literal["light", "dark"]]] = {
     "report-desk": ("one", 1200, 2700, "light"),

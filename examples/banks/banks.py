@@ -56,7 +56,7 @@ def imports() -> None:
         words += ["--split-column", "part", "--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=log"]
         words += ["--kind", "branch=ignored"] if letter == "c" else []
         go(*words, "--statistics", f"{letter}.json")
-    go("schema", "merge", "a.json", "b.json", "c.json", "--schema", "schema.yaml")
+    go("schema", "merge", "a.json", "b.json", "c.json", "--out", "schema.yaml")
     for number, letter in enumerate(make_tables.OWN_TRADE):
         words = ["import", "--nodes", f"tables/{letter}_customers.csv", "--edges", f"tables/{letter}_payments.csv"]
         words += ["--undirected", "--split-column", "part", "--schema", "schema.yaml", "--client", str(number)]
@@ -151,9 +151,9 @@ def main() -> None:
         with fleet(folder):
             best = train(args.methods, args.rounds, f"engine={NAME}", "num_clients=3")
         # The server and the other banks have stopped. Bank a has its model of the last run.
-        go("predict", "--node", "state_0", *new, "--out", "predictions.csv")
+        go("predict", "state_0", *new, "--out", "predictions.csv")
         look_at("predictions.csv")
-        go("export", "--node", "state_0", "--out", "exported")
+        go("export", "state_0", "--out", "exported")
     else:
         best = train(args.methods, args.rounds, "graph=parts")
         go("predict", f"runs/{best}", "--client", 0, *new, "--out", "predictions.csv")

@@ -75,7 +75,7 @@ def imports() -> None:
             "--statistics",
             f"{letter}.json",
         )
-    go("schema", "merge", *(f"{letter}.json" for letter in BANKS), "--schema", "schema.yaml")
+    go("schema", "merge", *(f"{letter}.json" for letter in BANKS), "--out", "schema.yaml")
     for number, letter in enumerate(BANKS):
         words = [
             *_import(letter),
@@ -134,7 +134,7 @@ def main() -> None:
         Path("policy.yaml").write_text("tasks: [edges]\n")
         with fleet(folder, "--policy", "policy.yaml"):
             go("run", *words, f"engine={NAME}", "num_clients=3", "out=runs/fedavg", "--quiet", "--no-report")
-        go("predict", "--node", "state_0", *new)
+        go("predict", "state_0", *new)
     else:
         go("run", *words, "graph=parts", "out=runs/fedavg", "--quiet", "--no-report")
         go("predict", "runs/fedavg", "--client", 0, *new)

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from fedgraph_flwr.cli.renamed import current
 from fedgraph_flwr.errors import KEY_ALIASES, FedGraphError, first_line, sanitize, unknown
 from fedgraph_flwr.version import __version__
 
@@ -133,6 +134,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         if given[0] == "approve":
             instead = "members agree on runs once: fedgraph-flwr agree new, then agree sign"
         raise unknown("command", given[0], COMMANDS, instead=instead)
+    given = current(given)
     parser = _parser(given)
     args, rest = parser.parse_known_args(given)
     # argparse takes arguments without a name at one position only; those after an option are left over.

@@ -52,7 +52,8 @@ _OPTIONS = """
 --older-than AGE  only runs whose files are all older, such as 30d, 12h or 8w; at least a minute
 --keep-best  keep the models of the best round, and of a run also its records and report
 --unfinished  also runs that can still be resumed
---yes  delete (default: only list)
+--dry-run  only list, as without --yes
+--yes  delete
 """
 
 
@@ -60,6 +61,8 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``clean``."""
     from fedgraph_flwr.report.units import size
 
+    if args.yes and args.dry_run:
+        raise FedGraphError("--yes deletes, and --dry-run does not: leave one out")
     now = time.time()
     listed: list[_Item] = []
     for folder in args.folders:

@@ -45,7 +45,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     init.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help="output folder (default: keys)")
     addresses = {"listen": "127.0.0.1:9090", "superlink": None, "operator": "127.0.0.1:9092"}
     defaults = {name: {"default": value} for name, value in addresses.items()}
-    add_options(init, _INIT, nodes={"default": 0}, days={"default": 365}, **defaults)
+    add_options(init, _INIT, trial={"default": 0}, days={"default": 365}, **defaults)
     init.set_defaults(func=_init)
 
     about = "as a party: create a key pair; as the operator: admit a public key FILE.pub"
@@ -69,7 +69,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     renewal = actions.add_parser("renew", help="on the server: renew certificates; running runs continue")
     about = "folder of `fleet init` (default: keys)"
     renewal.add_argument("folder", type=Path, nargs="?", default=Path("keys"), help=about)
-    add_options(renewal, _RENEW, days={"default": 365})
+    add_options(renewal, _RENEW, days={"default": 365}, also={"choices": ("ca", "operator")})
     renewal.set_defaults(func=_renew)
 
     status = actions.add_parser("status", help="as the operator: list nodes and the progress of runs")
@@ -86,7 +86,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 _INIT = """
---nodes N  also create key pairs of N nodes, for a trial (default: 0)
+--trial N  also create key pairs of N nodes, for a trial (default: 0)
 --host HOST...  name or address of the server; may be repeated
 --listen HOST:PORT  address for nodes and operators (default: 127.0.0.1:9090)
 --superlink HOST:PORT  loopback address of the SuperLink behind nginx
@@ -95,8 +95,8 @@ _INIT = """
 """
 
 _RENEW = """
---ca  also renew ca.crt, which parties and operators must get before the old one ends
---operator  also renew operators.crt and operator.crt
+--also ca|operator...  also renew ca.crt, which parties and operators must get before the old one ends, or operators.crt and
+    operator.crt; may be repeated
 --days N  validity of the new certificates in days (default: 365)
 """
 
@@ -120,7 +120,7 @@ _CHECK = """
 
 def _init(args: argparse.Namespace) -> int:
     places = _places(args)
-    make_fleet(args.folder, places, args.host, args.nodes, args.days)
+    make_fleet(args.folder, places, args.host, args.trial, args.days)
     print(f"wrote {args.folder}: keys, certificates, fleet.json{', server.conf for nginx' if places.guarded else ''}")
     print(f"start the server with: fedgraph-flwr server {args.folder}")
     files = f"{args.folder}/ca.crt and {args.folder}/fleet.json"
@@ -135,8 +135,8 @@ def _places(args: argparse.Namespace) -> Places:
     behind = args.superlink or (args.listen if _LOOPBACK.fullmatch(host) else "127.0.0.1:9091")
     if not _LOOPBACK.fullmatch(check_address(behind, "--superlink")[0]):
         raise FedGraphError(f"--superlink {behind}: expected a loopback address behind nginx (docs/fleet.md)")
-    if args.nodes < 0 or args.days < 1:
-        raise FedGraphError(f"--nodes {args.nodes} --days {args.days}: expected at least 0 nodes and 1 day")
+    if args.trial < 0 or args.days < 1:
+        raise FedGraphError(f"--trial {args.trial} --days {args.days}: expected at least 0 nodes and 1 day")
     address = args.host[-1] if args.host else host
     return Places(f"{address}:{port}", args.listen, behind, args.operator)
 
@@ -225,13 +225,17 @@ def _renew(args: argparse.Namespace) -> int:
     if args.days < 1:
         raise FedGraphError(f"--days {args.days}: expected at least 1 day")
     read_fleet(args.folder)
-    names = [*(["ca"] if args.ca else []), "server", *(["operators", "operator"] if args.operator else [])]
+    names = [
+        *(["ca"] if "ca" in args.also else []),
+        "server",
+        *(["operators", "operator"] if "operator" in args.also else []),
+    ]
     for name in names:
         path = renew(args.folder, name, args.days)
         print(f"{path} is valid for {days_left(path):.0f} days; a running server uses it within seconds")
-    if args.ca:
+    if "ca" in args.also:
         print(f"send {args.folder}/ca.crt to all parties and operators: it also accepts the certificates before")
-    if args.operator:
+    if "operator" in args.also:
         print(f"send {args.folder}/operator.crt and {args.folder}/operator.key to the operators")
     for text in warnings(args.folder):
         print(f"warning: {text}")

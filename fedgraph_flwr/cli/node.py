@@ -89,7 +89,6 @@ _OPTIONS = """
 --peers DIR  folder of the other parties' pinned public keys
 --trusted FILE  run only apps signed by one of these keys
 --agreement FILE  accept only runs of this agreement, or of one in a folder (default: party.yaml's, else any run)
---approvals RULE  replaced by --agreement
 --device auto|cpu|cuda  device for training (default: auto)
 --threads N  number of torch threads (default: the run's)
 --port N  loopback port for this node's processes (default: a free port)
@@ -172,10 +171,6 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
     Raises:
         FedGraphError: an agreement is damaged or unsigned, or this node cannot check or count its runs.
     """
-    if args.approvals:
-        raise FedGraphError(
-            "--approvals was replaced: members sign an agreement (fedgraph-flwr agree); pass --agreement FILE"
-        )
     if not args.agreement and args.graph.suffix in (".yaml", ".yml"):
         from fedgraph_flwr.party.party_file import read_party
 

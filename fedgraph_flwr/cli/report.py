@@ -15,7 +15,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 _OPTIONS = """
---out FILE  output file (default: report.html in the folder; of several folders, required)
+--page FILE  output file (default: report.html in the folder; of several folders, required)
 --no-baselines  do not search the folders next to DIR for baseline runs (Local, Central)
 """
 
@@ -29,10 +29,10 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.store.results import CONFIG
 
     first = args.folders[0]
-    if len({folder.resolve() for folder in args.folders}) > 1 and not args.out:
+    if len({folder.resolve() for folder in args.folders}) > 1 and not args.page:
         count = len(args.folders)
-        raise FedGraphError(f"a page of {count} folders would replace {first}'s own report: pass --out FILE")
-    out = args.out or first / "report.html"
+        raise FedGraphError(f"a page of {count} folders would replace {first}'s own report: pass --page FILE")
+    out = args.page or first / "report.html"
     sweeps = [outcomes_of(folder) for folder in args.folders]
     if all(sweeps):
         page = write_sweeps([path for found in sweeps for path in found], out)

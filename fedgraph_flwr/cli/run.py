@@ -38,11 +38,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (parser.epilog or "") + "\n".join(_names(group) for group in ("strategy", "protocol"))
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
     add_options(parser, _OPTIONS, number={"default": None})
-    parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
 
 
 _OPTIONS = """
---quiet  print only the summary table
+--quiet/-q  print only the summary table
 --verbose  print every test score (default: the first four)
 --json  print the summary as JSON instead of the table
 --no-report  do not write report.html

@@ -4,8 +4,8 @@ Examples:
   fedgraph-flwr runs                                   # all runs in runs/
   fedgraph-flwr runs strategy=fedprox state=finished   # those with these values
   fedgraph-flwr runs sweeps --json                     # kept runs of sweeps, as JSON
-  fedgraph-flwr runs --server far                      # those on the server of the connection far
-  fedgraph-flwr runs --server far --copy first         # copy one of them to runs/first
+  fedgraph-flwr runs --name far                        # those on the server of the connection far
+  fedgraph-flwr runs --name far --copy first           # copy one of them to runs/first
 """
 
 import argparse
@@ -16,7 +16,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``runs``."""
     about = "folder of runs (default: runs), and values of keys, or of state, that select runs"
     parser.add_argument("overrides", nargs="*", metavar="DIR or key=value", help=about)
-    parser.add_argument("--server", metavar="NAME", help="list the runs on the server of this connection of Flower")
+    parser.add_argument("--name", metavar="NAME", help="list the runs on the server of this connection of Flower")
     parser.add_argument("--copy", metavar="RUN", default="", help="copy this run from the server to DIR/RUN")
     parser.add_argument("--json", action="store_true", help="print JSON, with every key of the configurations")
 
@@ -36,11 +36,11 @@ def main(args: argparse.Namespace) -> int:
     folder = folders[0] if folders else Path("runs")
     filters = dict(word.split("=", 1) for word in args.overrides if "=" in word)
     if args.copy:
-        return _copy(args.server, args.copy, folder)
-    if args.server is not None:
+        return _copy(args.name, args.copy, folder)
+    if args.name is not None:
         from fedgraph_flwr.fleet.run_folders import ServerRuns
 
-        folder, runs = Path(), ServerRuns(args.server).listing(filters)
+        folder, runs = Path(), ServerRuns(args.name).listing(filters)
     else:
         runs = listed(folder, filters)
     if args.json:
@@ -51,17 +51,17 @@ def main(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns = ("run", "method", "data", "seed", "state", "score", *(["started by"] if args.server is not None else []))
+    columns = ("run", "method", "data", "seed", "state", "score", *(["started by"] if args.name is not None else []))
     for column in columns:
         table.add_column(column, justify="right" if column in ("seed", "score") else "left", overflow="fold")
     for run in runs:
         state = run["state"] if run["state"] == "finished" else f"{run['state']}, {run['round']} of {run['rounds']}"
         score = "–" if isnan(value := as_number(run["score"])) else f"{value:.4f}"
-        name = run["run"] if args.server is not None else str(Path(run["run"]).relative_to(folder))
+        name = run["run"] if args.name is not None else str(Path(run["run"]).relative_to(folder))
         words = [name, run["strategy"], run["dataset"], run["seed"], state, score]
-        words += [dict(run.get("status") or {}).get("operator", "")] if args.server is not None else []
+        words += [dict(run.get("status") or {}).get("operator", "")] if args.name is not None else []
         table.add_row(*map(sanitize, words))
-    console, place = Console(), folder if args.server is None else f"the server of '{args.server}'"
+    console, place = Console(), folder if args.name is None else f"the server of '{args.name}'"
     console.print(table if runs else f"no run in {place} has these values" if filters else f"no run in {place}")
     return 0
 
@@ -73,11 +73,11 @@ def _copy(server: str | None, run: str, folder: Path) -> int:
     from fedgraph_flwr.store.results import CONFIG
 
     if server is None:
-        raise FedGraphError(f"--copy {run} needs --server NAME, a connection of Flower's configuration")
+        raise FedGraphError(f"--copy {run} needs --name NAME, a connection of Flower's configuration")
     to = run_folder(folder, run)
     remote = ServerRuns(server)
     if not remote.files(run):
-        raise FedGraphError(f"--copy {run}: the server of '{server}' has no such run; list them with --server {server}")
+        raise FedGraphError(f"--copy {run}: the server of '{server}' has no such run; list them with --name {server}")
     if (to / CONFIG).exists():  # else it has only what the launch of a run leaves
         raise FedGraphError(f"--copy {run}: {to} exists: pass another DIR")
     files = remote.copy(run, to)

@@ -33,7 +33,6 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sweep``."""
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
-    parser.add_argument("-q", action="store_true", dest="quiet", help="same as --quiet")
     own: dict[str, Any] = {
         "search": {"default": 0},
         "margin": {"type": float, "default": None},
@@ -58,7 +57,7 @@ _OPTIONS = """
 --retry  repeat failed runs
 --dry-run  list the runs and exit
 --table-only  only write the table of the available rows
---quiet  print only the verdicts and the table
+--quiet/-q  print only the verdicts and the table
 --json  print scores, intervals, verdicts and costs as JSON
 """
 

@@ -185,7 +185,7 @@ def _configuration(overrides: Sequence[str], keys: Mapping[str, Any], defaults: 
     key = next((key for key in named[1:] if given.get(key)), "")
     earlier = given.get(key)
     if earlier and not (Path(earlier) / "config.yaml").is_file():
-        copy = f"fedgraph-flwr runs --server CONNECTION --copy {Path(earlier).name}"
+        copy = f"fedgraph-flwr runs --name CONNECTION --copy {Path(earlier).name}"
         what = f"{key}={earlier} holds no run: expected a folder with config.yaml, as of `run out=DIR`"
         raise FedGraphError(f"{what}; if a fleet's server has it, copy it first: {copy}")
     base = given.get("config") or (str(Path(earlier) / "config.yaml") if earlier else None)

@@ -422,7 +422,7 @@ def _result(out: Path) -> dict[str, Any]:
         log = out / "flower.log"
         resume = _resume_text(out)
         what = f"Flower ended, but wrote no {SUMMARY} to {out}{_first_error(log)}: see its log {log}{resume}"
-        where = "and of a fleet the server's run folders: fedgraph-flwr runs --server NAME"
+        where = "and of a fleet the server's run folders: fedgraph-flwr runs --name NAME"
         raise _failed(out, f"{what}, {where}")
     summary: dict[str, Any] = json.loads((out / SUMMARY).read_text())
     return summary

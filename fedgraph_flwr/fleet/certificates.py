@@ -40,9 +40,9 @@ _DAY = 86400.0
 _SIGNED_BY = {"server": "ca", "operator": "operators"}
 _FIX = {
     "server.crt": "run `fedgraph-flwr fleet renew`",
-    "ca.crt": "run `fedgraph-flwr fleet renew --ca`, and send ca.crt to all parties and operators",
-    "operators.crt": "run `fedgraph-flwr fleet renew --operator`",
-    "operator.crt": "run `fedgraph-flwr fleet renew --operator`, and send operator.crt and operator.key to the operators",
+    "ca.crt": "run `fedgraph-flwr fleet renew --also ca`, and send ca.crt to all parties and operators",
+    "operators.crt": "run `fedgraph-flwr fleet renew --also operator`",
+    "operator.crt": "run `fedgraph-flwr fleet renew --also operator`, and send operator.crt and operator.key to the operators",
 }
 
 

@@ -124,7 +124,7 @@ def _outside(where: str, authority: Path, code: int) -> str:
         )
     ends = read(authority).not_valid_after_utc
     if ends < datetime.datetime.now(datetime.UTC):
-        return f"{authority} expired on {ends:%Y-%m-%d}: ask the operator for the ca.crt of `fedgraph-flwr fleet renew --ca`"
+        return f"{authority} expired on {ends:%Y-%m-%d}: ask the operator for the ca.crt of `fedgraph-flwr fleet renew --also ca`"
     return f"the certificate of {where} has expired: the operator runs `fedgraph-flwr fleet renew`, and nodes then continue"
 
 

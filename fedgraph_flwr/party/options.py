@@ -1,9 +1,12 @@
 """Options of a command from the text that describes them."""
 
 import argparse
+import contextlib
+import functools
 import inspect
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,10 @@ def add_options(group: Any, text: str, **more: Mapping[str, Any]) -> None:
 
     Args:
         group: an argparse parser or group.
-        text: ``--name METAVAR  help`` for each option; its further lines are indented. Two spaces end the METAVAR, which decides
-            the type: FILE and DIR are paths, N, M and I whole numbers, P a number, others texts with the default "". An option
-            without one is a flag. ``...`` at the end: the option can be repeated, and its values are a list.
+        text: ``--name METAVAR  help`` for each option (``--name/-n``: with a short name); its further lines are indented. Two
+            spaces end the METAVAR, which decides the type: FILE and DIR are paths, N, M and I whole numbers, P a number, others
+            texts with the default "". An option without one is a flag. ``...`` at the end: the option can be repeated, and its
+            values are a list.
         more: further arguments of ``add_argument``, by option, such as a default.
     """
     for part in re.split(r"\n(?=--)", inspect.cleandoc(text)):
@@ -30,7 +34,31 @@ def add_options(group: Any, text: str, **more: Mapping[str, Any]) -> None:
             given |= {"metavar": metavar} | ({"type": _TYPES[metavar]} if metavar in _TYPES else {"default": ""})
         else:
             given["action"] = "store_true"
-        group.add_argument(flag, **given | dict(more.get(flag[2:].replace("-", "_"), {})))
+        flag, *short = flag.split("/")
+        group.add_argument(*short, flag, **given | dict(more.get(flag[2:].replace("-", "_"), {})))
+
+
+JSON = "--json  print JSON; what else the command says goes to stderr"
+
+
+def answered(run: Callable[[argparse.Namespace], tuple[int, Any]]) -> Callable[[argparse.Namespace], int]:
+    """Make a command of a function that prints and returns an exit code and its answer, which ``--json`` prints instead.
+
+    An answer is a value that `as_json` takes, or a pandas table: its ``rows``, and its attributes.
+    """
+
+    @functools.wraps(run)
+    def main(args: argparse.Namespace) -> int:
+        if not args.json:
+            return run(args)[0]
+        from fedgraph_flwr.report.as_json import as_json
+
+        with contextlib.redirect_stdout(sys.stderr):
+            code, found = run(args)
+        print(as_json({"rows": found.to_dict("records"), **found.attrs} if hasattr(found, "attrs") else found))
+        return code
+
+    return main
 
 
 def fill(args: argparse.Namespace) -> None:

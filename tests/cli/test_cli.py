@@ -296,7 +296,7 @@ def test_a_run_writes_the_scores_of_all_clients(clients, tmp_path, capsys):
         (
             ["engine=banks"],
             "scored.csv",
-            "engine=banks leaves them at the parties: run `fedgraph-flwr predict --node DIR`",
+            "engine=banks leaves them at the parties: run `fedgraph-flwr predict STATE`",
         ),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_missing_or_broken_file_is_named(tmp_path):
     broken.write_text("id,age,label\nn0,1,ok\n")  # a table by mistake: no run by defaults alone
     with pytest.raises(FedGraphError, match=r"broken\.yaml must contain keys with values"):
         compose([], broken)
-    copy = rf"copy it first: fedgraph-flwr runs --server CONNECTION --copy {tmp_path.name}$"
+    copy = rf"copy it first: fedgraph-flwr runs --name CONNECTION --copy {tmp_path.name}$"
     with pytest.raises(FedGraphError, match=rf"resume=\S+ holds no run: expected a folder with config\.yaml.*{copy}"):
         configuration([f"resume={tmp_path}"])
     broken.write_text("rounds: ten")

@@ -240,5 +240,5 @@ def test_three_banks_train_on_a_fleet_and_one_predicts_alone(tmp_path):
     environment |= {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
     done = subprocess.run(args, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "predict --node state_0" in done.stdout
+    assert "predict state_0" in done.stdout
     assert float(done.stdout.rpartition("differs by at most ")[2]) < 1e-6

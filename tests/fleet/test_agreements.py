@@ -282,7 +282,7 @@ def test_the_desk_starts_the_next_run(folder, monkeypatch):
     with pytest.raises(FedGraphError, match="rounds is 9, signed was 3"):
         agreed_run(yaml_file(), compose([*WORDS, "rounds=9"]), 1)
     sent = {}
-    monkeypatch.setattr("fedgraph_flwr.cli.run.train", lambda cfg, progress: sent.update(config=to_json(cfg)) or 1 / 0)
+    monkeypatch.setattr("fedgraph_flwr.api.train", lambda cfg, progress: sent.update(config=to_json(cfg)) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["run", "--agreement", "agreement.yaml", "--number", "1", "engine=far", "out=march"])
     assert accepted(agreement, {"config": sent["config"]}, folder / "state")
@@ -344,7 +344,10 @@ def test_a_task_checks_before_it_unpacks_the_bundle(folder, whole, monkeypatch):
         (["--agreement", "agreement.yaml", "--state", "s"], "lacks the signature of bob, carol"),
         (["--agreement", "no.yaml", "--state", "s"], "No such file"),
         (["--agreement", ".", "--state", "s"], "lacks the signature of bob, carol"),
-        (["--approvals", "2 of [alice.pub, bob.pub]", "--state", "s"], "--approvals was replaced"),
+        (
+            ["--approvals", "2 of [alice.pub, bob.pub]", "--state", "s"],
+            "--approvals is gone: members sign an agreement",
+        ),
     ],
 )
 def test_a_node_that_cannot_check_does_not_start(folder, capsys, monkeypatch, more, reason):

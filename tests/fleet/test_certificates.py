@@ -85,7 +85,7 @@ def test_old_and_new_copies_of_a_renewed_authority_accept_old_and_new_servers(ke
     """So the order in which parties replace theirs does not matter."""
     (party := tmp_path / "ca.crt").write_bytes((keys / "ca.crt").read_bytes())
     with serving(keys) as old:
-        assert main(["fleet", "renew", str(keys), "--ca", "--operator"]) == 0
+        assert main(["fleet", "renew", str(keys), "--also", "ca", "--also", "operator"]) == 0
         assert days_left(keys / "ca.crt") > 364 > 41 > days_left(party)
         with serving(keys) as new:
             for authority in (party, keys / "ca.crt"):
@@ -140,7 +140,7 @@ def test_an_expired_authority_of_a_party_is_named(keys):
     with serving(keys) as (_, port):
         found = reach("localhost", port, keys / "ca.crt")
     assert "ca.crt expired on" in found.explanation
-    assert "fleet renew --ca" in found.explanation
+    assert "fleet renew --also ca" in found.explanation
 
 
 def test_a_certificate_of_another_authority_is_renewed_there(keys, capsys):

@@ -204,7 +204,7 @@ def test_nodes_of_a_fleet_train(desk):
 
 
 def test_a_party_predicts_from_its_state(desk, say, tmp_path):
-    code, text = say("predict", "--node", desk.state, "--out", tmp_path / "scored.csv")
+    code, text = say("predict", desk.state, "--out", tmp_path / "scored.csv")
     assert code == 0, text
     assert len(pd.read_csv(tmp_path / "scored.csv")) > 0
 
@@ -292,7 +292,7 @@ def test_a_new_account_is_scored(desk, say, tmp_path):
     new = desk.day[:1].assign(ref="q", source="a99", target="a1", from_bank="A", to_bank="A")
     new.to_csv(tmp_path / "day.csv", index=False)
     given = ["--nodes", tmp_path / "nodes.csv", "--edges", tmp_path / "day.csv", "--out", tmp_path / "s.csv"]
-    code, text = say("predict", "--node", desk.state, *given)
+    code, text = say("predict", desk.state, *given)
     assert code == 0, text
     assert pd.read_csv(tmp_path / "s.csv")["edge"].tolist() == ["q"]
 
@@ -302,7 +302,7 @@ def today(desk):
 
 
 def test_rows_that_name_other_banks_are_scored(desk, say, tmp_path):
-    code, text = say("predict", "--node", desk.state, *today(desk), "--out", tmp_path / "s.csv")
+    code, text = say("predict", desk.state, *today(desk), "--out", tmp_path / "s.csv")
     assert code == 0, text
     assert pd.read_csv(tmp_path / "s.csv")["edge"].tolist() == desk.day["ref"].tolist()
 
@@ -340,14 +340,14 @@ def test_probabilities_are_calibrated(desk, say):
 
 def test_a_score_is_explained(desk, say, tmp_path):
     item = desk.day["ref"].iloc[0]
-    code, text = say("explain", "--node", desk.state, *today(desk), "--items", item, "--out", tmp_path / "r.csv")
+    code, text = say("explain", desk.state, *today(desk), "--items", item, "--out", tmp_path / "r.csv")
     assert code == 0, text
     assert pd.read_csv(tmp_path / "r.csv")["item"].unique().tolist() == [item]
 
 
 def test_drift_is_reported(desk, say, tmp_path):
     desk.day.assign(amount=1e6).to_csv(tmp_path / "day.csv", index=False)
-    code, text = say("drift", "--node", desk.state, "--nodes", desk.history / "a.csv", "--edges", tmp_path / "day.csv")
+    code, text = say("drift", desk.state, "--nodes", desk.history / "a.csv", "--edges", tmp_path / "day.csv")
     assert code == 3, text
     assert "edges amount" in text
 

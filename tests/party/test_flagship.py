@@ -145,10 +145,10 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
         before = stored(folder)
         table.go(model, "run", *keys, *own, f"out={folder / model}")
         state = sorted(stored(folder) - before)
-        given[model] = ["--node", *state] if fleet else [folder / model, "--client", 0]
+        given[model] = [*state] if fleet else [folder / model, "--client", 0]
         runs.append(state[0] if fleet and state else folder / model)
         table.go(model, "run", *keys, *own, f"init={folder / model}", f"out={folder / model}-next")
-    blended = ["--node", *runs] if fleet else runs
+    blended = runs
     table.go("blend", "blend", *blended, "--out", folder / "blend")
     given["blend"] = [folder / "blend"] if fleet else [folder / "blend", "--client", 0]
     client = [] if fleet else ["--client", 0]

@@ -34,8 +34,8 @@ def banks(tmp_path_factory):
         runpy.run_path(str(ROOT / "examples" / "banks" / "linked_tables.py"), run_name="__main__")
     for client, bank in enumerate("abc"):
         tables = [str(folder / f"{bank}_{kind}.csv") for kind in ("accounts", "payments")]
-        out = ["--out", str(folder / f"{bank}.yaml"), "--file", str(folder / f"{bank}.safetensors")]
-        assert main(["init-party", *tables, *out, "--client", str(client)]) == 0
+        out = ["--out", str(folder / f"{bank}.yaml"), f"out={folder}/{bank}.safetensors"]
+        assert main(["init-party", *tables, *out, f"client={client}"]) == 0
     return folder
 
 
@@ -102,10 +102,10 @@ def test_an_option_of_the_command_line_takes_precedence(banks):
     assert [str(path) for path in changed.edges] == ["x.csv"]
     assert changed.nodes == plain.nodes
     stored = parsed("predict", "runs/x", "--party-file", str(banks / "b.yaml"))
-    assert (stored.client, stored.nodes, stored.edges, stored.schema, stored.out) == (1, None, [], None, None)
+    assert (stored.client, stored.nodes, stored.edges, stored.out) == (1, None, [], None)
     for command in (["predict"], ["alerts"], ["explain", "--items", "3"], ["drift"]):
-        today = parsed(*command, "--node", "state", "--party-file", str(banks / "b.yaml"), "--edges", "today.csv")
-        assert (today.client, today.nodes) == (None, banks / "b_accounts.csv")
+        today = parsed(*command, "--party-file", str(banks / "b.yaml"), "--edges", "today.csv")
+        assert (today.client, today.nodes) == (1, banks / "b_accounts.csv")
         assert list(map(str, today.edges)) == ["today.csv"]
         assert layout_of_party(today).source == "source"
 
@@ -234,7 +234,7 @@ def test_guesses_follow_values_before_names():
     assert (found["columns"]["source"], found["columns"]["time"], found["features"]) == ("von", "tag", "payments")
     assert guess({"people": named, "book": prefixed}, {}).values == found | {"party": "a"}
     assert found["match"] == {"tag": "date", "betrag": "amount"}
-    with pytest.raises(FedGraphError, match=r"no column of people or book lists ids.*pass --id-column"):
+    with pytest.raises(FedGraphError, match=r"no column of people or book lists ids.*pass columns.id="):
         guess({"people": people, "book": book[["betrag"]]}, {})
     with pytest.raises(FedGraphError, match="book has no rows to guess from"):
         guess({"people": people, "book": book[:0]}, {})
@@ -290,7 +290,7 @@ def test_direction_of_payments_follows_names_not_places(paying, paid):
 @pytest.mark.parametrize(("one", "two"), [("acc1", "acc2"), ("from_a", "from_b"), ("left", "right")])
 def test_a_direction_that_names_do_not_say_is_asked_for(one, two):
     accounts, payments = linked(one, two)
-    with pytest.raises(FedGraphError, match=f"do not say which account pays: pass --source-column {one}"):
+    with pytest.raises(FedGraphError, match=f"do not say which account pays: pass columns.source={one}"):
         guess({"accounts": accounts, "payments": payments}, {})
     given = guess({"accounts": accounts, "payments": payments}, {"columns": {"source": two}}).values["columns"]
     assert (given["source"], given["target"]) == (two, one)
@@ -311,7 +311,7 @@ def test_the_desk_is_asked_when_it_scores():
     timed = payments.assign(booked=[f"{day} 09:{row % 60:02}:00" for row, day in enumerate(payments["booked"])])
     (question,) = guess({"accounts": accounts, "payments": timed}, {}).questions
     assert question.startswith("When does the desk score?")
-    assert "init-party --day whole" in question
+    assert "init-party day=whole" in question
     found = guess({"accounts": accounts, "payments": timed}, {"day": "whole"})
     assert (found.questions, found.values["day"]) == ([], "whole")
     assert guess({"accounts": accounts, "payments": payments}, {}).questions == []
@@ -368,14 +368,14 @@ def test_the_first_payment_is_shown_as_a_sentence(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "option",
-    ["--edge-id-column reference", "--time-column value_date", "--amount-column amount", "--edge-label-column kind"],
+    "word",
+    ["columns.edge_id=reference", "columns.time=value_date", "columns.amount=amount", "columns.edge_label=kind"],
 )
-def test_a_column_with_a_role_still_identifies_a_record(banks, tmp_path, capsys, option):
+def test_a_column_with_a_role_still_identifies_a_record(banks, tmp_path, capsys, word):
     """The id of an edge may be its reference; without it, payments of one day and amount would be merged."""
     tables = [str(banks / f"a_{kind}.csv") for kind in ("accounts", "payments")]
     assert main(["init-party", *tables, "--out", str(tmp_path / "plain.yaml")]) == 0
-    assert main(["init-party", *tables, "--out", str(tmp_path / "a.yaml"), *option.split()]) == 0
+    assert main(["init-party", *tables, "--out", str(tmp_path / "a.yaml"), word]) == 0
     assert {*read_party(tmp_path / "a.yaml").match} == {*read_party(tmp_path / "plain.yaml").match}
 
 

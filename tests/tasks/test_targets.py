@@ -283,7 +283,7 @@ def test_parties_agree_on_the_statistics_of_targets_without_sharing_rows(tmp_pat
         given = [*tables(tmp_path / party, {"income": income}), "--predict-columns", "income"]
         assert main([*given, "--statistics", str(tmp_path / f"{party}.json")]) == 0
     schema, reports = tmp_path / "schema.yaml", [str(tmp_path / f"{party}.json") for party in "abc"]
-    assert main(["schema", "merge", *reports, "--schema", str(schema)]) == 0
+    assert main(["schema", "merge", *reports, "--out", str(schema)]) == 0
     counted = np.array([90, 90, 78])  # one missing value is too few to be shared: its row counts as known
     means = np.array([np.nanmean(rows) for rows in all_rows])
     center = counted @ means / counted.sum()

@@ -6,11 +6,11 @@ The keys of the plan (docs/drill.md) are words KEY=VALUE; by default amount, per
 No original changes, no label is read, and planted accounts are a drill: they say nothing about the customers.
 
 Examples:
-  fedgraph-flwr drill bank_a bank_b bank_c seed=7 --budget 50 --out drill
+  fedgraph-flwr drill bank_a bank_b bank_c seed=7 --alerts 50 --out drill
   fedgraph-flwr drill bank_a bank_b bank_c seed=7 hold_out=[cycle] --out drill_without_cycles
   fedgraph-flwr drill plan a b c start=2026-01-01 days=90 dates=true amount=150 seed=7 --out plan.yaml
   fedgraph-flwr drill plant bank_a --plan plan.yaml --digest 0123456789abcdef --out drill_a
-  fedgraph-flwr drill report state --planted drill_a --budget 50
+  fedgraph-flwr drill report state --planted drill_a --alerts 50
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fedgraph_flwr.party.options import add_options
 _OPTIONS = """
 --out PATH  new folder of the drill or of a party's copy; `plan`: file of the plan; `report`: .csv or .parquet file of the table
 --books DIR  folder with the books of all parties, instead of their names
---budget N  alerts of each party in the test (default: 50)
+--alerts N  alerts of each party in the test (default: 50)
 --share COLUMNS  columns of own accounts for the other parties, as of `link --share` (default: none)
 --plan FILE  `plant`: the plan that all parties hold
 --digest HEX  `plant`: digest of the plan that the parties agreed on, 16 digits or more (default: not compared)
@@ -35,10 +35,10 @@ _OPTIONS = """
 """
 
 _ACTIONS: dict[str, tuple[str, ...]] = {
-    "": ("out", "budget", "share", "books"),
+    "": ("out", "alerts", "share", "books"),
     "plan": ("out",),
     "plant": ("out", "plan", "digest"),
-    "report": ("out", "planted", "client", "budget"),
+    "report": ("out", "planted", "client", "alerts"),
 }
 """Options of each action; "" does all."""
 
@@ -60,7 +60,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help=about)
     parser.set_defaults(overrides=[])  # keys after an option
-    numbers: dict[str, Any] = {name: {"default": None} for name in ("budget", "client")}
+    numbers: dict[str, Any] = {name: {"default": None} for name in ("alerts", "client")}
     paths: dict[str, Any] = {name: {"type": Path, "default": None} for name in ("out", "planted", "plan", "books")}
     add_options(parser, _OPTIONS, **numbers, **paths)
 
@@ -80,8 +80,8 @@ def main(args: argparse.Namespace) -> int:
         if getattr(args, name) not in (None, "", False):
             where = f"drill {action}" if action else "drill with the books of all parties"
             raise FedGraphError(f"--{name.replace('_', '-')} has no effect on `{where}`: leave it out")
-    if args.budget is not None and args.budget < 1:
-        raise FedGraphError(f"--budget must be a number of alerts from 1, got {args.budget}")
+    if args.alerts is not None and args.alerts < 1:
+        raise FedGraphError(f"--alerts must be a number of alerts from 1, got {args.alerts}")
     if args.books is not None and not words:
         from fedgraph_flwr.party.book.rows import books_in
 
@@ -147,7 +147,7 @@ def _report(words: list[str], args: argparse.Namespace) -> None:
     if args.planted is None:
         raise FedGraphError("drill report needs --planted DIR, the folder that `drill plant` wrote")
     _show(
-        report([Path(word) for word in words], [args.planted], [args.client], args.budget or 50), args.planted, args.out
+        report([Path(word) for word in words], [args.planted], [args.client], args.alerts or 50), args.planted, args.out
     )
 
 
@@ -204,7 +204,7 @@ def _all(words: list[str], args: argparse.Namespace) -> None:
         ]
         run(configuration([*words, "evaluation.metric=average_precision", "checkpoint_every=0"]))
         runs.append(place)
-    _show(report(runs, folders, list(range(len(folders))), args.budget or 50), folders[0], out / "recall.csv")
+    _show(report(runs, folders, list(range(len(folders))), args.alerts or 50), folders[0], out / "recall.csv")
     print(f"other models: fedgraph-flwr run graph={out / 'linked'} task=edges ..., then drill report")
 
 

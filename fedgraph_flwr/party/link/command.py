@@ -7,7 +7,7 @@ Examples:
   fedgraph-flwr link --simulate a.safetensors b.safetensors c.safetensors --out linked
   fedgraph-flwr link --simulate a2.safetensors b2.safetensors c2.safetensors --since linked --out linked2    # the next month
   fedgraph-flwr link engine=my-fleet num_clients=3
-  fedgraph-flwr link --new-consent consent.json --parties 3 --purpose "fraud model" --expires 2026-12-31 --match ids
+  fedgraph-flwr link --new-consent consent.json --parties 3 --purpose "fraud model" --until 2026-12-31 --match ids
   fedgraph-flwr link --sign-consent consent.json --key keys/node_0 --client 0
 """
 
@@ -69,7 +69,7 @@ _CONSENT = """
 --new-consent FILE  write a consent to these rules, not yet signed
 --parties M  number of parties that the consent of --new-consent covers
 --purpose TEXT  purpose of the link run
---expires DAY  last day of the consent, such as 2026-12-31
+--until DAY  last day of the consent, such as 2026-12-31
 --sign-consent FILE  add this party's signature to a consent
 --key FILE  this party's private key, for --sign-consent
 --client I  this party's client, for --sign-consent
@@ -129,7 +129,7 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
 
     if args.new_consent:
         if args.parties is None:
-            raise FedGraphError("--new-consent needs --parties M, --purpose TEXT and --expires DAY")
+            raise FedGraphError("--new-consent needs --parties M, --purpose TEXT and --until DAY")
         given = {key: getattr(args, key) for key in ("parties", "purpose", "expires")}
         consent = Consent(**given, **agreed_rules(rules))
         write_consent(args.new_consent, consent)

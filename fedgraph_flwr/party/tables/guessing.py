@@ -173,7 +173,7 @@ def _ask_when(payments: Any, where: str, made: Guess) -> None:
     if bool((time % DAY).any()):
         made.questions.append(
             "When does the desk score? If each payment as it comes, nothing is to be done. If once a day, at night, add `day:"
-            " whole` (init-party --day whole): columns of own records then also read the later payments of the same day"
+            " whole` (init-party day=whole): columns of own records then also read the later payments of the same day"
         )
 
 
@@ -226,7 +226,7 @@ def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
                 score += (_named(name, "id") / 10) * bool(score)
                 best = max(best, (score, nodes, edges, name, ends), key=lambda found: found[0])
     if not best[1]:
-        fix = "pass --id-column, --source-column and --target-column"
+        fix = "pass columns.id=, columns.source= and columns.target="
         raise FedGraphError(f"no column of {' or '.join(tables)} lists ids that two columns of the other name: {fix}")
     _, nodes, edges, name, ends = best
     made.add("columns.id", name, "differs in each row, and the other table names its values")
@@ -256,7 +256,7 @@ def _direct(ends: Sequence[str], file: str, made: Guess) -> None:
     if direction is None:
         raise FedGraphError(
             f"{file}: the columns '{ends[0]}' and '{ends[1]}' hold accounts, but their names do not say which account pays: pass"
-            f" --source-column {ends[0]} --target-column {ends[1]}, or the reverse"
+            f" columns.source={ends[0]} columns.target={ends[1]}, or the reverse"
         )
     for end, column in zip(("source", "target"), direction, strict=True):
         made.add(f"columns.{end}", column, f"holds ids of the node table ({end} by its name)")
@@ -426,7 +426,7 @@ def _parties(table: Any, made: Guess, ends: Sequence[np.ndarray], ids: np.ndarra
             share = 100 * float(np.mean([~(own[0] & own[1])]))
             made.questions.append(
                 f"{share:.0f} % of the payments name an account that is not in the node table. Which party has it? Pass"
-                " --party-columns SOURCE,TARGET or --party-prefix SIGN, and --party; `import` refuses these rows otherwise"
+                " party_columns=SOURCE,TARGET or party_prefix=SIGN, and party=NAME; `import` refuses these rows otherwise"
             )
     elif given:
         _party_columns(table, made, own)

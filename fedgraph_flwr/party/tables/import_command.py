@@ -6,7 +6,7 @@ Examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
   fedgraph-flwr import bank_a.yaml                     # a party's file, written by `fedgraph-flwr init-party`
   fedgraph-flwr import --data graph.pt --name mine
-  fedgraph-flwr import --node-table paper=p.csv --node-table author=a.csv --edge-table author:writes:paper=w.csv \
+  fedgraph-flwr import --nodes paper=p.csv --nodes author=a.csv --edges author:writes:paper=w.csv \
       --target paper --name papers
   fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \
       --out a.safetensors
@@ -18,31 +18,36 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import RATIO, add_table_arguments
+from fedgraph_flwr.party.tables.options import RATIO, add_table_arguments, add_tables
 
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
     parser.add_argument("party_file", nargs="?", type=Path, metavar="PARTY.YAML", help="a party's file (`init-party`)")
     parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
-    add_options(parser.add_argument_group("input"), _INPUT, edges={"type": Path})
+    given = parser.add_argument_group("input")
+    add_tables(given, _TABLES)
+    add_options(given, _INPUT)
     columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
-    add_table_arguments(columns, parties=True)
+    add_table_arguments(columns)
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
     add_options(treated, _TREATED, scaling={"choices": ("", "none", "local", "federated")}, min_count={"default": 5})
+    parser.set_defaults(edge_kind=[], edge_scale=[])  # of a party's file
     output: dict[str, Any] = {"split": {"default": "ratio", "choices": ("ratio", "temporal")}, "seed": {"default": 0}}
     add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": RATIO}, **output)
 
 
+_TABLES = """
+--nodes FILE  node table; of a heterogeneous graph TYPE=FILE for each type, or TYPE= for one without data
+--edges FILE  edge table; can be repeated: the files of several days are one table; of a heterogeneous graph A:RELATION:B=FILE for
+    each type; reverse types are added later
+"""
+
 _INPUT = """
---nodes FILE  node table; short for --node-table node=FILE
---edges FILE...  edge table; short for --edge-table node:edge:node=FILE; can be repeated: the files of several days are one table
 --book DIR  the party's book, instead of --nodes, --edges and a party's file: all that it knows, each payment once
 --graph-table FILE  many graphs: table with one row per graph, its label or numbers to predict, split and client; needs
     --graph-column
 --data FILE  PyG Data or HeteroData saved by torch.save, instead of tables
---node-table TYPE=FILE...  heterogeneous graph: one table per node type, or TYPE= for a type without data
---edge-table A:RELATION:B=FILE...  heterogeneous graph: edges from type A to type B; reverse types are added later
 --target TYPE  heterogeneous graph: the labelled node type
 --feature-columns NAMES  comma-separated names or patterns (x_*) (default: all other columns)
 --input NAME...  column that may give the label away, since its value is known when you predict
@@ -61,11 +66,9 @@ _INPUT = """
 
 _TREATED = """
 --schema FILE  schema file shared by all parties; created if missing
---kind COLUMN=KIND...  kind of a node or edge column: number, category, date, flag, ignored (TYPE.COLUMN or
-    A:RELATION:B.COLUMN in a heterogeneous graph)
+--kind COLUMN=KIND...  kind of a node or edge column: number, category, date, flag, ignored (edges.COLUMN for a
+    name of both tables; in a heterogeneous graph TYPE.COLUMN or A:RELATION:B.COLUMN)
 --scale COLUMN=SCALE...  scale of a number or date: standard, robust, log, none
---edge-kind COLUMN=KIND...  for a column of --edges with the same name as a node column: number, category, date, flag, ignored
---edge-scale COLUMN=SCALE...  for a column of --edges with the same name as a node column: standard, robust, log, none
 --unit COLUMN=UNIT...  unit of a number, for display
 --scaling none|local|federated  scale by this table's statistics (local) or the schema's (federated) (default: the schema's, else
     local for tables, none for --data)

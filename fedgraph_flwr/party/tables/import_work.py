@@ -1,6 +1,7 @@
 """Work of the command ``import``: read a graph, write its file, and print a summary of it."""
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -255,14 +256,13 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
     for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
         own = pairs.setdefault(f"{option}s", {})
         for dest, prefix in ((option, ""), (f"edge_{option}", f"{EDGE}.")):
-            flag = f"--{dest.replace('_', '-')}"
             for word in getattr(args, dest, ()):
                 name, sign, value = word.rpartition("=")
                 if not sign or not name:
-                    raise FedGraphError(f"{flag} {word}: expected COLUMN={option.upper()}")
+                    raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
                 if accepted:
-                    one_of(value, accepted, f"{flag} {name}")
-                own[f"{prefix}{name}"] = value
+                    one_of(value, accepted, f"--{option} {name}")
+                own[prefix + re.sub(r"^edges\.", f"{EDGE}.", name)] = value
     at_least(args.min_count, 1, "--min-count")
     return Treatment(
         scaling=args.scaling,
@@ -343,7 +343,7 @@ def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, 
     if not args.data and not (nodes and edges):
         lacks = "edge table" if nodes else "node table" if edges else "input"
         both = "both --nodes FILE and --edges FILE (or one of them with --role NAME)"
-        raise FedGraphError(f"no {lacks}: pass {both}, or --data FILE, or --node-table and --edge-table per type")
+        raise FedGraphError(f"no {lacks}: pass {both}, with TYPE=FILE per type if there are several, or --data FILE")
     return nodes, edges
 
 

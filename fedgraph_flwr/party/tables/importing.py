@@ -347,7 +347,7 @@ def _check_ends(nodes: Nodes, edges: Edges) -> None:
                 raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edge-table")
         if path is not None and (missing := [end for end in (a, b) if nodes[end] is None]):
             what = f"{path} has edges of '{relation}'"
-            raise FedGraphError(f"{what}, but node type '{missing[0]}' has no table: pass --node-table")
+            raise FedGraphError(f"{what}, but node type '{missing[0]}' has no table: pass --nodes TYPE=FILE")
 
 
 def _target_nodes(tables: Tables, classes: Sequence[str], treatment: Treatment) -> tuple[dict[str, Any], list[str]]:

@@ -1,27 +1,24 @@
 """Command ``init-party``: write a party's file (party.yaml) by guessing from its two tables.
 
-Options correct a guess. Edit the file for other keys, then run `fedgraph-flwr import PARTY.YAML`.
+KEY=VALUE corrects a guess, by the keys of the file. Check it, then run `fedgraph-flwr import PARTY.YAML`.
 
 Examples:
   fedgraph-flwr init-party accounts.csv payments.csv
-  fedgraph-flwr init-party accounts.csv payments.csv --party a --client 0 --schema ../schema.yaml --label-column fraud
+  fedgraph-flwr init-party accounts.csv payments.csv party=a client=0 schema=../schema.yaml columns.label=fraud
 """
 
 import argparse
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import add_table_arguments, formats_of
 
-_PARTY = """
---party NAME  this party's name, as the edge table writes it (default: guessed)
---client I  this party's number in runs, from 0 (default: 0)
---schema FILE  schema file shared by all parties (default: schema.yaml next to the output)
---file FILE  client file that `import` writes (default: client_000I.safetensors next to the output)
+_OUTPUT = """
 --out FILE  output (default: party.yaml next to the first table)
 --overwrite  replace an existing output
 """
@@ -29,10 +26,9 @@ _PARTY = """
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``init-party``."""
-    parser.add_argument("tables", nargs=2, type=Path, metavar="TABLE", help="the table of nodes and that of edges")
-    add_options(parser, _PARTY, client={"default": 0})
-    corrected = [*(f"{role}-column" for role in _COLUMNS), *_FORMS]
-    add_table_arguments(parser.add_argument_group("corrections"), parties=True, only=corrected)
+    about = "the table of nodes, that of edges, and keys of the file, such as columns.label=fraud"
+    parser.add_argument("words", nargs="+", metavar="TABLE or KEY=VALUE", help=about)
+    add_options(parser, _OUTPUT)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -43,19 +39,24 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.tables.guessing import OF_NODES, first_edge, guess, without_role
     from fedgraph_flwr.party.tables.reading import read_table
 
-    out = args.out or args.tables[0].with_name("party.yaml")
+    paths = [Path(word) for word in args.words if not re.match(r"\w+(\.[^=/]+)?=", word)]
+    given = _given([word for word in args.words if Path(word) not in paths])
+    if len(paths) != 2:
+        raise FedGraphError(f"init-party reads two tables, that of nodes and that of edges, got {len(paths)}")
+    out = args.out or paths[0].with_name("party.yaml")
     if out.exists() and not args.overwrite:
         raise FedGraphError(f"{out} exists: edit it, pass another --out, or --overwrite to replace it")
-    files = {os.path.relpath(path, out.parent): path for path in args.tables}
-    layout = TableLayout(separator=args.separator, encoding=args.encoding)
+    files = {os.path.relpath(path, out.parent): path for path in paths}
+    layout = TableLayout(separator=given.get("separator", ""), encoding=given.get("encoding", ""))
     tables = {name: read_table(path, layout) for name, path in files.items()}
-    found = guess(tables, _given(args))
-    schema = args.schema or out.with_name("schema.yaml")
-    file = args.file or out.with_name(f"client_{args.client:04d}.safetensors")
+    client = given.pop("client", 0)
+    for key in {"schema", "out"} & given.keys():
+        given[key] = os.path.relpath(given[key], out.parent)
+    found = guess(tables, given)
     found.add("party", out.absolute().parent.name or "party", "no table names it: the folder's name")
-    found.add("schema", os.path.relpath(schema, out.parent), "shared by all parties; the first import writes it")
-    found.add("out", os.path.relpath(file, out.parent), "the client file")
-    found.values["client"] = args.client
+    found.add("schema", "schema.yaml", "shared by all parties; the first import writes it")
+    found.add("out", f"client_{client:04d}.safetensors", "the client file")
+    found.values["client"] = client
     write_bytes(out, _text(found.values, found.reasons).encode())
     read_party(out)
     for key, reason in found.reasons.items():
@@ -63,11 +64,11 @@ def main(args: argparse.Namespace) -> int:
         value = found.values[section][role] if role else found.values[section]
         print(f"{key}: {flow(value)}  ({reason})")
     columns = found.values["columns"]
-    missing = [] if {"label", "edge_label"} & {*columns} else ["label", "edge-label"]
+    missing = [] if {"label", "edge_label"} & {*columns} else ["label", "edge_label"]
     missing += [role for role in ("time", "amount") if role not in columns]
     if missing:
-        options = ", ".join(f"--{role}-column" for role in missing)
-        print(f"no column found for {', '.join(missing)}: if there is one, pass {options}")
+        keys = ", ".join(f"columns.{role}=NAME" for role in missing)
+        print(f"no column found for {', '.join(missing)}: if there is one, pass {keys}")
     of_edges = [role for role in columns if role not in OF_NODES]
     for key, roles, use in (
         ("nodes", OF_NODES, "that become inputs, unless `kinds` ignores them"),
@@ -76,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
         if rest := without_role(tables[found.values[key]], found.values, roles):
             print(f"columns of {found.values[key]} {use}: {', '.join(rest)}")
     print(
-        f"first row: {first_edge(tables[found.values['edges']], columns)}; if the direction is wrong, pass --source-column"
+        f"first row: {first_edge(tables[found.values['edges']], columns)}; if the direction is wrong, pass columns.source=NAME"
     )
     for question in found.questions:
         print(f"question: {question}")
@@ -84,23 +85,33 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-_COLUMNS = ("id", "label", "source", "target", "time", "amount", "edge-label", "edge-id")
-"""Roles that an option corrects."""
+def _given(words: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of the file that the words set, as `guess` takes them.
 
-_FORMS = ("separator", "encoding", "date-format", "party-columns", "party-prefix", "day")
-"""Further options: what the tables must have to be read, and what names the parties."""
+    Raises:
+        FedGraphError: a key is unknown, or its value has another form.
+    """
+    from fedgraph_flwr.party.party_file import PartyFile
 
-
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the keys that the options set."""
-    roles = [role.replace("-", "_") for role in _COLUMNS]
-    found: dict[str, Any] = {"columns": {role: name for role in roles if (name := getattr(args, f"{role}_column"))}}
-    keys = ("party", "party_prefix", "separator", "encoding", "day")
-    found |= {key: value for key in keys if (value := getattr(args, key))}
-    if args.party_columns:
-        found["party_columns"] = [name.strip() for name in args.party_columns.split(",")]
-    if formats := formats_of(args)["date_formats"]:
-        found["date_formats"] = formats
+    kinds = {each.name: each.type for each in fields(PartyFile)}
+    found: dict[str, Any] = {"columns": {}}
+    for word in words:
+        key, _, value = word.partition("=")
+        section, _, name = key.partition(".")
+        check_names([section], kinds, "key", "a party's file")
+        if name.strip() and str(kinds[section]).startswith("dict"):
+            found.setdefault(section, {})[name] = value
+        elif name or str(kinds[section]).startswith("dict"):
+            raise FedGraphError(f"{word}: expected KEY=VALUE, or KEY.NAME=VALUE such as columns.label=fraud")
+        elif kinds[section] is int:
+            if not value.isdecimal():
+                raise FedGraphError(f"{word}: expected a whole number from 0")
+            found[section] = int(value)
+        elif kinds[section] is bool:
+            found[section] = value == "true"
+        else:
+            listed = [each.strip() for each in value.strip("[]").split(",")]
+            found[section] = listed if str(kinds[section]).startswith("list") else value
     return found
 
 

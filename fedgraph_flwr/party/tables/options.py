@@ -1,7 +1,6 @@
-"""Options for columns and formats of tables, of ``import`` and ``init-party``; they override the schema."""
+"""Options for columns and formats of tables, of ``import``; they override the schema."""
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-lab
 RATIO = "0.6,0.2,0.2"
 """Default shares of training, validation and test."""
 
-_TABLES = """
+_LAYOUT = """
 --id-column NAME  column of node ids (default: the schema's, else id)
 --label-column NAME  column of labels (default: the schema's, else label)
 --split-column NAME  column with train, val or test (default: the schema's, else none)
@@ -41,9 +40,6 @@ _TABLES = """
 --rate CODE=VALUE...  value of one unit of a currency in that of the amounts, such as USD=0.92, for amounts in several currencies
 --date-format COLUMN=FORMAT...  date format such as opened=%d.%m.%Y, several separated by |; of numbers also seconds (since 1970)
     or spreadsheet (days) (default: detected per column)
-"""
-
-_PARTIES = """
 --party-columns SOURCE,TARGET  columns of the edge table with the parties of source and target (default: the schema's, else none)
 --party-prefix SIGN  separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)
 --day whole|before  with --features: a record reads the other records of its day, or earlier ones only (default: the schema's,
@@ -55,32 +51,36 @@ _PARTIES = """
 """
 
 
-def add_table_arguments(group: Any, parties: bool = False, only: Sequence[str] = ()) -> None:
-    """Add options for column names, file formats and value formats, and with ``parties`` those of edges between parties.
-
-    ``only`` names those to add, without dashes; empty: all.
-    """
+def add_table_arguments(group: Any) -> None:
+    """Add options for column names, file formats and value formats, and those of edges between parties."""
     kinds = {"id_form": {"choices": ("", "text", "number")}, "day": {"choices": ("", "whole", "before")}}
-    for text in (_TABLES, _PARTIES)[: 1 + parties]:
-        for part in re.split(r"\n(?=--)", text.strip()):
-            if not only or part.split()[0].removeprefix("--") in only:
-                add_options(group, part, features={"dest": "recipe"}, **kinds)
+    add_options(group, _LAYOUT, features={"dest": "recipe"}, **kinds)
 
 
-def add_replaced(parser: argparse.ArgumentParser) -> None:
-    """Refuse the options of `add_table_arguments` with what replaces them, in commands that read tables by a model's schema."""
-    words = [line.split() for line in _TABLES.splitlines() if line.startswith("--")]
-    parser.add_argument(*(word[0] for word in words), action=_Replaced, dest="replaced", help=argparse.SUPPRESS)
+def add_tables(group: Any, text: str) -> None:
+    """Add ``--nodes`` and ``--edges``, with their help as of `add_options`."""
+    given = {"type": str, "action": _Table}
+    add_options(group, text, nodes={**given, "default": None}, edges={**given, "default": []})
+    group.set_defaults(node_table=[], edge_table=[])
 
 
-class _Replaced(argparse.Action):
-    """Option that only `import` has."""
+class _Table(argparse.Action):
+    """Set the file of a table, or add ``TYPE=FILE`` to those by type: ``node_table``, ``edge_table``."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        parser.error(
-            f"{option_string} is an option of `import`, whose schema says it for all later files: import with it, or name the"
-            " columns of these files in party.yaml and pass --party-file"
-        )
+        name, sign, _ = values.partition("=")
+        held = getattr(namespace, self.dest)
+        if sign and not {*name} & {*"/\\."} and not Path(values).exists():
+            by_type = f"{self.dest.removesuffix('s')}_table"
+            setattr(namespace, by_type, [*getattr(namespace, by_type), values])
+        elif isinstance(held, list):
+            setattr(namespace, self.dest, [*held, Path(values)])
+        elif held is not None:
+            raise FedGraphError(
+                f"{option_string} is given twice, as '{held}' and '{values}', but takes one value: leave one out"
+            )
+        else:
+            setattr(namespace, self.dest, Path(values))
 
 
 def check_outputs(args: argparse.Namespace, outputs: Sequence[str], inputs: Sequence[str]) -> None:

@@ -252,14 +252,14 @@ def listed(files: Sequence[Path]) -> str:
 
 
 def typed_files(args: Any) -> tuple[dict[str, Path | None], dict[EdgeType, Path | None]]:
-    """Return the files of ``--node-table`` and ``--edge-table`` by type; ``--nodes`` and ``--edges`` are short for one type each.
+    """Return the files of ``--nodes`` and ``--edges`` by type.
 
     Raises:
         FedGraphError: an argument has a wrong form, or a type has two files.
     """
     nodes = [*args.node_table, *([f"{NODE}={args.nodes}"] if args.nodes else [])]
     edges = [*args.edge_table, *([f"{EDGE}={listed(args.edges)}"] if args.edges else [])]
-    return named_files(nodes, "--node-table"), edge_types(named_files(edges, "--edge-table"))
+    return named_files(nodes, "--nodes"), edge_types(named_files(edges, "--edges"))
 
 
 def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
@@ -272,6 +272,6 @@ def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
     for name, path in named.items():
         parts = name.split(":")
         if len(parts) != 3 or not all(parts):
-            raise FedGraphError(f"--edge-table {name}: expected SOURCE:RELATION:TARGET=FILE, such as a:writes:b=w.csv")
+            raise FedGraphError(f"--edges {name}: expected SOURCE:RELATION:TARGET=FILE, such as a:writes:b=w.csv")
         found[parts[0], parts[1], parts[2]] = path
     return found

@@ -1,7 +1,7 @@
 r"""Command ``schema``: show the columns of a file, or merge the parties' statistics into one schema.
 
 each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --classes ok,fraud --statistics a.json
-one of them:  fedgraph-flwr schema merge a.json b.json c.json --schema schema.yaml
+one of them:  fedgraph-flwr schema merge a.json b.json c.json --out schema.yaml
 each party:   fedgraph-flwr import --nodes customers.csv --edges payments.csv --schema schema.yaml --client 0 --num-clients 3 \
                   --out parts/client_0000.safetensors
 """
@@ -26,7 +26,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     merged.add_argument(
         "parties", type=Path, nargs="+", metavar="FILE", help="files written by `import --statistics FILE`"
     )
-    merged.add_argument("--schema", type=Path, required=True, metavar="FILE", help="output YAML file")
+    merged.add_argument("--out", type=Path, required=True, metavar="FILE", help="output YAML file")
     merged.add_argument("--overwrite", action="store_true", help="replace an existing schema")
     merged.set_defaults(func=_merge)
 
@@ -74,14 +74,10 @@ def _merge(args: argparse.Namespace) -> int:
         raise FedGraphError(f"{' '.join(map(str, args.parties))}: a party's file is named twice: name each once")
     reports = [(str(path), read_sums(path)) for path in args.parties]
     merged = merge(reports, print, log_warning)
-    if (
-        args.schema.exists()
-        and not args.overwrite
-        and Schema.load(args.schema) not in [t["schema"] for _, t in reports]
-    ):
-        raise FedGraphError(f"{args.schema} holds a schema of other parties: choose another name, or pass --overwrite")
-    merged.save(args.schema)
+    if args.out.exists() and not args.overwrite and Schema.load(args.out) not in [t["schema"] for _, t in reports]:
+        raise FedGraphError(f"{args.out} holds a schema of other parties: choose another name, or pass --overwrite")
+    merged.save(args.out)
     columns = sum(column.kind != "ignored" for of in merged.nodes.values() for column in of.values())
     print(f"{len(reports)} parties, {columns} columns, classes {', '.join(merged.classes)}")
-    print(f"wrote {args.schema}; import with --schema {args.schema}")
+    print(f"wrote {args.out}; import with --schema {args.out}")
     return 0

@@ -6,7 +6,7 @@ Examples:
   fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
   fedgraph-flwr alerts runs/mine --client 0 --nodes accounts.csv --edges today.csv --out alerts.csv
   fedgraph-flwr alerts runs/mine --client 0 --outcomes decided.csv            # precision as lived, of what the desk decided
-  fedgraph-flwr alerts --node state --precision 0.5                           # at a party, without the server
+  fedgraph-flwr alerts state --precision 0.5                                  # at a party, without the server
 """
 
 import argparse
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
-from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.options import JSON, add_options, answered
 from fedgraph_flwr.party.use import predict_command
 
 
@@ -26,7 +26,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     calibration = {"default": "auto", "choices": ("auto", "temperature", "isotonic")}
     add_options(rule, _RULE, precision={"type": str, "default": ""}, calibration=calibration)
     predict_command.add_input_arguments(parser)
-    add_options(parser, _OUTPUT, reasons={"default": 3}, explained={"default": 50})
+    add_options(parser, _OUTPUT + JSON, reasons={"default": 3}, explained={"default": 50})
 
 
 _RULE = """
@@ -46,7 +46,8 @@ _OUTPUT = """
 """
 
 
-def main(args: argparse.Namespace) -> int:
+@answered
+def main(args: argparse.Namespace) -> tuple[int, Any]:
     """Handle ``alerts``."""
     from fedgraph_flwr.party.use import alerts
     from fedgraph_flwr.party.use.cases import add_details
@@ -62,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
         rule = alerts.Rule(_budget(args.budget), _precision(args.precision), _cost(args.cost))
     predictor = predict_command.opened(args)
     if predictor.client is None:
-        raise FedGraphError("a threshold belongs to a party: pass --client I, or --node DIR")
+        raise FedGraphError("a threshold belongs to a party: pass --client I, or the state folder of its node")
     folder = args.run if args.run is not None else args.node
     if rule:
         choice = alerts.choose(predictor, rule, args.calibration)
@@ -71,10 +72,10 @@ def main(args: argparse.Namespace) -> int:
         choice = alerts.Choice.load(folder, predictor)
     _print(choice)
     if args.outcomes is not None:
-        return _outcomes(args, choice, predictor.predicts_edges)
+        return _outcomes(args, choice, predictor.predicts_edges), vars(choice)
     written = args.out is not None or args.page is not None
     if not (written or args.nodes or args.edges or args.graph or args.book):
-        return 0
+        return 0, vars(choice)
     inputs, found = predict_command.predicted(args, predictor)
     listed = alerts.alerts(choice, found, inputs[0][1][0].input_spec.schema is not None)
     if args.book and "id" in listed and len(listed):
@@ -85,11 +86,11 @@ def main(args: argparse.Namespace) -> int:
     items = len(found.logits)
     if not written:
         print(f"{len(listed)} alerts of {items} items:")
-        print(as_csv(listed, args.keep_formulas).rstrip("\n"))
-        return 0
+        print(as_csv(listed).rstrip("\n"))
+        return 0, listed
     what = f"{len(listed)} alerts of {items} items to "
     write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items, around), what)
-    return 0
+    return 0, listed
 
 
 def _mark_new(args: argparse.Namespace, choice: Any, predictor: Any, listed: Any) -> None:

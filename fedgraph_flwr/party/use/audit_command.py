@@ -11,6 +11,9 @@ Examples:
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+from fedgraph_flwr.party.options import JSON, add_options, answered
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -18,13 +21,17 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "state", type=Path, metavar="STATE", help="state folder of a node (--state), or folder of a server's runs"
     )
-    parser.add_argument("--expect", default="", metavar="NUMBER:HASH", help="line that an earlier audit printed")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=".csv or .parquet file with one row per run, or action"
-    )
+    add_options(parser, _OPTIONS + JSON)
 
 
-def main(args: argparse.Namespace) -> int:
+_OPTIONS = """
+--expect NUMBER:HASH  line that an earlier audit printed
+--out FILE  .csv or .parquet file with one row per run, or action
+"""
+
+
+@answered
+def main(args: argparse.Namespace) -> tuple[int, Any]:
     """Handle ``audit``."""
     from fedgraph_flwr.errors import sanitize
     from fedgraph_flwr.party.use.frames import write_frame
@@ -60,4 +67,4 @@ def main(args: argparse.Namespace) -> int:
     print(
         f"the chain of {found.attrs['lines']} lines is intact; the last one: {found.attrs['lines']}:{found.attrs['hash']}"
     )
-    return 0
+    return 0, found

@@ -243,7 +243,7 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     first = _first([load_predictor(run, 0) for run in runs])
     if first.cfg.on_fleet:
         where = f"{runs[0]} is a run of the fleet '{first.cfg.engine}', whose parties hold the items"
-        raise FedGraphError(f"{where}: run `fedgraph-flwr blend --node STATE STATE --out DIR` at each party")
+        raise FedGraphError(f"{where}: run `fedgraph-flwr blend STATE STATE --out DIR` at each party")
     cfg = replace(first.cfg, out=str(out.absolute()), rounds=1, resume="", evaluate="", tracking=[])
     cfg = replace(cfg, strategy=replace(cfg.strategy, name="blend", personal=False))
     check_unused(cfg)

@@ -7,7 +7,7 @@ and blend.json.
 
 Examples:
   fedgraph-flwr blend runs/fedavg runs/boosting --out runs/blend
-  fedgraph-flwr blend --node state/1203 state/1204 --out blend     # at a party; needs no server
+  fedgraph-flwr blend state/1203 state/1204 --out blend     # at a party; needs no server
 """
 
 import argparse
@@ -18,22 +18,22 @@ from fedgraph_flwr.errors import FedGraphError
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``blend``."""
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run folders of simulations on the same data")
-    parser.add_argument(
-        "--node", nargs="+", type=Path, metavar="DIR", help="state folders of a party's runs, instead of RUN"
-    )
+    about = "run folders of simulations on the same data, or state folders of a party's runs"
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=about)
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="new run folder")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``blend``."""
     from fedgraph_flwr.party.use.blend import PREDICTIONS, blend, blend_node
+    from fedgraph_flwr.party.use.predict_command import is_state
     from fedgraph_flwr.store.results import headline_score
 
-    if args.node and args.runs:
-        raise FedGraphError("blend takes run folders or --node, not both: leave one out")
-    if args.node:
-        for name, value in blend_node(args.node, args.out).items():
+    states = [is_state(folder) for folder in args.runs]
+    if any(states) and not all(states):
+        raise FedGraphError("blend takes run folders or state folders of a party, not both: leave one out")
+    if any(states):
+        for name, value in blend_node(args.runs, args.out).items():
             if name.startswith("test_") and "_by_" not in name:
                 print(f"{name}: {value:.4f}")
         print(f"wrote {args.out / PREDICTIONS}")

@@ -192,7 +192,7 @@ def days_of_book(
     rows = read_rows(book, treatment, layout)
     if not isinstance(stored, Graph):
         raise FedGraphError(
-            f"{book.folder}: a book needs a model with the party's graph: pass --client I, --node DIR or --graph FILE"
+            f"{book.folder}: a book needs a model with the party's graph: pass --client I, a state folder or --graph FILE"
         )
     last = int(rows.known.max()) if span[1] is None else span[1]
     first = last if span[0] is None else span[0]

@@ -4,13 +4,14 @@ Exit code: 0 if nothing has shifted, 3 if something has (population stability in
 
 Examples:
   fedgraph-flwr drift runs/mine --client 0 --nodes accounts.csv --edges march.csv --out drift.csv
-  fedgraph-flwr drift --node state --nodes accounts.csv --edges march.csv      # at a party, without the server
+  fedgraph-flwr drift state --nodes accounts.csv --edges march.csv             # at a party, without the server
 """
 
 import argparse
+from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
-from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.options import JSON, add_options, answered
 from fedgraph_flwr.party.use import predict_command
 
 SHIFTED = 3
@@ -21,10 +22,17 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``drift``."""
     predict_command.add_model_arguments(parser)
     predict_command.add_input_arguments(parser)
-    add_options(parser, "--out FILE  .csv or .parquet file of all columns\n--page FILE  .html page of all columns")
+    add_options(parser, f"{_OUTPUT}{JSON}")
 
 
-def main(args: argparse.Namespace) -> int:
+_OUTPUT = """
+--out FILE  .csv or .parquet file of all columns
+--page FILE  .html page of all columns
+"""
+
+
+@answered
+def main(args: argparse.Namespace) -> tuple[int, Any]:
     """Handle ``drift``."""
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
@@ -48,4 +56,4 @@ def main(args: argparse.Namespace) -> int:
         print(changed.to_string(index=False, float_format="{:.3g}".format))
     print(f"{stable} rows are stable (--out FILE lists all)")
     write_outputs(args, found, lambda: drift_page(found, predictor))
-    return SHIFTED if len(shifted) else 0
+    return SHIFTED if len(shifted) else 0, found

@@ -5,7 +5,7 @@ Items are ids as `predict` lists them: of nodes, or of edges (their numbers with
 
 Examples:
   fedgraph-flwr explain runs/mine --client 0 --items 17,23 --out reasons.csv
-  fedgraph-flwr explain --node state --nodes accounts.csv --edges today.csv --items p204    # at a party, without the server
+  fedgraph-flwr explain state --nodes accounts.csv --edges today.csv --items p204    # at a party, without the server
 """
 
 import argparse

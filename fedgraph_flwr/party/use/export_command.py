@@ -25,8 +25,9 @@ def register(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Handle ``export``."""
     from fedgraph_flwr.party.use.export import export
-    from fedgraph_flwr.party.use.predict_command import load_chosen
+    from fedgraph_flwr.party.use.predict_command import load_chosen, take_state
 
+    take_state(args)
     fill(args)
     export(load_chosen(args), args.out, args.run)
     print(f"wrote {args.out}: {', '.join(sorted(path.name for path in args.out.iterdir()))}")

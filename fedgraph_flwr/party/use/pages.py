@@ -42,7 +42,7 @@ def write_outputs(args: Namespace, frame: Any, page: Callable[[], Page], what: s
         FedGraphError: a suffix is unknown, or a folder is not writable.
     """
     if args.out is not None:
-        write_frame(frame, args.out, getattr(args, "keep_formulas", False))
+        write_frame(frame, args.out)
         print(f"wrote {what}{args.out}")
     if args.page is not None:
         page().write(args.page)

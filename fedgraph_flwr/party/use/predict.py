@@ -295,7 +295,9 @@ class TaskPredictor(ABC):
         """
         if self.own is None:
             lost = f"client {self.client}'s graph is not in {self.cfg.graph or 'the cache'}: restore its file"
-            reason = lost if self.of_party else "it has no party's graph: pass --client I or --node DIR of a run"
+            reason = (
+                lost if self.of_party else "it has no party's graph: pass --client I, or the state folder of a node"
+            )
             raise FedGraphError(f"{self.source}: {reason}")
         return self.own
 
@@ -581,7 +583,7 @@ class Predictor(TaskPredictor):
         """Return a graph of the run, which has the number or names that ``what`` describes."""
         if self._example is None:
             raise FedGraphError(
-                f"{self.source}: only clients' files have {what}: restore one, or pass --node at a party"
+                f"{self.source}: only clients' files have {what}: restore one, or pass the state folder at a party"
             )
         return self._example
 
@@ -878,7 +880,7 @@ def check_predictable(cfg: RunConfig, out: Path) -> None:
     check_suffix(out)
     reason = ""
     if cfg.on_fleet:
-        reason = f"engine={cfg.engine} leaves them at the parties: run `fedgraph-flwr predict --node DIR` at each"
+        reason = f"engine={cfg.engine} leaves them at the parties: run `fedgraph-flwr predict STATE` at each"
     elif not (kind_of(cfg).capabilities.classes or kind_of(cfg).capabilities.targets):
         reason = f"task={cfg.task.name} predicts pairs: run `fedgraph-flwr predict RUN --pairs FILE`"
     if reason:

@@ -8,7 +8,7 @@ Tables are encoded by the schema of the run, or a client's own statistics. If ed
 Examples:
   fedgraph-flwr predict runs/mine --nodes new_customers.csv --edges new_payments.csv --out predictions.csv
   fedgraph-flwr predict runs/mine --client 0                      # its nodes, by its personal model if it has one
-  fedgraph-flwr predict --node state --nodes new.csv --edges new_edges.csv --out new.parquet       # needs no server
+  fedgraph-flwr predict state --nodes new.csv --edges new_edges.csv --out new.parquet       # needs no server
   fedgraph-flwr predict --book book --from 2026-03-01 --until 2026-03-07 --out week.csv            # days of a party's book
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options, fill
-from fedgraph_flwr.party.tables.options import add_replaced, check_outputs
+from fedgraph_flwr.party.tables.options import add_tables, check_outputs
 
 Input = tuple[Any, Any, Any, Any]
 """Predictor, graph to predict, ids of its nodes, and the tables that it was read from (None: a stored graph)."""
@@ -36,33 +36,28 @@ def register(parser: argparse.ArgumentParser) -> None:
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options of the items to predict, and of the form of their table."""
     given = parser.add_argument_group("input (default: the client's stored graph)")
-    add_options(given, _INPUT, edges={"type": Path})
+    add_tables(given, _TABLES)
+    add_options(given, _INPUT)
     add_options(given, BOOK, **{"from": {"dest": "since"}})
-    add_replaced(parser)
-    add_options(parser, _FORMULAS)
 
 
 BOOK = """
---book DIR  the party's book: scores days of it, by the model that `book use` pinned, or by RUN or --node
+--book DIR  the party's book: scores days of it, by the model that `book use` pinned, or by RUN
 --from DAY  first day of the book, such as 2026-03-04 (default: --until)
 --until DAY  last day of the book (default: its last one)
 """
 
-_INPUT = """
---nodes FILE  node table: .csv, .tsv, .txt (or with .gz) or .parquet
---edges FILE...  edge table; can be repeated: the files of several days are one table
---graph FILE  graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name
---scaled  the features of --graph are scaled as in training, although the file does not say so
---node-table TYPE=FILE...  heterogeneous graph: one table per node type, instead of --nodes and --edges
---edge-table A:RELATION:B=FILE...  heterogeneous graph: edges from type A to type B, with the edge columns of the training
---target TYPE  heterogeneous graph: the node type to predict
---schema FILE  schema of the tables, if the run folder has none
---undirected  each edge row represents both directions (default: as in training)
+_TABLES = """
+--nodes FILE  node table: .csv, .tsv, .txt (or with .gz) or .parquet; of a heterogeneous graph TYPE=FILE for each type
+--edges FILE  edge table; can be repeated: the files of several days are one table; of a heterogeneous graph A:RELATION:B=FILE for
+    each type
 """
 
-_FORMULAS = (
-    "--keep-formulas  leave CSV cells such as =A1 unchanged (default: a leading ', so that no spreadsheet runs them)"
-)
+_INPUT = """
+--graph FILE  graph file, or a PyG object saved by torch.save (.pt); with tables, the stored graph whose nodes --edges may name
+--scaled  the features of --graph are scaled as in training, although the file does not say so
+--target TYPE  heterogeneous graph: the node type to predict
+"""
 
 _OUTPUT = """
 --pairs FILE  task=links: table of pairs to score, with columns source and target
@@ -74,7 +69,6 @@ _OUTPUT = """
 
 _MODEL = """
 --party-file FILE  party.yaml of the party: its client, columns and format, and with --edges its node table
---node DIR  state folder of a party, instead of RUN
 --client I  client whose model to use, 0..M-1 (default: the shared model)
 --round best|last  round of the model (default: that of the headline score)
 """
@@ -82,8 +76,10 @@ _MODEL = """
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add options that select the model: run, client and round."""
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder, or an exported folder")
+    about = "run folder, exported folder, or state folder of a party's node"
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help=about)
     add_options(parser, _MODEL)
+    parser.set_defaults(node=None)
 
 
 def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), own: bool = False) -> Any:
@@ -99,17 +95,25 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
     """
     from fedgraph_flwr.party.use.frames import check_written
 
+    take_state(args)
     if args.book is not None:
         take_book(args)
     fill(args)
-    check_outputs(
-        args, outputs, [name for name in ("nodes", "edges", "graph", "pairs", "schema") if hasattr(args, name)]
-    )
+    check_outputs(args, outputs, [name for name in ("nodes", "edges", "graph", "pairs") if hasattr(args, name)])
     check_written(args)
     predictor = load_chosen(args)
     if own:
         predictor.party_graph()
     return predictor
+
+
+def take_state(args: argparse.Namespace) -> None:
+    """Take RUN as a node's state folder if it is one."""
+    from fedgraph_flwr.party.use.blend import is_blend
+    from fedgraph_flwr.party.use.export import INDEX
+
+    if args.run is not None and not ((args.run / INDEX).is_file() or is_blend(args.run)) and is_state(args.run):
+        args.node, args.run = args.run, None
 
 
 def take_book(args: argparse.Namespace) -> None:
@@ -129,9 +133,7 @@ def take_book(args: argparse.Namespace) -> None:
     pinned = args.book / book.model.run if book.model else None
     if args.node is not None:  # not the last run that the node happened to take part in
         if pinned is not None and not pinned.resolve().is_relative_to(args.node.resolve()):
-            raise FedGraphError(
-                f"{args.node} does not hold {pinned}, the model that {args.book} pins: leave --node out"
-            )
+            raise FedGraphError(f"{args.node} does not hold {pinned}, the model that {args.book} pins: leave it out")
         if pinned is None and len(runs := models_below(args.node)) > 1:
             raise FedGraphError(
                 f"{args.node} holds the models of {len(runs)} runs, and {args.book} pins none of them: `fedgraph-flwr book use"
@@ -141,7 +143,7 @@ def take_book(args: argparse.Namespace) -> None:
     if args.run is None and args.node is None:
         if book.model is None:
             raise FedGraphError(
-                f"{args.book} pins no model: pass RUN or --node DIR, or `fedgraph-flwr book use {args.book} RUN` once"
+                f"{args.book} pins no model: pass RUN, or `fedgraph-flwr book use {args.book} RUN` once"
             )
         args.run = args.book / book.model.run
         args.client = int(book.model.client) if book.model.client and args.client is None else args.client
@@ -151,7 +153,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
     """Load the predictor selected by the options, and warn if a drill's copies trained it.
 
     Raises:
-        FedGraphError: neither or both of a run and a node are given.
+        FedGraphError: no run is given.
     """
     from fedgraph_flwr.data.schema import DRILL
     from fedgraph_flwr.party.tables.columns import log_warning
@@ -177,7 +179,7 @@ def _loaded(args: argparse.Namespace) -> Any:
     """Load the predictor selected by the options.
 
     Raises:
-        FedGraphError: neither or both of a run and a node are given.
+        FedGraphError: no run is given.
     """
     from fedgraph_flwr.party.tables.columns import log_warning
     from fedgraph_flwr.party.use.blend import is_blend, load_blend
@@ -185,15 +187,14 @@ def _loaded(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.party.use.predict import load_node, load_predictor
     from fedgraph_flwr.party.use.worth import models_below
 
-    if (args.run is None) == (args.node is None):
-        raise FedGraphError("no model selected: pass either RUN (a run folder) or --node DIR (a party's state folder)")
+    if args.run is None and args.node is None:
+        raise FedGraphError("no model selected: pass RUN, a run folder or a party's state folder")
     if args.run is not None and (args.run / INDEX).is_file():
         return load_export(args.run)
     if args.run is not None and is_blend(args.run):
         return load_blend(args.run, args.client)
-    if args.node is None and not _is_state(args.run):
+    if args.node is None:
         return load_predictor(args.run, args.client, args.round)
-    args.node = args.node or args.run
     if len(runs := models_below(args.node)) > 1:
         log_warning(
             f"{args.node} holds the models of {len(runs)} runs, and the last one is used ({runs[-1]}): pass the folder of another"
@@ -214,12 +215,14 @@ def load_any(folder: Path, client: int) -> tuple[Any, bool]:
     """
     from fedgraph_flwr.party.use.export import INDEX
 
-    of_party = (folder / INDEX).is_file() or _is_state(folder)
+    of_party = (folder / INDEX).is_file() or is_state(folder)
     options = {"run": folder, "node": None, "client": None if of_party else client, "round": ""}
-    return load_chosen(argparse.Namespace(**options)), not of_party
+    args = argparse.Namespace(**options)
+    take_state(args)
+    return load_chosen(args), not of_party
 
 
-def _is_state(folder: Path) -> bool:
+def is_state(folder: Path) -> bool:
     """Return whether a folder is a node's state, or of a run within it."""
     from fedgraph_flwr.clients.saved_models import LAST
     from fedgraph_flwr.clients.state import StateFolder
@@ -247,9 +250,9 @@ def main(args: argparse.Namespace) -> int:
         _set_threshold(found, args.threshold)
     frame = found.to_frame()
     if args.out is None:
-        print(as_json(frame.to_dict("records")) if args.json else as_csv(frame, args.keep_formulas).rstrip("\n"))
+        print(as_json(frame.to_dict("records")) if args.json else as_csv(frame).rstrip("\n"))
         return 0
-    found.write(args.out, args.keep_formulas)
+    found.write(args.out)
     if args.pairs is not None:
         print(f"wrote {len(frame)} scored pairs to {args.out}")
     else:
@@ -268,9 +271,9 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
         print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
         if found.threshold is not None:
             print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3g}")
-    changed = 0 if args.keep_formulas or args.out.suffix != ".csv" else without_formulas(frame)[1]
+    changed = 0 if args.out.suffix != ".csv" else without_formulas(frame)[1]
     if changed:
-        print(f"{changed} cells look like formulas: written with a leading ' (--keep-formulas leaves them unchanged)")
+        print(f"{changed} cells look like formulas: written with a leading ' (a .parquet file has them unchanged)")
     print(f"wrote {args.out}")
     if of == "edges" and not (args.edges or args.book):
         print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
@@ -384,7 +387,7 @@ def _list_left_out(read: Any, args: argparse.Namespace) -> None:
     if args.out is not None:
         path = args.out.with_name(f"{args.out.stem}.left-out.csv")
         columns = ["row", "edge", "source", "target", "reason"]
-        write_frame(pd.DataFrame(read.left_out, columns=columns), path, args.keep_formulas)
+        write_frame(pd.DataFrame(read.left_out, columns=columns), path)
         where = f": see {path}"
     example = f"such as row {number} ({name}), which {reason}{where}"
     files = args.book or ", ".join(map(str, args.edges))
@@ -413,23 +416,15 @@ def layout_of_party(args: argparse.Namespace) -> Any:
 
 
 def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
-    """Return the predictor with its input specification changed by --schema, --undirected, --scaled, or the schema of --graph."""
+    """Return the predictor with its input specification changed by --scaled, or the schema of --graph."""
     from dataclasses import replace
-
-    from fedgraph_flwr.data.schema import Schema
 
     if args.scaled and not args.graph:
         raise FedGraphError("--scaled describes the features of --graph FILE: pass a file, or leave --scaled out")
     spec = predictor.input_spec
-    if args.schema:
-        schema = Schema.load(args.schema)
-        if (named := len(schema.classes)) != len(spec.classes):
-            raise FedGraphError(f"{args.schema} names {named} classes, but {spec.where} has {len(spec.classes)}")
-        undirected = spec.undirected or schema.undirected
-        spec = replace(spec, schema=schema, classes=schema.classes, where=str(args.schema), undirected=undirected)
-    elif args.graph and spec.schema is None:
+    if args.graph and spec.schema is None:
         spec = spec.as_imported(args.graph)
-    spec = replace(spec, undirected=spec.undirected or args.undirected, scaled=args.scaled)
+    spec = replace(spec, scaled=args.scaled)
     return replace(predictor, input_spec=spec)
 
 
@@ -459,7 +454,7 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     single = own_nodes is not None and own_edges is not None and len(nodes) == len(edges) == 1
     if nodes and not single:
         if args.graph:
-            raise FedGraphError("several types make a new graph: pass --node-table and --edge-table, or --graph")
+            raise FedGraphError("several types make a new graph: pass --nodes and --edges, or --graph")
         return typed_tables(nodes, edges, args.target, Columns.of(layout), spec, options), None, None
     stored = graph_file(args.graph, spec) if args.graph else None
     if not nodes and not by_role and stored is not None:

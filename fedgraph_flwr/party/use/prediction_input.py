@@ -667,7 +667,7 @@ def typed_tables(
         ("node", list(nodes), kinds),
         ("edge", list(map(":".join, edges)), list(schema.edges)),
     ):
-        check_names(given, accepted, f"{what} type", f"--{what}-table")
+        check_names(given, accepted, f"{what} type", f"--{what}s")
     for kind in schema.nodes:
         if spec.columns(kind):
             spec.treatment(kind)

@@ -8,14 +8,14 @@ Examples:
   fedgraph-flwr worth runs/local runs/boosting runs/fedavg --client 0
   fedgraph-flwr worth state --metric average_precision       # at a party: the models that its node stored
   fedgraph-flwr worth runs/old runs/new --client 0 --book book --from 2026-03-01   # on days of its book with labels
-  fedgraph-flwr worth runs/fedavg --parties runs/coalitions   # what each party adds, by training again on coalitions of them
+  fedgraph-flwr worth runs/fedavg --coalitions runs/coalitions   # what each party adds, by training again on coalitions of them
 """
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.options import JSON, add_options, answered
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -32,28 +32,30 @@ def register(parser: argparse.ArgumentParser) -> None:
         --book DIR  the party's book: compare on payments or accounts of its days that have labels, instead of test items
         --from DAY  first day of the book, such as 2026-03-04 (default: --until)
         --until DAY  last day of the book (default: its last one)
-        --parties DIR  Shapley value of each party; DIR: new folder of the runs of coalitions
-        --orders N  with --parties: orders drawn for more than 5 parties (default: 20)
+        --coalitions DIR  Shapley value of each party; DIR: new folder of the runs of coalitions
+        --orders N  with --coalitions: orders drawn for more than 5 parties (default: 20)
         --out FILE  .csv or .parquet file of the table
         --page FILE  .html page of the comparison
         """
+    add_options(parser, JSON)
     add_options(parser, options, **given, **{"from": {"dest": "since"}})
 
 
-def main(args: argparse.Namespace) -> int:
+@answered
+def main(args: argparse.Namespace) -> tuple[int, Any]:
     """Handle ``worth``."""
     from fedgraph_flwr.party.use.frames import check_written
     from fedgraph_flwr.party.use.pages import contribution_page, worth_page, write_outputs
     from fedgraph_flwr.party.use.worth import worth
 
     check_written(args)
-    if args.parties is not None:
+    if args.coalitions is not None:
         found = _contributions(args)
     else:
         found = worth(args.runs, args.client, args.metric, args.clusters, _lived(args))
         _print_scores(found)
-    write_outputs(args, found, lambda: contribution_page(found) if args.parties else worth_page(found))
-    return 0
+    write_outputs(args, found, lambda: contribution_page(found) if args.coalitions else worth_page(found))
+    return 0, found
 
 
 def _lived(args: argparse.Namespace) -> Any:
@@ -78,8 +80,8 @@ def _lived(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.party.use.worth import Lived
 
     book, labels = BookFolder.load(args.book), dict[str, int]()
-    given = {"opened_book": book, "party_file": args.book / PARTY, "out": None, "keep_formulas": False, "edges": []}
-    given |= {"graph": None, "schema": None, "scaled": False, "undirected": False}
+    given = {"opened_book": book, "party_file": args.book / PARTY, "out": None, "edges": []}
+    given |= {"graph": None, "scaled": False}
     rows = read_rows(book)
     columns, last = rows.columns, int(rows.known.max())
 
@@ -125,8 +127,8 @@ def _contributions(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.party.use.contribution import contribution
 
     if len(args.runs) != 1 or args.client is not None:
-        raise FedGraphError("--parties takes one RUN, of all parties: leave --client and further runs out")
-    found = contribution(args.runs[0], args.parties, args.metric, args.orders)
+        raise FedGraphError("--coalitions takes one RUN, of all parties: leave --client and further runs out")
+    found = contribution(args.runs[0], args.coalitions, args.metric, args.orders)
     about = found.attrs
     print(f"{about['metric']}: {about['none']:.4g} without parties, {about['all']:.4g} with all; {about['runs']} runs")
     for row in found.itertuples():

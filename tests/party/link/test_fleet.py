@@ -165,7 +165,7 @@ def test_the_command_writes_and_signs_a_consent(tmp_path, keys, capsys):
     path, key = str(tmp_path / "c.json"), tmp_path / "node_0"
     key.write_bytes(keys[0].private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     key.chmod(0o600)
-    new = ["link", "--new-consent", path, "--parties", "2", "--purpose", "a model of fraud", "--expires", "2026-12-31"]
+    new = ["link", "--new-consent", path, "--parties", "2", "--purpose", "a model of fraud", "--until", "2026-12-31"]
     assert cli.main([*new, "--match", "ids", "--entities", "overlap"]) == 0
     assert cli.main(["link", "--sign-consent", path, "--key", str(key), "--client", "0"]) == 0
     consent, signatures = read_consent(tmp_path / "c.json")

@@ -112,7 +112,7 @@ def test_training_on_files_that_nodes_linked_is_the_simulation(example, run, tmp
     assert found.summary["metrics"] == expected.summary["metrics"]
     tomorrow = pd.read_csv(place / "payments.csv").tail(20)
     tomorrow.to_csv(tmp_path / "day.csv", index=False)
-    for where, out in ((["--node", f"{tmp_path}/state_0"], "fleet"), ([str(expected.out), "--client=0"], "simulation")):
+    for where, out in (([f"{tmp_path}/state_0"], "fleet"), ([str(expected.out), "--client=0"], "simulation")):
         assert main(["predict", *where, f"--edges={tmp_path}/day.csv", f"--out={tmp_path}/{out}.csv"]) == 0
     assert (tmp_path / "fleet.csv").read_text() == (tmp_path / "simulation.csv").read_text()
     before, after = (load(place / f"{name}client_0000.safetensors") for name in ("", "linked_"))

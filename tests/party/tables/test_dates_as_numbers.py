@@ -187,7 +187,7 @@ def test_init_party_proposes_what_import_reads(capsys):
     said = capsys.readouterr().out
     assert "question: 'booked' has numbers such as 260101, which may be dates as %y%m%d or %d%m%y" in said
     assert "date_formats: {booked: FORMAT}" in said
-    assert main(["init-party", "n.csv", "e.csv", "--overwrite", "--date-format", "booked=%y%m%d"]) == 0
+    assert main(["init-party", "n.csv", "e.csv", "--overwrite", "date_formats.booked=%y%m%d"]) == 0
     assert main(["import", "party.yaml"]) == 0
     assert "times from 2026-01-01 to 2026-06-26" in capsys.readouterr().out
 

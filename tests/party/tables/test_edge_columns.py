@@ -99,7 +99,7 @@ def test_schemas_with_edge_columns_are_shared_merged_and_compared(files, tmp_pat
         args = ["--nodes", str(files[0]), "--edges", str(edges), *KEPT]
         assert main(["import", *args, "--statistics", str(tmp_path / f"{name}.json")]) == 0
     schema = tmp_path / "schema.yaml"
-    assert main(["schema", "merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--schema", str(schema)]) == 0
+    assert main(["schema", "merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(schema)]) == 0
     merged = Schema.load(schema)
     amounts = [10.0 * k for rows in (60, 80) for k in range(1, rows + 1)]
     assert merged.nodes[EDGE]["amount"].statistics["center"] == pytest.approx(np.mean(amounts))

@@ -64,7 +64,7 @@ def agree(capsys, caplog):
     for text in outputs.values():
         assert "name (200 different values in 200 rows)" in text
         assert "warning" not in text.lower()
-    merged = go(capsys, "schema", "merge", "a.json", "b.json", "c.json", "--schema", "schema.yaml")
+    merged = go(capsys, "schema", "merge", "a.json", "b.json", "c.json", "--out", "schema.yaml")
     assert "column 'country': only c.json has 'Germany'" in merged
     assert "formats of column 'income' differ between a.json and b.json: each party's is detected" in merged
     assert "id of the tables is the default in a.json, 'kunde' in b.json" in merged
@@ -141,7 +141,7 @@ def test_the_journey_on_a_fleet(ugly, capsys, caplog, monkeypatch):
             "out=runs/mine",
         ]
         go(capsys, "run", *overrides, "--quiet", "--no-report")
-    source = ["--node", "state_0"]
+    source = ["state_0"]
     check_predictions(capsys, caplog, *source)
     # The server's folder knows no classes: the bank's file, or the schema, does.
     for more in ([], ["--schema", "schema.yaml"]):

@@ -193,9 +193,9 @@ def test_heterogeneous_tables_have_no_parties(option, tmp_path, capsys):
     (tmp_path / "e.csv").write_text("source,target\n")
     args = [
         "import",
-        "--node-table",
+        "--nodes",
         f"person={tmp_path / 'n.csv'}",
-        f"--edge-table=person:pays:person={tmp_path / 'e.csv'}",
+        f"--edges=person:pays:person={tmp_path / 'e.csv'}",
         "--target",
         "person",
         "--out",

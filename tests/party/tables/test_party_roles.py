@@ -104,12 +104,12 @@ def test_a_bank_with_labels_trains(tables, files, tmp_path, capsys):
 
 def test_statistics_by_role_are_those_of_all_rows_of_who_has_a_column(tables, tmp_path, capsys):
     """Second derivation from the tables; each party then imports once, and all have the same columns."""
-    network = ["--role=network", f"--edges={tables}/pay.csv", "--edge-scale=amount=log", *PAYMENTS]
+    network = ["--role=network", f"--edges={tables}/pay.csv", "--scale=edges.amount=log", *PAYMENTS]
     given = [network, *(["--role=bank", f"--own-party={bank}", f"--nodes={tables}/{bank}.csv"] for bank in "AB")]
     sums = [f"{tmp_path}/{i}.json" for i in range(3)]
     for args, out in zip(given, sums, strict=True):
         assert main(["import", *args, f"--statistics={out}", "--min-count=2"]) == 0
-    assert main(["schema", "merge", *reversed(sums), f"--schema={tmp_path}/schema.yaml"]) == 0
+    assert main(["schema", "merge", *reversed(sums), f"--out={tmp_path}/schema.yaml"]) == 0
     schema = Schema.load(tmp_path / "schema.yaml")
     assert schema.roles == {
         "bank": {"node": ("flag", "balance")},

@@ -127,8 +127,8 @@ def test_federated_statistics_are_those_of_all_rows_together(tables, tmp_path, c
     for bank in BANKS:
         also = ("--kind", "branch=ignored") if bank == "c" else ()
         assert imported(tables, bank, *args, *also, "--statistics", f"{bank}.json") == 0
-    assert cli.main(["schema", "merge", "a.json", "b.json", "c.json", "--schema", "schema.yaml"]) == 0
-    assert cli.main(["schema", "merge", "a.json", "b.json", "./a.json", "--schema", "twice.yaml"]) == 2
+    assert cli.main(["schema", "merge", "a.json", "b.json", "c.json", "--out", "schema.yaml"]) == 0
+    assert cli.main(["schema", "merge", "a.json", "b.json", "./a.json", "--out", "twice.yaml"]) == 2
     assert "a.json b.json a.json: a party's file is named twice" in capsys.readouterr().err
     merged = Schema.load(tmp_path / "schema.yaml").nodes["node"]
     rows = pd.concat([pd.read_csv(tables[bank][0]) for bank in BANKS])

@@ -51,8 +51,8 @@ def read(nodes, edges, *kept: str, **options) -> HeteroGraph:
 
 
 def options(nodes, edges) -> list[str]:
-    given = [("--node-table", f"{kind}={path}") for kind, path in nodes.items()]
-    given += [("--edge-table", f"{':'.join(edge)}={path or ''}") for edge, path in edges.items()]
+    given = [("--nodes", f"{kind}={path}") for kind, path in nodes.items()]
+    given += [("--edges", f"{':'.join(edge)}={path or ''}") for edge, path in edges.items()]
     return [word for pair in given for word in pair] + [
         "--target",
         "customer",
@@ -149,7 +149,7 @@ def test_parties_merge_statistics_and_share_the_schema(tables, tmp_path, capsys)
         args = options(*tables(name, pays))
         assert main(["import", *args, "--edge-columns", "*", "--statistics", str(tmp_path / f"{name}.json")]) == 0
     schema = tmp_path / "schema.yaml"
-    assert main(["schema", "merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--schema", str(schema)]) == 0
+    assert main(["schema", "merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(schema)]) == 0
     merged = Schema.load(schema)
     statistics = merged.nodes["customer:pays:customer"]["amount"].statistics
     both = np.array([10, 30, 20, 20, 30, 90, 30, 20, 20, 30.0])
@@ -196,7 +196,7 @@ def test_wrong_input_is_one_error(tables, tmp_path, capsys):
     assert "pays.csv has no column 'amount' (number)" in capsys.readouterr().err
     for option, message in (
         (["--time-column", "form"], "--time-column needs nodes and edges of one type"),
-        (["--edge-kind", "amount=number"], "column 'node:edge:node.amount' is unknown"),
+        (["--kind", "edges.amount=number"], "column 'node:edge:node.amount' is unknown"),
     ):
         assert main(["import", *words, *option]) == 2
         assert message in capsys.readouterr().err
@@ -325,9 +325,9 @@ def test_tables_become_a_run_and_predictions_of_new_tables(tables, tmp_path, cap
         tables(pays=changed)
         assert main(["predict", str(out), "--client", "1", *given]) == 2
         assert message in capsys.readouterr().err
-    assert main(["predict", str(out), "--client", "1", *given, "--edge-table", f"customer:owns:product={bare}"]) == 2
-    assert "edge type 'customer:owns:product' is unknown (--edge-table)" in capsys.readouterr().err
+    assert main(["predict", str(out), "--client", "1", *given, "--edges", f"customer:owns:product={bare}"]) == 2
+    assert "edge type 'customer:owns:product' is unknown (--edges)" in capsys.readouterr().err
     assert main(["predict", str(out), "--client", "1", *given, "--graph", str(bare)]) == 2
-    assert "pass --node-table and --edge-table, or --graph" in capsys.readouterr().err
+    assert "pass --nodes and --edges, or --graph" in capsys.readouterr().err
     with pytest.raises(FedGraphError, match="heterogeneous graphs, which cannot be exported yet"):
         fg.load_run(out).export(tmp_path / "exported")

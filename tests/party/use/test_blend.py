@@ -190,7 +190,7 @@ def test_what_cannot_be_blended_is_named(runs, run, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("fedgraph_flwr.party.use.blend.load_predictor", lambda *_: of_fleet)
         with pytest.raises(
-            FedGraphError, match=r"is a run of the fleet 'banks'.* blend --node STATE STATE --out DIR` at each"
+            FedGraphError, match=r"is a run of the fleet 'banks'.* blend STATE STATE --out DIR` at each"
         ):
             blend([runs[0].out, other.out], tmp_path / "no")
     with pytest.raises(FedGraphError, match="at least two runs, got 1"):
@@ -254,7 +254,7 @@ def states(tmp_path, monkeypatch):
 
 def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     out = tmp_path / "blend"
-    assert main(["blend", "--node", *map(str, states), "--out", str(out)]) == 0
+    assert main(["blend", *map(str, states), "--out", str(out)]) == 0
     assert "test_accuracy: " in capsys.readouterr().out
     own = json.loads((out / "blend.json").read_text())["weights"]
     both = [load_node(state) for state in states]
@@ -264,12 +264,12 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     assert table["id"].tolist() == [f"n{i}" for i in range(200)]
     np.testing.assert_allclose(table["p_yes"], torch.from_numpy(mixed).softmax(1)[:, 1], rtol=1e-9)
     for args, match in (
-        (["--node", str(states[0]), "--out", str(tmp_path / "no")], "at least two runs, got 1"),
+        ([str(states[0]), "--out", str(tmp_path / "no")], "at least two runs, got 1"),
         (
-            [str(states[0]), "--node", *map(str, states), "--out", str(tmp_path / "no")],
-            "run folders or --node, not both",
+            [str(tmp_path), *map(str, states), "--out", str(tmp_path / "no")],
+            "run folders or state folders of a party, not both",
         ),
-        (["--node", *map(str, states), "--out", str(out)], "exists: pass a new folder"),
+        ([*map(str, states), "--out", str(out)], "exists: pass a new folder"),
     ):
         assert main(["blend", *args]) == 2
         assert match in capsys.readouterr().err

@@ -297,7 +297,7 @@ def test_alerts_of_a_book_have_amounts_banks_cases_and_the_moneys_path(desk, tmp
 
 
 def test_a_pinned_run_of_a_node_is_used_whatever_ran_last(tmp_path):
-    """``--node state`` takes the pinned run of this node, not a trial run after it."""
+    """``state`` takes the pinned run of this node, not a trial run after it."""
     made.tables(tmp_path / "tables", made.payments(days=2))
     book = made.book(tmp_path / "book", tmp_path / "tables" / "a.yaml", tmp_path / "tables" / "a_history.csv")
     (tmp_path / "state" / "1").mkdir(parents=True)
@@ -379,7 +379,7 @@ def test_a_node_scores_a_day_of_its_book_as_the_simulation_does(banks, tmp_path,
     assert main(["book", "use", str(book), str(tmp_path / "state_0")]) == 0
     assert main(["predict", "--book", str(book), *SPAN, "--out", str(tmp_path / "node.parquet")]) == 0
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "node.parquet"), expected)
-    assert main(["export", "--node", str(tmp_path / "state_0"), "--out", str(tmp_path / "bundle")]) == 0
+    assert main(["export", str(tmp_path / "state_0"), "--out", str(tmp_path / "bundle")]) == 0
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     book.rename(moved / "book")

@@ -65,7 +65,7 @@ def test_coalitions_are_runs_that_never_had_the_others(tmp_path, capsys):
     keys = {"dataset": "csbm", "dataset.nodes_per_client": [30, 40], "model.hidden": 4, "rounds": 1, "progress": False}
     whole = fg.run(num_clients=3, out=str(tmp_path / "whole"), **keys)
     files = ["--out", str(tmp_path / "p.csv"), "--page", str(tmp_path / "p.html")]
-    words = ["worth", str(whole.path), "--parties", str(tmp_path / "parts"), "--metric", "accuracy", *files]
+    words = ["worth", str(whole.path), "--coalitions", str(tmp_path / "parts"), "--metric", "accuracy", *files]
     assert main(words) == 0
     said, found = capsys.readouterr().out, pd.read_csv(tmp_path / "p.csv")
     assert "with all; 6 runs" in said

@@ -147,7 +147,7 @@ def test_unseen_and_missing_values_and_degrees_are_named(compare):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--nodes", "x.csv", "--edges", "y.csv"], "pass --client I or --node DIR"),
+        (["--nodes", "x.csv", "--edges", "y.csv"], "pass --client I, or the state folder of a node"),
         (["--client", "0"], "pass --nodes FILE and --edges FILE"),
     ],
 )

@@ -207,7 +207,7 @@ def test_contributions_of_trees_are_shapley_values(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--items", "3"], "pass --client I or --node DIR"),
+        (["--items", "3"], "pass --client I, or the state folder of a node"),
         (["--client", "0", "--items", "3,nobody"], "--items names 'nobody', which is not among the"),
         (["--client", "0", "--items", ","], "--items needs ids"),
         (["--client", "0", "--items", "3", "--top", "0"], "--top a number above 0"),

@@ -175,7 +175,9 @@ def test_preprocessing_without_our_package_makes_our_features(bank):
         sys.path.pop(0)
     x, edge_index, ids = preprocess.read(bank / "a_customers.csv", bank / "a_payments.csv")
     net = load_export(bank / "out")
-    with pytest.raises(FedGraphError, match=f"{bank / 'out'}: it has no party's graph: pass --client I or --node DIR"):
+    with pytest.raises(
+        FedGraphError, match=f"{bank / 'out'}: it has no party's graph: pass --client I, or the state folder of a node"
+    ):
         net.party_graph()
     args = ["--nodes", str(bank / "a_customers.csv"), "--edges", str(bank / "a_payments.csv"), "--out"]
     for source in ("run", "out"):

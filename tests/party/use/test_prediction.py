@@ -165,14 +165,13 @@ def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
     ("args", "sentence"),
     [
         (["nowhere"], "nowhere holds no finished run: expected config.yaml and summary.json"),
-        ([], "no model selected: pass either RUN (a run folder) or --node DIR"),
+        ([], "no model selected: pass RUN, a run folder or a party's state folder"),
         (["{run}", "--client", "3"], "has no client 3: expected 0..2"),
         (["{run}", "--round", "first"], "round 'first' is unknown; expected one of: best, last"),
         (["{run}"], "no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I"),
         (["{run}", "--nodes", "a.csv"], "both --nodes FILE and --edges FILE, or --graph FILE"),
         (["{run}", "--client", "0", "--out", "p.txt"], "p.txt has an unknown suffix"),
         (["{run}", "--client", "0", "--threshold", "2"], "--threshold must be in [0, 1] and needs two classes, got 2"),
-        (["--node", "{run}"], "belongs to a simulation: pass its run folder and --client"),
         (["{run}", "--client", "0", "--nodes", "{lacks}", "--edges", "{edges}"], "has no column 'balance' (number)"),
     ],
 )
