@@ -154,7 +154,7 @@ def _legend(summary: SweepSummary) -> str:
     unit, margin = (" in %", summary.sweep.margin) if summary.in_percent else ("", 0.0)
     within = f"it lies within {margin:g} point{'' if margin == 1 else 's'}" if margin else "it is 0"
     text = f"Mean over seeds{unit} ± half of its 95 % interval. Better, worse: the interval of the difference, paired by seed,"
-    text += f" excludes 0; level: {within}; not decided: else."
+    text += f" excludes 0; level: {within}; not decided: else, too few seeds to tell."
     return text + (" †: a score that does not cover all clients." if summary.partly else "")
 
 

@@ -209,7 +209,7 @@ def decided(difference: Interval, metric: str) -> str:
         return f"{found} by {size} than"
     if found == LEVEL:
         return f"level ({sign}{size}) with"
-    return f"not decided ({sign}{size}{', one seed' if difference.n == 1 else ''}) against"
+    return f"with too few seeds ({sign}{size}{', one seed' if difference.n == 1 else ''}) to tell it from"
 
 
 def _apart(difference: float, metric: str) -> str:
@@ -238,8 +238,11 @@ def tiles(group: RunGroup) -> Markup:
         of = ", with earlier runs" if spent.get("earlier") else ""
         cells.append(("privacy spent", f"ε ≤ {epsilon:.3g}", f"at δ = {run.cfg.privacy.delta:g}{of}"))
     else:
-        why = "an earlier run has no ε that adds up" if spent.get("unbounded") else "no noise was added"
-        cells.append(("privacy spent", "no ε", why))
+        unbounded = "unbounded", "an earlier run has no ε that adds up"
+        value, why = (
+            unbounded if spent.get("unbounded") else ("no noise was added", "so no ε bounds what replies reveal")
+        )
+        cells.append(("privacy", value, why))
     return render("tiles", cells=cells)
 
 

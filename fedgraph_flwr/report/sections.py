@@ -178,8 +178,8 @@ def _scores(page: Page, groups: Sequence[RunGroup]) -> Markup:
     views = {display_name(m): view for m in names if (view := _curves(groups, m))["series"]}
     many = " Bands: from the lowest to the highest seed." if any(len(group.runs) > 1 for group in groups) else ""
     how = (
-        "Means over clients: test scores bold, validation scores dashed. Dotted: the chance level, and upright the best"
-        f" validation round.{many}"
+        "Means over clients: test scores bold, validation scores dashed. Dotted: the chance level, and a vertical line"
+        f" at the best validation round.{many}"
     )
     return page.chart("Scores by round", how, "lines", height=360, wide=True, views=views, x=ROUNDS)
 

@@ -24,8 +24,8 @@ from fedgraph_flwr.sweeps.rows import ours
 
 CHOSEN = (
     "Mean differences paired by seed, ± half of their 95 % interval (Student's t). Better, worse: the interval excludes 0."
-    " Level: it lies within {margin}. Not decided: else. The first method is chosen by these test scores, so"
-    " with many methods its lead is optimistic."
+    " Level: it lies within {margin}. Not decided: else, too few seeds to tell. The first method is chosen by these test"
+    " scores, so with many methods its lead is optimistic."
 )
 
 MAX_CURVES = 6

@@ -11,7 +11,7 @@ from fedgraph_flwr.config.composition import group_file, group_names, group_path
 from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, deviation, ended, over, paired
-from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
+from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE, verdict
 from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Row, number
 from fedgraph_flwr.sweeps.runs import run_name
@@ -149,14 +149,17 @@ class Comparison:
         if self.verdict == LEVEL:
             within = f" within {self.margin:g}{_one(self.unit, self.margin)}" if self.margin else ""
             return f"level with {other}{within} ({self.signed})"
-        return f"not decided against {other} ({self.signed})"
+        return f"too few seeds to tell it from {other} ({self.signed})"
 
     @property
     def text(self) -> str:
         """The comparison as a sentence without its period."""
         name = column_name(self.name)
         won = f", {name} better in {self.wins}" if self.seeds > 1 else ""
-        return f"{name} is {self.against(column_name(self.other))}, {self.over}{won}"
+        other = column_name(self.other)
+        if self.verdict == NOT_DECIDED:
+            return f"Too few seeds to tell {name} from {other} ({self.signed}), {self.over}{won}"
+        return f"{name} is {self.against(other)}, {self.over}{won}"
 
 
 def _digits(value: float) -> str:

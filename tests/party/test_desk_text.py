@@ -17,8 +17,8 @@ def test_alerts_stand_next_to_a_random_choice():
     margin[:10], y[:1], y[81:] = 5.0, 1, 1
     choice = SimpleNamespace(test=figures(margin, y, None, 1.0), validation={})
     text = right_of_100(choice)
-    assert text.startswith("Of 100 alerts 10 (")
-    assert text.endswith("are right, and they find 5 of 100 positives; drawn at random, 20 are right (test items).")
+    assert text.startswith("About 10 (")
+    assert text.endswith(" of 100 alerts are right (random picks: 20); they find 5 % of the positives, on test items.")
     assert right_of_100(SimpleNamespace(test={}, validation={})) == ""
     choice.test = figures(margin, np.zeros_like(y), None, 1.0)
     assert right_of_100(choice) == "How many alerts are right is not known: none of the 100 test items is positive."
@@ -27,7 +27,7 @@ def test_alerts_stand_next_to_a_random_choice():
 def test_rates_of_alerts_are_whole_numbers():
     at = {"items": 100_000, "positives": 120, "precision": (0.16666, 0.0769, 0.2833)}
     text = right_of_100(SimpleNamespace(test=at, validation={}))
-    assert text == "Of 100 alerts 17 (8 to 28) are right; drawn at random, fewer than 1 are right (test items)."
+    assert text == "About 17 (8 to 28) of 100 alerts are right (random picks: fewer than 1), on test items."
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Decisions of a desk: precision as lived, and labels of the next import; what nobody looked at is not of the first class."""
+"""Decisions about alerts: their precision, and labels of the next import; what nobody looked at is not of the first class."""
 
 from argparse import Namespace
 
@@ -150,9 +150,9 @@ def test_precision_as_lived_is_that_of_decided_alerts(tmp_path):
     np.testing.assert_allclose(found["precision"], [p, *((center + sign * half) / (1 + z**2 / n) for sign in (-1, 1))])
     text = "\n".join(lived_text(choice, read_outcomes(tmp_path / "d.csv")))
     assert "decided: 30 alerts, 12 true and 18 false; 10 open, 1 below the threshold do not count" in text
-    assert "precision as lived: 0.4 [0.246, 0.577], 12 of 30" in text
-    assert "precision as promised: 0.9 [0.85, 0.95], of validation items" in text
-    assert "it is below what was promised" in text
+    assert "precision: 0.4 [0.246, 0.577], 12 of 30" in text
+    assert "expected precision: 0.9 [0.85, 0.95], of validation items" in text
+    assert "it is below what was expected" in text
     args = Namespace(outcomes=tmp_path / "d.csv", nodes=None, edges=None, graph=None, out=None, page=None)
     with pytest.raises(FedGraphError, match=r"names edges .column edge., and the model's alerts are nodes .column id."):
         alerts_command._outcomes(args, choice, of_edges=False)

@@ -453,7 +453,7 @@ def lived(choice: Choice, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def lived_text(choice: Choice, outcomes: Outcomes) -> list[str]:
-    """Return lines on precision as lived and as promised."""
+    """Return lines on the precision of decided alerts and on the expected one."""
     found = lived(choice, outcomes)
     right, decided = found["right"], found["right"] + found["wrong"]
     below = f", {found['below']} below the threshold do not count" if found["below"] else ""
@@ -462,17 +462,17 @@ def lived_text(choice: Choice, outcomes: Outcomes) -> list[str]:
     if "precision" not in found or "precision" not in figures:
         return [
             *lines,
-            "precision as lived: unknown, no alert is decided" if not decided else "precision as promised: unknown",
+            "precision: unknown, no alert is decided" if not decided else "expected precision: unknown",
         ]
     (value, low, high), (promised, least, most) = found["precision"], figures["precision"]
-    lines.append(f"precision as lived: {value:.3g} [{low:.3g}, {high:.3g}], {right} of {decided}")
+    lines.append(f"precision: {value:.3g} [{low:.3g}, {high:.3g}], {right} of {decided}")
     where = "test" if choice.test else "validation"
-    lines.append(f"precision as promised: {promised:.3g} [{least:.3g}, {most:.3g}], of {where} items")
+    lines.append(f"expected precision: {promised:.3g} [{least:.3g}, {most:.3g}], of {where} items")
     apart = "below" if high < least else "above" if low > most else ""
     lines.append(
-        f"it is {apart} what was promised: compare the items by `drift`, and choose the threshold again"
+        f"it is {apart} what was expected: compare the items by `drift`, and choose the threshold again"
         if apart
-        else "the intervals overlap: what was promised is kept, as far as these decisions show"
+        else "the intervals overlap: the precision is as expected, as far as these decisions show"
     )
     return lines
 

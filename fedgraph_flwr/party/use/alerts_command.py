@@ -5,7 +5,7 @@ The first call chooses a threshold by a rule and stores it beside the model; lat
 Examples:
   fedgraph-flwr alerts runs/mine --client 0 --budget 20                       # choose: 20 alerts per day
   fedgraph-flwr alerts runs/mine --client 0 --nodes accounts.csv --edges today.csv --out alerts.csv
-  fedgraph-flwr alerts runs/mine --client 0 --outcomes decided.csv            # precision as lived, of what the desk decided
+  fedgraph-flwr alerts runs/mine --client 0 --outcomes decided.csv            # precision of the alerts that you decided
   fedgraph-flwr alerts state --precision 0.5                                  # at a party, without the server
 """
 
@@ -41,7 +41,7 @@ _OUTPUT = """
 --out FILE  .csv or .parquet file of the alerts (default: with new tables, print CSV)
 --reasons N  reasons per alert in the file (default: 3; 0: none)
 --explained N  alerts with reasons, the highest ones (default: 50)
---outcomes FILE  decisions of the desk (id or edge, outcome: true, false or open): precision as lived, next to the promised one
+--outcomes FILE  decisions on alerts (id or edge, outcome: true, false or open): their precision, next to the expected one
 --page FILE  .html page: threshold, calibration, alerts
 """
 

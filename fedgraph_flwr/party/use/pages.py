@@ -121,9 +121,11 @@ def right_of_100(choice: Any) -> str:
                 )
             value, low, high = (_of_100(each) for each in figures["precision"])
             drawn = _of_100(figures["positives"] / figures["items"])
+            value = value if value.startswith("fewer") else f"about {value}"
             span = f" ({low} to {high})" if "nan" not in (low, high) else ""
-            share = f", and they find {_of_100(figures['recall'][0])} of 100 positives" if "recall" in figures else ""
-            return f"Of 100 alerts {value}{span} are right{share}; drawn at random, {drawn} are right ({what} items)."
+            share = f"; they find {100 * figures['recall'][0]:.0f} % of the positives" if "recall" in figures else ""
+            text = f"{value}{span} of 100 alerts are right (random picks: {drawn}){share}, on {what} items."
+            return text[0].upper() + text[1:]
     return ""
 
 
@@ -214,7 +216,7 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
     """
     from fedgraph_flwr.party.use.explain import WITHOUT
 
-    lead = "Columns and payments that carry the score of each item, in the model. Right of 0: they raise it."
+    lead = "Columns and payments that carry the score of each item, in the model. Bars to the right raise the score."
     page = _page(f"Reasons by {_whose(predictor)}", lead, [])
     for place, reasons in enumerate(found):
         frame = reasons.to_frame(top)
