@@ -34,6 +34,10 @@ def banks(request, tmp_path_factory):
     return folder, rows
 
 
+of_hours = pytest.mark.parametrize("banks", ["hours"], indirect=True, scope="module")
+"""Of a test that depends on neither the order nor the scores of rows of one day."""
+
+
 def trained(folder, name, of="edges"):
     out = folder / name
     if name == "blend" and not out.is_dir():
@@ -232,6 +236,7 @@ def test_without_a_book_a_file_that_begins_after_a_gap_is_named(desk, tmp_path, 
     assert "ends on 2026-01-14" in caplog.text
 
 
+@of_hours
 def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path, capsys):
     first, second = desk[3:]
     book = filled(desk, tmp_path, first=first)
@@ -246,6 +251,7 @@ def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path,
     assert sorted(found.index) == sorted(second[~second[["source", "target"]].isin(["a3"]).any(axis=1)].ref)
 
 
+@of_hours
 def test_the_pinned_model_scores_and_another_one_in_its_place_is_refused(desk, tmp_path, capsys):
     run = desk[0]
     book = filled(desk, tmp_path, first=desk[3])
@@ -262,6 +268,7 @@ def test_the_pinned_model_scores_and_another_one_in_its_place_is_refused(desk, t
     assert "is not the model that" in capsys.readouterr().err
 
 
+@of_hours
 def test_a_changed_export_is_refused(desk, tmp_path, capsys):
     book = filled(desk, tmp_path, first=desk[3])
     with (book / "first.csv").open("a") as file:
@@ -270,6 +277,7 @@ def test_a_changed_export_is_refused(desk, tmp_path, capsys):
     assert "first.csv has changed since it was added" in capsys.readouterr().err
 
 
+@of_hours
 @pytest.mark.slow
 def test_alerts_of_a_book_have_amounts_banks_cases_and_the_moneys_path(desk, tmp_path):
     first, second = desk[3:]
@@ -319,6 +327,7 @@ def test_a_pinned_run_of_a_node_is_used_whatever_ran_last(tmp_path):
         take_book(trial)
 
 
+@of_hours
 def test_a_day_of_a_book_is_explained(desk, tmp_path, capsys):
     """Reasons of a payment by its id, with the day on which it became known."""
     book = filled(desk, tmp_path, first=desk[3], second=desk[4])
@@ -339,6 +348,7 @@ def test_a_day_of_a_book_is_explained(desk, tmp_path, capsys):
     ].tolist()
 
 
+@of_hours
 def test_worth_compares_models_on_days_of_a_book_that_have_labels(banks, desk, tmp_path, capsys):
     """Labels come by a later file; the score is average precision of the days' scores, as counted here."""
     folder, rows = banks
@@ -360,6 +370,7 @@ def test_worth_compares_models_on_days_of_a_book_that_have_labels(banks, desk, t
         assert row.score == pytest.approx(average_precision_score(truth[scores.index], scores), abs=1e-6)
 
 
+@of_hours
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_node_scores_a_day_of_its_book_as_the_simulation_does(banks, tmp_path, monkeypatch, name):
