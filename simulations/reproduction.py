@@ -24,8 +24,7 @@ from fedgraph_flwr.sweeps.spec import load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 FOLDER = Path(__file__).parent
-DOCS = FOLDER.parent / "docs"
-PAGES = (DOCS / "start.md", DOCS / "reproduction.md")
+PAGES = (FOLDER.parent / "docs" / "start.md", FOLDER / "results" / "reproduction-papers.md")
 GLANCE = re.compile(r"(<!-- glance: .*? -->\n).*?(?=<!-- end -->)", re.S)
 DEMO = re.compile(r"(<!-- demo: .*? -->\n).*?(?=<!-- end -->)", re.S)
 PRINTED = re.compile(r"([\d.]+)(?: \(([\d.]+)\))?")

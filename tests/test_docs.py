@@ -358,6 +358,22 @@ def test_a_formula_is_what_it_says():
     assert plain("√(a + b)") == "<msqrt><mi>a</mi><mo>+</mo><mi>b</mi></msqrt>"
 
 
+def test_the_reference_has_every_public_name():
+    """And so all that the page on Python teaches."""
+    import fedgraph_flwr
+
+    text = (ROOT / "docs" / "api.md").read_text()
+    named = set(re.findall(r"^::: fedgraph_flwr\.(?:api|errors)\.(\w+)$", text, re.M))
+    assert set(fedgraph_flwr.__all__) - named == {"datasets", "load"}, (
+        "a module of its own, and another name of load_run"
+    )
+    assert "::: fedgraph_flwr.partition.api" in text
+    taught = set(re.findall(r"\bfg\.(\w+)", (ROOT / "docs" / "python.md").read_text()))
+    assert taught <= set(fedgraph_flwr.__all__)
+    shown = set(re.findall(r"\brun\.(\w+)", (ROOT / "docs" / "python.md").read_text()))
+    assert [name for name in shown if not (getattr(fedgraph_flwr.Run, name, None) or name == "path").__doc__] == []
+
+
 def test_the_page_of_models_lists_all_and_says_what_they_read():
     from fedgraph_flwr import models
 

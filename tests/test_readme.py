@@ -143,7 +143,7 @@ def test_results_at_a_glance_are_those_that_the_rule_chooses():
     """`python -m simulations.reproduction --write` writes them anew."""
     for page in reproduction.PAGES:
         assert reproduction.written(page.read_text()) == page.read_text()
-    text = (ROOT / "docs" / "reproduction.md").read_text()
+    text = (RESULTS / "reproduction-papers.md").read_text()
     assert text.count("<!-- glance:") == 1
     listed = [row for row in rows(text) if row[0].startswith("FedStruct")]
     main = reproduction.main_table("fedstruct").sweep

@@ -1,4 +1,4 @@
-"""Runs of an agreement (`fedgraph_flwr.fleet.agreements`), as the desk of an operator starts them."""
+"""Runs of an agreement (`fedgraph_flwr.fleet.agreements`), as an operator starts them."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ def opened(path: Path) -> Agreement:
 def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:
     """Return the configuration of the next run of an agreement, or of a given number, whose nodes would accept it.
 
-    The desk keeps the last number next to the file (``.runs``). Nodes count for themselves.
+    The operator keeps the last number next to the file (``.runs``). Nodes count for themselves.
 
     Raises:
         FedGraphError: the configuration is not the agreed one, or a signature or a run is missing.
@@ -64,5 +64,5 @@ def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:
 
 
 def configured(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """Return the configuration of an agreement's runs, with the desk's own keys."""
+    """Return the configuration of an agreement's runs, with the operator's own keys."""
     return compose(overrides, json.dumps(opened(path).values["configuration"]))

@@ -1,4 +1,4 @@
-"""What a desk decided about items: a table with their ids and a column ``outcome``, true, false or open.
+"""What a party decided about items: a table with their ids and a column ``outcome``, true, false or open.
 
     edge,outcome              the list of `alerts --out` with one more column will do
     p17,true                  confirmed
@@ -37,7 +37,7 @@ ESCAPED = re.compile(f"^'(?={FORMULA})")
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Decisions of a desk.
+    """Decisions about alerts.
 
     Attributes:
         where: the file.
@@ -64,7 +64,7 @@ class Outcomes:
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """Read the decisions of a desk.
+    """Read decisions about alerts.
 
     Raises:
         FedGraphError: a column or an id is missing, an outcome is not accepted, or an item is both true and false.

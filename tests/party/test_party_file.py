@@ -310,7 +310,7 @@ def test_the_desk_is_asked_when_it_scores():
     accounts, payments = linked("from_iban", "to_iban")
     timed = payments.assign(booked=[f"{day} 09:{row % 60:02}:00" for row, day in enumerate(payments["booked"])])
     (question,) = guess({"accounts": accounts, "payments": timed}, {}).questions
-    assert question.startswith("When does the desk score?")
+    assert question.startswith("When do you score?")
     assert "init-party day=whole" in question
     found = guess({"accounts": accounts, "payments": timed}, {"day": "whole"})
     assert (found.questions, found.values["day"]) == ([], "whole")

@@ -162,7 +162,7 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
 
 
 def _ask_when(payments: Any, where: str, made: Guess) -> None:
-    """Ask when the desk scores, if times have hours: at night it knows a payment's whole day."""
+    """Ask when the party scores, if times have hours: at night it knows a payment's whole day."""
     if made.values.get("day"):
         return
     treatment = Treatment(date_formats=made.values.get("date_formats", {}))
@@ -172,7 +172,7 @@ def _ask_when(payments: Any, where: str, made: Guess) -> None:
         return
     if bool((time % DAY).any()):
         made.questions.append(
-            "When does the desk score? If each payment as it comes, nothing is to be done. If once a day, at night, add `day:"
+            "When do you score? If each payment as it comes, nothing is to be done. If once a day, at night, add `day:"
             " whole` (init-party day=whole): columns of own records then also read the later payments of the same day"
         )
 

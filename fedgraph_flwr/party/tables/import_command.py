@@ -53,7 +53,7 @@ _INPUT = """
 --input NAME...  column that may give the label away, since its value is known when you predict
 --edge-columns NAMES  columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the
     schema's
---outcomes FILE  decisions of a desk (id or edge, outcome: true, false or open), which become labels; undecided items have none
+--outcomes FILE  decisions about alerts (id or edge, outcome: true, false or open), which become labels; undecided items have none
 --client-column NAME  column with each node's client, or such an attribute of a PyG Data (partition=planted)
 --classes A,B,C  class names in label order (default: sorted)
 --role NAME  role of this party, such as network or bank, if parties have different tables: each role has its own columns, and may

@@ -123,7 +123,7 @@ def from_tables(
         parallel: whether rows that repeat an edge stay separate even without data.
         edge_classes: class names of edges, as ``classes``.
         graphs: with a graph column, table with one row per graph: its label, targets, split and client.
-        outcomes: decisions of a desk, which are the labels of their items (`with_outcomes`).
+        outcomes: decisions about alerts, which are the labels of their items (`with_outcomes`).
         reader: reads a table, as `read_table` does.
 
     Returns:
@@ -271,7 +271,7 @@ def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
 def _decide(
     tables: Tables, outcomes: Outcomes, classes: tuple[Sequence[str], Sequence[str]], treatment: Treatment
 ) -> None:
-    """Give the items of a table the labels that a desk decided.
+    """Give the items of a table the labels that a party decided.
 
     Raises:
         FedGraphError: the graph has several types, no column of labels is named, or `with_outcomes` fails.

@@ -1,4 +1,4 @@
-"""What a desk needs beside a score: amount and banks of an alert, its case, and the payments around it.
+"""What a reader of alerts needs next to a score: amount and banks of an alert, its case, and the payments around it.
 
 case         alerts that share an account, directly or by further alerts; each account is a case
 money's path payments into the payer before an alert, and out of the receiver after it, within `WINDOW` days and known by
@@ -30,7 +30,7 @@ WINDOW, SHOWN = 7, 3
 
 @dataclass(frozen=True)
 class Payments:
-    """Rows of an edge table, as a desk reads them.
+    """Rows of an edge table, as a reader of alerts reads them.
 
     Attributes:
         edge: ids [E].

@@ -1,4 +1,4 @@
-"""Pages of a desk: alerts, drift, reasons and worth as self-contained HTML, drawn as the report of runs."""
+"""Pages of a party: alerts, drift, reasons and worth as self-contained HTML, drawn as the report of runs."""
 
 from argparse import Namespace
 from collections import Counter
