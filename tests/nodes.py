@@ -76,8 +76,16 @@ def agreed(path: Path, cfg: RunConfig, keys: Path, names: Sequence[str] = (), **
             "accepted": "",
             "purpose": "tests",
         },
-        **{"until": "2099-01-01", "runs": 12, "coordinator": "curious", "absent": "forbidden", "weights": "uniform"},
-        **{"epsilon": None, "start": "seed", "code": "releases", "schema": [], "members": members},
+        **{"until": "2099-01-01", "runs": 12, "coordinator": cfg.privacy.coordinator},
+        **{
+            "absent": "forbidden",
+            "weights": "uniform",
+            "epsilon": None,
+            "start": "seed",
+            "code": "releases",
+            "schema": [],
+            "members": members,
+        },
         **{"configuration": signed_part(json.loads(to_json(resolved(cfg)))), "signatures": {}, **values},
     }
     agreement = Agreement(content, path)

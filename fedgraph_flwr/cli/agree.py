@@ -103,7 +103,7 @@ def _new(args: argparse.Namespace) -> int:
         "purpose": args.purpose,
         "until": args.until,
         "runs": args.runs,
-        "coordinator": agreements.CURIOUS,
+        "coordinator": values["privacy"]["coordinator"],
         "absent": args.absent,
         "weights": weights or agreements.UNIFORM,
         "epsilon": args.epsilon,

@@ -152,6 +152,14 @@ class StateFolder:
             if 0 < int(path.stem[5:11]) < ended:
                 path.unlink(missing_ok=True)
 
+    def write_record(self, name: str, parts: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Write what a node must not forget in this run, with its metadata in ``values``."""
+        self._write(name, parts, values)
+
+    def read_record(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return what `write_record` wrote; None: nothing yet."""
+        return self._read(name) if self._file(name).is_file() else None
+
     def write_asked(self, record: dict[str, Any]) -> None:
         """Write the record of requests, before the reply to the latest one."""
         write_bytes(self.folder / "asked.json", json.dumps(self.owner | {"asked": record}).encode())

@@ -112,6 +112,8 @@ class PrivacyKeys(TypedDict, total=False):
     reveal: Sequence[str]
     secagg_threshold: float
     secagg_bits: int
+    coordinator: str
+    max_update: float
     unit: str
     rows: int
     batch: int

@@ -796,6 +796,11 @@ class PrivacyConfig(Section, group="privacy"):
     secagg_threshold: float = number(2 / 3, low=2 / 3, high=1)
     # fractional bits of the fixed-point encoding; values must stay below 2^(55 - bits)
     secagg_bits: int = number(40, low=8, high=48)
+    # who makes the next model: curious: the server, which follows the protocol; verified: every node for itself, from sums that
+    # it opens, so that the server can only deliver messages or stop the run; needs an agreement of members
+    coordinator: str = choice("curious", ("curious", "verified"))
+    # coordinator=verified: largest L2 norm of a round's mean update of the model; a longer one is scaled
+    max_update: float = number(0.0)
     # what ε protects: client: one client's contribution | row: one training row of a party | payment: one payment in a party's
     # books, with all rows that read it (docs/privacy.md)
     unit: str = choice("client", ("client", "row", "payment"))
@@ -825,6 +830,12 @@ class PrivacyConfig(Section, group="privacy"):
         ("dp=distributed*", "secagg!=true", "needs secure sums, as each client adds only a share of the noise, but {}"),
         ("dp=distributed*", "scores!=none|exact", "is for an untrusted server, but {} shows it each client's scores"),
         ("reveal!=[]", "secagg!=true", "lists groups that {} does not hide"),
+        ("coordinator=verified", "secagg!=true", "opens secure sums at the nodes, but {}"),
+        ("coordinator=verified", "dp!=none", "cannot open sums with {} at the nodes yet"),
+        ("coordinator=verified", "reveal!=[]", "opens sums alone, but {} sends single values"),
+        ("coordinator=verified", "scores!=none", "lets sums alone leave a node, but {} sends its scores"),
+        ("coordinator=verified", "max_update=0", "needs a bound of a round's mean update, such as 1, but {}"),
+        ("max_update!=0", "coordinator=curious", NO_EFFECT),
         ("clipping_count_noise!=0", "dp!=server_adaptive|client_adaptive|distributed_adaptive", NO_EFFECT),
         ("clipping_count_noise!=0", "noise_multiplier=0", NO_EFFECT),
     )
@@ -1021,6 +1032,19 @@ class RunConfig(Section):
         ("privacy.secagg=true", "strategy.aggregator!=mean", "shows the server only sums, but {} needs single models"),
         ("ray.aggregate=true", "strategy.aggregator!=mean", "shows the server only sums, but {} needs single models"),
         ("privacy.dp!=none", "strategy.aggregator!=mean", "bounds contributions to a mean, which {} does not compute"),
+        (
+            "privacy.coordinator=verified",
+            "train.class_weights=federated",
+            "cannot open the sums before round 1 of {} yet",
+        ),
+        (
+            "privacy.coordinator=verified",
+            "strategy.fraction!=1",
+            "needs all members in each round, but {} samples some",
+        ),
+        ("privacy.coordinator=verified", "resume!=", "cannot take up a run again ({}) yet"),
+        ("privacy.coordinator=verified", "init!=", "begins with the model of the seed, which {} replaces"),
+        ("privacy.coordinator=verified", "evaluate!=", "trains, and {} does not"),
         *((key, "privacy.scores=none", "needs scores, which {} keeps at the clients") for key in NEED_SCORES),
         *((key, "privacy.scores=noised", "needs more than the mean scores that {} releases") for key in NEED_MORE),
     )

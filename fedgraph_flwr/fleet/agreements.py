@@ -9,7 +9,7 @@
     purpose: find rings of mule accounts
     until: "2027-06-30"              # last day
     runs: 12                         # most runs; a run that was aborted after its start counts
-    coordinator: curious             # the server follows the protocol, and stores all that it sees
+    coordinator: curious             # the server follows the protocol, and stores all that it sees; verified: it can only deliver
     absent: forbidden                # allowed: a run goes on without a member; needs privacy.dp=distributed
     weights: uniform                 # or a number for each member; sizes of tables are no part of a sum
     epsilon: 8.0                     # most ε of all runs together; null: none
@@ -74,7 +74,7 @@ DIFFERENCE = "the difference of two sums shows the update of a member that joine
 """What `accepted` says if sums without noise go on with other members."""
 
 SEED, CONTINUES, RELEASES, UNIFORM = "seed", "continues", "releases", "uniform"
-FORBIDDEN, ALLOWED, CURIOUS = "forbidden", "allowed", "curious"
+FORBIDDEN, ALLOWED, CURIOUS, VERIFIED = "forbidden", "allowed", "curious", "verified"
 
 BEFORE = "@before"
 """Ending of a member's name in `signatures`: by its key of the version before."""
@@ -517,8 +517,12 @@ def _problem(agreement: Agreement) -> str:
         (bool(_NAME.fullmatch(values["name"])), f"name={values['name']!r}: expected letters, digits, _ and -"),
         (1 <= values["runs"] <= 100_000, f"runs={values['runs']}: expected a number from 1 to 100000"),
         (
-            values["coordinator"] == CURIOUS,
-            f"coordinator={values['coordinator']!r}: this version knows {CURIOUS}",
+            values["coordinator"] == (coordinator := _key(config, "privacy", "coordinator", CURIOUS)),
+            f"coordinator={values['coordinator']!r}, and privacy.coordinator={coordinator} of the configuration",
+        ),
+        (
+            coordinator == CURIOUS or (values["absent"] == FORBIDDEN and start == SEED and len(pins) > 2),
+            f"coordinator={VERIFIED} needs three members or more, absent={FORBIDDEN}, and start={SEED}",
         ),
         (values["absent"] in (FORBIDDEN, ALLOWED), f"absent={values['absent']!r}: expected {FORBIDDEN} or {ALLOWED}"),
         (

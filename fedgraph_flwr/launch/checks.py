@@ -33,6 +33,10 @@ MAX_PARAMETERS = 2**16
 """Number of a model's parameters from which computing clients as one is not faster."""
 
 
+_OWN_STAGES = ["before_evaluate", "stage"]
+"""Members of a server's half without which each of its rounds trains one model, and sends nothing else along at the end."""
+
+
 def check_method(cfg: RunConfig) -> None:
     """Check the method's keys against its server and client ``Params``, then the model's keys, then their combination.
 
@@ -61,6 +65,9 @@ def check_method(cfg: RunConfig) -> None:
     if protection_of(cfg).key and not inherits(sides[0], ["weights"]):
         what = f"{sides[0].__name__} has its own weights of clients, which privacy.dp and privacy.secagg cannot check"
         raise FedGraphError(f"{what}: declare Mean(weight=..., scale=...) in uplink")
+    if protection_of(cfg).verified and not inherits(sides[0], _OWN_STAGES):
+        what = f"{sides[0].__name__} has stages of its own, which nodes cannot compute for themselves yet"
+        raise FedGraphError(f"{what}: set privacy.coordinator=curious, or another strategy")
     model = probe(cfg)
     _check_released_buffers(cfg, model)
     combinations.check(cfg, sides[1], model)

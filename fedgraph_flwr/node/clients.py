@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from logging import INFO
 from typing import Any, NamedTuple
 
@@ -37,9 +37,11 @@ from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.node import records, settings, start
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
+from fedgraph_flwr.node.verified import Verified
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.secure.verified import EXCHANGES
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
     EVALUATE,
@@ -89,6 +91,17 @@ class NodeClient:
         self.folder = node.folder(client.cfg.strategy.name, client.graph.client)
         self.requests = records.Requests(node, self.folder)
         self.booked = self.most = 0
+
+    @cached_property
+    def verified(self) -> Verified | None:
+        """The state machine of a run that every node computes; None: of another run, or before it begins."""
+        client, node = self.client, self.node
+        early = node.agreement and node.beginning.seeds() is None
+        return (
+            Verified(node, client, self.folder)
+            if client.protection.verified and not early
+            else None
+        )
 
     # --- before the reply -------------------------------------------------------------------------
 
@@ -246,6 +259,8 @@ class NodeClient:
         if self.client.policy.check_start:
             self._judge_start(request, begin.fresh)
         request.check_model(self.client)
+        if self.verified:
+            self.verified.check(request)
 
     def _judge_start(self, request: Request, fresh: bool) -> None:
         """Refuse parameters that training must not start with, and record it in the ledger."""
@@ -289,7 +304,9 @@ class NodeClient:
 
     def reply(self, request: Request) -> ReplyContent:
         """Return the client's reply, checked against its uplink and masked in secure sums."""
-        client, phase = self.client, request.phase
+        client, phase, verified = self.client, request.phase, self.verified
+        if verified and phase in EXCHANGES:
+            return verified.answer(request)
         with self.node.withheld(client.cfg, phase):
             if client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges):
                 self._check_repeated(request)
@@ -297,7 +314,8 @@ class NodeClient:
             summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
                 plain = plain_reply(client, phase, request.groups, request.scalars)
-            return protected(client, phase, plain, part, summed)
+            sent = protected(client, phase, plain, part, summed)
+        return verified.signed(request, sent) if verified else sent
 
     @contextlib.contextmanager
     def _training(self, phase: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ The server checks it before any client starts, and each client before it builds 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import FEW_ROWS
 from fedgraph_flwr.errors import FedGraphError, check_names
-from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
+from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.adaptive import value_multiplier
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
@@ -39,6 +39,18 @@ def not_secure(cfg: RunConfig, uplink: Uplink) -> str:
             return f"needs {named(phase, group, reducer)}"
     if not any(sums(groups) for groups in uplink.values()):
         return "needs no sum of clients' values"
+    return shares_nothing(cfg, uplink)
+
+
+def not_verified(cfg: RunConfig, uplink: Uplink) -> str:
+    """Return what nodes cannot compute for themselves; empty: each round is one mean of models."""
+    for phase, group, reducer in shown(uplink):
+        if (
+            (phase, group) != (TRAIN, MODEL)
+            or getattr(reducer, "origin", "") != ARRAYS
+            or not isinstance(reducer, Mean)
+        ):
+            return f"needs {named(phase, group, reducer)}"
     return shares_nothing(cfg, uplink)
 
 
@@ -80,6 +92,9 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
     if privacy.secagg:
         promise = "privacy.secagg=true shows the server only sums of clients' values"
         _require_all(seen, promise, method, f"privacy.secagg=false{revealing if 'values of' in seen else ''}")
+    if privacy.coordinator == "verified":
+        promise = "privacy.coordinator=verified lets nodes compute rounds of one mean of models each"
+        _require_all(not_verified(cfg, uplink), promise, method, "another strategy, or privacy.coordinator=curious")
     if cfg.ray.aggregate:
         promise = "ray.aggregate=true sums training replies before the server sees them"
         _require_all(not_added(cfg, uplink), promise, method, "ray.aggregate=false")

@@ -103,10 +103,10 @@ class Keyring:
         if self.report:
             self.report(exchange, fingerprint(self.run, exchange, keys), sorted(keys))
         for peer in sorted(set(keys) - {self.client}) if self.pins is not None else ():
-            if problem := self._unproven(exchange, peer, keys[peer], signatures.get(str(peer))):
+            if problem := self.unproven(exchange, peer, keys[peer], signatures.get(str(peer))):
                 raise RunFailed(f"client {self.client} received a public key of client {peer} ({exchange}) {problem}")
 
-    def _unproven(self, exchange: str, peer: int, key: bytes, signature: NDArray[np.uint8] | None) -> str:
+    def unproven(self, exchange: str, peer: int, key: bytes, signature: NDArray[np.uint8] | None) -> str:
         """Return why a relayed key is not provably its owner's, as the end of an error; empty if it is."""
         if (pinned := self.key_of(peer)) is None:
             return f"that peers= of its --node-config does not pin: expected a file node_{peer}.pub"

@@ -96,6 +96,7 @@ class Loop:
         if self.cfg.init:
             self.server.adopt(self._earlier("init")[0])
         self.server.set_up()
+        self.server.adopt(self.live.summation.certified(self.server.arrays))
         if self.cfg.evaluate:
             return self._evaluate_finished()
         first = self._resume() + 1
@@ -213,7 +214,7 @@ class Loop:
             return False
         up = self.server.stage().up
         reduced = self.live.reduce(TRAIN, replies) if up else Reduced(replies)
-        self.server.adopt(self.server.next_arrays(reduced))
+        self.server.adopt(self.live.summation.certified(self.server.next_arrays(reduced)))
         spent = self.live.summation.spent()
         self.recorder.end_round(self._training(replies), self.server.arrays, **spent)
         if self.server.round.checkpoint_due:

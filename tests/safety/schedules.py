@@ -27,6 +27,7 @@ from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.secure import beginning, keyring, secagg
 from fedgraph_flwr.secure.masked import pairwise
 from fedgraph_flwr.secure.spent import spent
+from fedgraph_flwr.secure.verified import PROPOSAL
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, TRAIN, flat
 from tests.nodes import model_of
 from tests.safety.coordinator import Coordinator, Groups, Refused, Run, keys_of, listed, opened
@@ -36,10 +37,11 @@ KINDS: dict[str, list[str]] = {
     "plain": [],
     "secure": SECURE,
     "noised": [*SECURE, "privacy.dp=distributed", "privacy.noise_multiplier=4", "privacy.secagg_bits=20"],
+    "verified": [*SECURE, "privacy.coordinator=verified", "privacy.max_update=5"],
 }
 """Protections of a player's runs."""
 
-MEMBERS = {"plain": 3, "secure": 4, "noised": 4}
+MEMBERS = {"plain": 3, "secure": 4, "noised": 4, "verified": 4}
 """Their members: of three, no shorter list opens a sum."""
 
 TROUBLES = (
@@ -95,6 +97,8 @@ class Player:
         rate: share of messages with a trouble.
     """
 
+    rounds = ROUNDS
+
     def __init__(self, folder: Path, kind: str, seed: int, rate: float = 0.12):
         self.kind, self.random, self.rate = kind, random.Random(seed), rate
         self.owner = Coordinator(folder, *KINDS[kind], "privacy.scores=none", members=MEMBERS[kind], runs=99_999)
@@ -119,7 +123,7 @@ class Player:
         for client in choose.sample(self.members, choose.choice([0, 0, 0, 1])):
             self._back_up(client)
         run = self._run(number)
-        rounds = choose.choice(ROUNDS)
+        rounds = choose.choice(self.rounds)
         with suppress(Refused):
             self._begin(run)
             model = self._model(run)
@@ -127,7 +131,7 @@ class Player:
                 with suppress(Refused):
                     self._round(run, server_round, model)
                 model = {name: array + np.float32(0.01) for name, array in model.items()}
-        if choose.random() < 0.3:
+        if self.kind != "verified" and choose.random() < 0.3:
             self._resume(number, rounds)
         while self.waiting:
             self._deliver(*self.waiting.pop())
@@ -310,7 +314,7 @@ class Player:
             )
         if phase == secagg.AGREE and groups:
             survivors = groups[secagg.SECAGG][secagg.SURVIVORS].tolist()
-            if self.kind == "secure":
+            if self.kind in ("secure", "verified"):
                 facts.only("two lists over one start", survivors, client, number)
                 required(survivors == list(self.members), "a list without a member", client, number, survivors)
         if phase in (TRAIN, EVALUATE):
@@ -396,7 +400,7 @@ def changed(groups: Groups, how: str, choose: random.Random) -> Groups:
     """Groups with other parameters, a byte changed, or one client less."""
     copied = {group: {name: array.copy() for name, array in arrays.items()} for group, arrays in groups.items()}
     if how == "model":
-        for array in copied.get(MODEL, {}).values():
+        for array in [*copied.get(MODEL, {}).values(), *copied.get(PROPOSAL, {}).values()]:
             array *= choose.choice([0, 2, -1])
     if how == "key":
         places = [

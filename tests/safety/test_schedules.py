@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tests.safety.schedules import KINDS, Player, watched
+from tests.safety.verified_schedules import VerifiedPlayer
 
 OF_PLAYER = 20
 """Schedules on the same members."""
@@ -13,7 +14,7 @@ OF_PLAYER = 20
 def played(folder, kind, count, seed):
     """The last rounds of schedules; every tenth is followed by an honest run."""
     with watched():
-        player, last = Player(folder, kind, seed), []
+        player, last = (VerifiedPlayer if kind == "verified" else Player)(folder, kind, seed), []
         for turn in range(1, count + 1):
             last.append(player.play())
             if turn % 10 == 0 or turn == count:
@@ -31,6 +32,6 @@ def test_what_must_hold_in_many_schedules(tmp_path):
     """A third reach round 3; most have no secure sums, which take five times the messages."""
     count, last = int(os.environ.get("FEDGRAPH_SCHEDULES", "100")), []
     for turn in range(max(count // OF_PLAYER, 1)):
-        kind = ("plain", "secure", "plain", "noised")[turn % 4]
+        kind = ("plain", "secure", "plain", "noised", "verified")[turn % 5]
         last += played(tmp_path / str(turn), kind, OF_PLAYER, seed=turn)
     assert sum(number >= 3 for number in last) >= len(last) / 3

@@ -4,6 +4,7 @@
     Clipped      each client bounds the norm of what it sends
     Noised       sums are released with noise (``privacy.dp``); it contains one of the others
     Masked       clients mask their terms of a sum (``privacy.secagg``), around all others
+    Verified     the same, in rounds that every node computes (``privacy.coordinator=verified``)
 
 The mirror of `fedgraph_flwr.strategies.summation`. What it declares (groups, places of a round, whether sizes are private) holds
 for both sides, which ask it and never the configuration. `plain` says what it offers.
@@ -17,6 +18,7 @@ from fedgraph_flwr.secure.protection.clipped import Clipped
 from fedgraph_flwr.secure.protection.masked import Masked
 from fedgraph_flwr.secure.protection.noised import Noised
 from fedgraph_flwr.secure.protection.plain import Leaving, Protection, Taken
+from fedgraph_flwr.secure.protection.verified import Verified
 
 __all__ = ["Leaving", "Protection", "Taken", "protection_of"]
 
@@ -40,4 +42,5 @@ def protection_of(
         found = Noised(found, noise)
     if last:
         found = last(found)
-    return Masked(found, client) if rules.secagg else found
+    kind = Verified if rules.coordinator == "verified" else Masked
+    return kind(found, client) if rules.secagg else found

@@ -67,6 +67,7 @@ class Protection:
         sums_only: whether the server learns sums alone, if clients have pinned each other's keys.
         unit: what noise protects, as ``privacy.unit``.
         one_list: whether all sums are over one list of clients.
+        verified: whether every node computes the rounds (`fedgraph_flwr.secure.verified`).
         position: round and exchange of the current sum; None: there is none.
         rows: public number of rows that a client is expected to draw for a step, 1 if the unit is a client.
     """
@@ -79,6 +80,7 @@ class Protection:
     sums_only = False
     unit = "client"
     one_list = False
+    verified = False
     position: tuple[int, int] | None = None
     rows = 1
 

@@ -3,6 +3,7 @@
     Plain      the server sees single values, and adds them up
     Actors     the actors that hold clients add up, and the server sees sums (``ray.aggregate``)
     Masked     clients mask their values, and the server opens sums (``privacy.secagg``)
+    Verified   the same, and every node opens them, too (``privacy.coordinator=verified``)
     Noised     sums are released with noise (``privacy.dp``); it contains one of the others
 
 `interface` says what the loop, the reader of replies and the methods ask of it.
@@ -21,6 +22,7 @@ from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.strategies.summation.noised import Noised
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
 from fedgraph_flwr.strategies.summation.plain import Plain
+from fedgraph_flwr.strategies.summation.verified import Verified
 
 __all__ = ["Summation", "summation_of"]
 
@@ -39,7 +41,9 @@ def summation_of(
     cfg = server.cfg
     account = Privacy(cfg) if server.counting.private else None
     summed: Summation
-    if cfg.privacy.secagg:
+    if server.counting.protection.verified:
+        summed = Verified(server, schemas)
+    elif cfg.privacy.secagg:
         summed = Masked(server, schemas, OpenedStore(folder), account)
     elif cfg.ray.aggregate:
         summed = Actors(server, schemas, grid)

@@ -134,6 +134,10 @@ class Summation:
         numbers = {name: value for name, value in reply.metrics.items() if name in names}
         return Reply(reply.client, reply.groups, numbers)
 
+    def certified(self, arrays: Arrays) -> Arrays:
+        """Return the shared parameters after a round, or the set-up, on which all members agree."""
+        return self.inner.certified(arrays) if self.inner else arrays
+
     def scores(self, scores: dict[str, Any]) -> dict[str, Any]:
         """Return the scores that may be recorded, from the clients' scores and their means."""
         return scores

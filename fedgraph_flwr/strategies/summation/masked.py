@@ -11,6 +11,7 @@ from an earlier round masks again, but reads the sums of those rounds from the s
 opening sums over other survivors (`OpenedStore`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -128,11 +129,7 @@ class Masked(Summation):
         self.members = list(dealt)
         self._enough(DEAL, len(dealt), len(self.keys))
         server.drop(set(clients) - set(dealt))
-        for name in sums(declared):
-            _, shares = in_sum(
-                declared[name], server.cfg, server.counting.private, sizes, self.members
-            )
-            self.ratios[name] = dict(zip(self.members, shares.tolist(), strict=True))
+        self.weigh(phase, self.members, sizes)
         members = np.array(self.members, np.int64)
         envelopes = {
             client: np.stack([dealt[peer][place] for peer in self.members])
@@ -142,6 +139,23 @@ class Masked(Summation):
             client: {SECAGG: {MEMBERS: members, ENVELOPES: envelopes[client]}}
             for client in self.members
         }
+
+    def weigh(self, phase: str, members: list[int], sizes: Mapping[int, np.ndarray]) -> None:
+        """Note the members of a phase's sum, and their shares of its weights.
+
+        Args:
+            phase: the phase.
+            members: the members.
+            sizes: their sizes, [2] each.
+        """
+        self.phase, self.members = phase, members
+        server = self.server
+        declared = server.uplink_of[phase]
+        for name in sums(declared):
+            _, shares = in_sum(
+                declared[name], server.cfg, server.counting.private, sizes, members
+            )
+            self.ratios[name] = dict(zip(members, shares.tolist(), strict=True))
 
     def _check_sizes(self, sizes: dict[int, np.ndarray]) -> None:
         """Refuse a client whose published sizes are not those of its description.
@@ -216,7 +230,7 @@ class Masked(Summation):
         if stored := self.store.read(server.server_round, self.phase):
             return stored
         opened = self._opened(replies, survivors, next(iter(agreed)))
-        values = self._values(opened, survivors)
+        values = self.values(opened, survivors)
         self.store.write(server.server_round, self.phase, values)
         return values
 
@@ -232,10 +246,14 @@ class Masked(Summation):
         rules = self.server.cfg.privacy
         needed = threshold(rules.secagg_threshold, len(self.keys))
         alive = {SURVIVORS: np.array(survivors, np.int64)}
-        signed = server.request(AGREE, {SECAGG: alive}, survivors).replies
+        signed = server.request(
+            AGREE, {SECAGG: alive | self.statements(replies)}, survivors
+        ).replies
         self._enough(AGREE, len(signed), len(self.keys))
         consents = {reply.client: reply.groups[SECAGG] for reply in signed}
-        revealed = server.request(UNMASK, {SECAGG: relayed(consents)}, list(consents)).replies
+        revealed = server.request(
+            UNMASK, {SECAGG: self.signatures(consents)}, list(consents)
+        ).replies
         self._enough(UNMASK, len(revealed), len(self.keys))
         shares = {reply.client: reply.groups[SECAGG][SHARES] for reply in revealed}
         masked = {
@@ -244,6 +262,7 @@ class Masked(Summation):
             }
             for reply in replies
         }
+        self.deliver(masked, shares)
         return unmasked(
             masked,
             shares,
@@ -255,7 +274,22 @@ class Masked(Summation):
             agreed,
         )
 
-    def _values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
+    # --- what rounds that every node computes send along ------------------------------------------
+
+    def statements(self, replies: list[Reply]) -> Arrays:
+        """Return what members receive of each other's terms with the survivors."""
+        return {}
+
+    def signatures(self, consents: dict[int, Arrays]) -> Arrays:
+        """Return the signatures of the survivors that members receive."""
+        return relayed(consents)
+
+    def deliver(
+        self, masked: dict[int, dict[str, Arrays]], shares: dict[int, np.ndarray]
+    ) -> None:
+        """Let members have the terms and shares of a sum."""
+
+    def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return means and sums in their declared types."""
         fields = self.schemas.of(self.phase, survivors[0]).groups
         values: dict[str, Arrays] = {}

@@ -1,0 +1,184 @@
+"""Rounds that every node computes (``privacy.coordinator=verified``): what members sign, and the exchanges around it.
+
+    position      agreement/number, round, phase, exchange, hash of all before
+    statement     position, digest of what a member holds and received, digest of its masked term: one per position
+    list          position, the same digest, member → digest of its term: signed by t of the N members of the agreement
+    certificate   position, digest of the server half's next state: signed by t of them
+
+    train, ...          up: the masked term, and the statement
+    secagg_agree        down: all statements                     up: a signature of the list
+    unmask              down: t signatures of the list           up: shares, as in `fedgraph_flwr.secure.secagg`
+    verified_open       down: all terms and shares; each node opens the sum
+    verified_propose    up, by the lowest member: the next state
+    verified_certify    down: that state                         up: a signature of the certificate
+    verified_close      down: t signatures of the certificate
+
+The last three end a round, and the set-up. t = ⌊2N/3⌋ + 1, so two lists or certificates at one position need 2t − N > N/3 members
+that sign twice. Each node computes the next state from the opened sums, and trains on a model that it computed, or adopted with a
+certificate. Machines round differently, so a node adopts a proposal that is `alike`.
+
+Numbers have one form on the wire: a text in JSON, with digests in hexadecimal digits.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
+from fedgraph_flwr.secure.clipping import clipped_model
+from fedgraph_flwr.secure.secagg import threshold
+from fedgraph_flwr.wire.messages import Arrays, flat
+from fedgraph_flwr.wire.trees import unlike
+
+OPEN, PROPOSE, CERTIFY, CLOSE = "verified_open", "verified_propose", "verified_certify", "verified_close"
+EXCHANGES = (OPEN, PROPOSE, CERTIFY, CLOSE)
+
+PROPOSAL = "proposal"
+"""Group of the server half's next state, by path."""
+
+TERMS, STATEMENTS, HELPERS, BEFORE = "terms", "statements", "helpers", "before"
+"""Arrays of the group of secure sums: digests of terms [n, 32], or terms [n, P]; signatures of statements [n, 96]; who revealed
+shares [h]; the hash of all before [32]."""
+
+ALIKE = 1e-9
+"""Largest relative difference of a proposal's numbers from a node's own, besides one rounding of their type."""
+
+
+def needed(members: int) -> int:
+    """Return t of N members."""
+    return threshold(0.0, members)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Place of a statement, a list or a certificate in all runs of an agreement.
+
+    Attributes:
+        run: DIGEST/NUMBER.
+        round: the round; 0: the set-up.
+        phase: the phase.
+        exchange: number of earlier exchanges of the phase in the round.
+        before: hash of all before.
+    """
+
+    run: str
+    round: int
+    phase: str
+    exchange: int
+    before: bytes
+
+    def content(self, kind: str, *values: object) -> bytes:
+        """Return the bytes of a text at this position."""
+        place = [self.run, self.round, self.phase, self.exchange, self.before.hex()]
+        return json.dumps([f"fedgraph {kind}", place, *values], sort_keys=True, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What a member adds to a sum; it signs one per position.
+
+    Attributes:
+        position: the position.
+        held: digest of keys, sizes, members, weights, and of what the member received.
+        term: digest of its masked term.
+    """
+
+    position: Position
+    held: bytes
+    term: bytes
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return self.position.content("statement", self.held.hex(), self.term.hex())
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The terms of a sum.
+
+    Attributes:
+        position: the position.
+        held: as of a `Statement`, alike for all.
+        terms: digest of each member's term.
+    """
+
+    position: Position
+    held: bytes
+    terms: Mapping[int, bytes]
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        listed = [[client, self.terms[client].hex()] for client in sorted(self.terms)]
+        return self.position.content("list", self.held.hex(), listed)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The state after a round.
+
+    Attributes:
+        position: the position, whose hash covers all lists before.
+        state: digest of the state.
+    """
+
+    position: Position
+    state: bytes
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return self.position.content("certificate", self.state.hex())
+
+
+SUBJECTS = {Statement: "verified_statement", Listing: "verified_list", Certificate: "verified_certificate"}
+"""Subject of the signature (`fedgraph_flwr.secure.keyring`) of each."""
+
+
+def digest_of(term: np.ndarray) -> bytes:
+    """Return the digest of a masked term [P]."""
+    return sha256(np.ascontiguousarray(term).tobytes()).digest()
+
+
+def first(run: str) -> bytes:
+    """Return the hash of all before the first position of a run."""
+    return sha256(f"fedgraph verified\n{run}".encode()).digest()
+
+
+def after(signed: Listing | Certificate) -> bytes:
+    """Return the hash of all before the next position."""
+    return sha256(signed.content).digest()
+
+
+def bounded(reducer: Reducer, mean: Arrays, start: Arrays, most: float) -> Arrays:
+    """Return an opened mean of models whose update is at most ``max_update`` long; other groups do not change.
+
+    A member that adds n(θ* − θ) would choose the next model otherwise.
+
+    Args:
+        reducer: the group's declaration.
+        mean: the opened mean.
+        start: the model before.
+        most: largest L2 norm of its update.
+    """
+    origin = {name: start[name] for name in mean} if getattr(reducer, "origin", "") == ARRAYS else mean
+    return mean if np.linalg.norm(flat(mean) - flat(origin)) <= most else clipped_model(mean, origin, most)
+
+
+def alike(own: Arrays, proposed: Arrays) -> bool:
+    """Return whether a proposal is a node's own result, up to `ALIKE` and one rounding."""
+    if unlike(proposed, own):
+        return False
+    for name, array in own.items():
+        if array.dtype.kind != "f":
+            same = np.array_equal(array, proposed[name])
+        else:
+            span = np.maximum(ALIKE * np.abs(array), np.spacing(np.abs(array)))
+            same = bool((np.abs(proposed[name] - array) <= span).all())
+        if not same:
+            return False
+    return True

@@ -1,0 +1,310 @@
+"""Rounds that every node computes: the bits of a server that follows the protocol, and attacks by one that does not."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet.keys import make_node
+from fedgraph_flwr.launch.checks import refusal
+from fedgraph_flwr.methods.uplink import ARRAYS, Mean
+from fedgraph_flwr.node import beginning as node_beginning
+from fedgraph_flwr.secure import policy, secagg, verified
+from fedgraph_flwr.secure.keyring import SIGNATURE
+from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
+from fedgraph_flwr.strategies import beginning
+from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN
+from tests.conftest import client_graph
+from tests.nodes import agreed, party_nodes
+from tests.safety.coordinator import Refused, keys_of
+from tests.safety.schedules import Broken, watched
+from tests.safety.verified_schedules import VerifiedPlayer, record_of, rounded
+from tests.support import assert_same_arrays
+
+WORDS = [
+    *("num_clients=3", "rounds=2", "model.hidden=8", "model.dropout=0", "privacy.secagg=true", "privacy.scores=none"),
+    *("strategy.weighting=uniform", "evaluation.select=last", "train.local_steps=2"),
+]
+VERIFIED = ["privacy.coordinator=verified", "privacy.max_update=1e6"]
+
+
+# --- the same bits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def members(tmp_path, monkeypatch, run):
+    """Runs of agreements of three members, each a node with its own key, graph and state, whose seeds do not differ by run."""
+    (tmp_path / "keys").mkdir()
+    for client in range(3):
+        make_node(tmp_path / "keys" / f"node_{client}")
+        client_graph(client, 40).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
+    (tmp_path / "policy.yaml").write_text("min_nodes: 0\n")
+    monkeypatch.setattr(node_beginning, "seed_of", lambda run, nonces: 7)
+    monkeypatch.setattr(beginning, "seed_of", lambda run, nonces: 7)
+    monkeypatch.setattr(node_beginning, "own_seed", lambda run, secret: 8)
+
+    def go(name, *words, **values):
+        given = [*WORDS, *words, f"graph={tmp_path / 'graphs'}"]
+        file = tmp_path / f"{name}.yaml"
+        digest = agreed(file, compose(given), tmp_path / "keys", name=name, **values)
+        graphs = sorted((tmp_path / "graphs").glob("*.safetensors"))
+        party_nodes(monkeypatch, graphs, tmp_path / "policy.yaml", tmp_path / "state", tmp_path / "keys", file)
+        return run(*given, f"agreement={digest}/1")
+
+    return go
+
+
+METHODS = {
+    "fedavg": [],
+    "weights": ["strategy.weighting=train"],
+    "fedprox": ["strategy=fedprox"],
+    "fedadam": ["strategy=fedadam"],
+    "fedavgm": ["strategy=fedavgm"],
+    "fednova": ["strategy=fednova", "train.optimizer=sgd"],
+}
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m == "fedadam" else pytest.mark.slow) for m in METHODS])
+def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, method):
+    words = METHODS[method]
+    values = {"weights": {f"bank_{i}": i + 1 for i in range(3)}} if method == "weights" else {}
+    usual, done = members("curious", *words, **values), members("verified", *words, *VERIFIED, **values)
+    assert done.summary["failures"] == {}
+    assert len(done.rounds) == 2
+    assert_same_arrays(done.arrays, usual.arrays)
+
+
+# --- refused by name --------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "scaffold": (["strategy=scaffold", "train.optimizer=sgd"], "needs .*variates"),
+    "moon's personal models": (["strategy=fedstruct"], "fedstruct needs"),
+    "boosting": (["strategy=boosting", "strategy.mode=histogram"], "boosting needs"),
+    "fedomd": (["strategy=fedomd", "strategy.cmd_range=unit"], "fedomd needs"),
+    "without sums": (["privacy.secagg=false"], "opens secure sums at the nodes, but privacy.secagg=false"),
+    "scores": (["privacy.scores=exact"], "lets sums alone leave a node, but privacy.scores=exact sends its scores"),
+    "noise": (["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg_bits=20"], "cannot open sums"),
+    "no bound": (["privacy.max_update=0"], "needs a bound of a round's mean update"),
+    "some members": (["strategy.fraction=0.5", "num_clients=8"], "needs all members in each round"),
+    "class weights": (["train.class_weights=federated", "train.loss=weighted"], "cannot open the sums before round 1"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_nodes_do_not_compute_is_refused_by_name(what):
+    words, reason = REFUSED[what]
+    assert re.search(reason, found := refusal([*WORDS, *VERIFIED, *words])), found
+
+
+def test_a_run_without_an_agreement_is_refused(run):
+    with pytest.raises(FedGraphError, match=r"privacy.coordinator=verified needs an agreement of members"):
+        run(*WORDS, *VERIFIED)
+
+
+def test_an_agreement_says_what_its_configuration_says(tmp_path):
+    for client in range(3):
+        (tmp_path / "keys").mkdir(exist_ok=True)
+        make_node(tmp_path / "keys" / f"node_{client}")
+    cfg = compose([*WORDS, *VERIFIED])
+    for values, reason in (
+        ({"coordinator": "curious"}, "and privacy.coordinator=verified of the configuration"),
+        ({"start": "continues"}, "coordinator=verified needs three members or more, absent=forbidden, and start=seed"),
+    ):
+        with pytest.raises(Exception, match=reason):
+            agreed(tmp_path / "agreement.yaml", cfg, tmp_path / "keys", **values)
+
+
+# --- what is signed ---------------------------------------------------------------------------------------------------
+
+
+def test_every_part_of_a_text_changes_what_is_signed():
+    place = verified.Position("ab/1", 2, TRAIN, 0, b"\1" * 32)
+    places = [
+        place,
+        verified.Position("ab/2", 2, TRAIN, 0, b"\1" * 32),
+        verified.Position("ab/1", 3, TRAIN, 0, b"\1" * 32),
+        verified.Position("ab/1", 2, "other", 0, b"\1" * 32),
+        verified.Position("ab/1", 2, TRAIN, 1, b"\1" * 32),
+        verified.Position("ab/1", 2, TRAIN, 0, b"\2" * 32),
+    ]
+    texts = [verified.Statement(p, b"h", b"t") for p in places]
+    texts += [verified.Statement(place, b"g", b"t"), verified.Statement(place, b"h", b"s")]
+    texts += [verified.Listing(place, b"h", {0: b"t"}), verified.Listing(place, b"h", {1: b"t"})]
+    texts += [verified.Listing(place, b"g", {0: b"t"}), verified.Listing(place, b"h", {0: b"s"})]
+    texts += [verified.Certificate(place, b"h"), verified.Certificate(place, b"t")]
+    assert len({text.content for text in texts}) == len(texts)
+    assert (
+        verified.Listing(place, b"h", {1: b"s", 0: b"t"}).content
+        == verified.Listing(place, b"h", {0: b"t", 1: b"s"}).content
+    )
+
+
+def test_a_member_moves_the_model_by_max_update_and_no_more():
+    """It adds n (θ* − θ) to choose the next model."""
+    start = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
+    chosen = {"w": np.full((3, 2), 50, np.float32), "b": np.full(2, -50, np.float32)}
+    found = verified.bounded(Mean(ARRAYS, origin=ARRAYS), chosen, start, 0.5)
+    length = np.sqrt(sum((array.astype(float) ** 2).sum() for array in found.values()))
+    assert 0.49 < length <= 0.5
+    small = {name: array + np.float32(1e-3) for name, array in start.items()}
+    assert verified.bounded(Mean(ARRAYS, origin=ARRAYS), small, start, 0.5) is small
+
+
+def test_a_proposal_may_differ_by_a_rounding_and_no_more():
+    own = {"arrays/w": np.array([1.0, -3.0, 0.0], np.float32), "method/n": np.array([2])}
+    assert verified.alike(own, rounded({"arrays/w": own["arrays/w"]}) | {"method/n": own["method/n"]})
+    for path, array in (
+        ("arrays/w", own["arrays/w"] * np.float32(1 + 1e-6)),
+        ("arrays/w", own["arrays/w"].astype(np.float64)),
+        ("method/n", own["method/n"] + 1),
+    ):
+        assert not verified.alike(own, {**own, path: array})
+    exact = {"arrays/w": np.array([1.0])}
+    assert verified.alike(exact, {"arrays/w": np.array([1.0 + 9e-10])})
+    assert not verified.alike(exact, {"arrays/w": np.array([1.0 + 2e-9])})
+
+
+# --- named attacks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def player(tmp_path):
+    """A coordinator of four members, in the middle of a run, that has made no trouble yet."""
+    with watched():
+        found = VerifiedPlayer(tmp_path, "verified", seed=3, rate=0)
+        found.number = 1
+        run = found._run(1)
+        found._begin(run)
+        found._round(run, 1, {})
+        yield found, run
+
+
+@pytest.fixture
+def uncounted(monkeypatch):
+    """Nodes that do not count requests, so that nothing but the state machine refuses a repeated one."""
+    monkeypatch.setattr(policy.Ledger, "book", lambda *request: None)
+
+
+def refused(asked, client, phase, server_round, groups, reason, **scalars):
+    """Require that a member refuses a message for this reason."""
+    found = asked.ask(client, phase, server_round, groups, **scalars)
+    assert isinstance(found, str), "it replied"
+    assert reason in found
+
+
+def test_models_of_the_coordinators_choice(player):
+    """From round 2 on a curious server may send any; here a member trains on none, and scores or keeps none."""
+    player, run = player
+    model = player._model(run)
+    chosen = {name: array + np.float32(1e-3) for name, array in model.items()}
+    keys = {c: run.ask(c, secagg.PUBLISH, 2)[secagg.SECAGG] for c in range(4)}
+    dealt = {c: run.ask(c, secagg.DEAL, 2, keys_of(keys))[secagg.SECAGG] for c in range(4)}
+    own = np.stack([dealt[p][secagg.ENVELOPES][1] for p in range(4)])
+    part = {secagg.SECAGG: {secagg.MEMBERS: np.arange(4), secagg.ENVELOPES: own}}
+    refused(run, 1, TRAIN, 2, {MODEL: chosen, **part}, "sent another 'model'")
+    refused(run, 0, EVALUATE, 2, {MODEL: chosen}, "scores no model")
+    refused(run, 0, "describe", 2, {MODEL: chosen}, "sent another 'model'", keep=True, run="a", best=1)
+    refused(run, 2, TRAIN, 3, {MODEL: model, **part}, "the last round that members certified here is 1")
+
+
+def test_a_bank_declared_absent_and_three_and_three(player):
+    player, run = player
+    terms = player.terms(run, 2, player._model(run))
+    half = player.listing({c: terms[c] for c in (0, 1, 2)})
+    refused(run, 0, secagg.AGREE, 2, half, "a list of terms of clients [0, 1, 2]")
+
+
+def test_a_sum_without_a_member(player):
+    player, run = player
+    with pytest.raises(Refused):
+        player.terms(run, 2, player._model(run), who=[0, 1, 2])
+    assert "adds its values to those of clients [0, 1, 2, 3]" in player.refusals[-1]
+
+
+def test_invented_terms_and_statements_of_another_place(player):
+    player, run = player
+    terms = player.terms(run, 2, player._model(run))
+    forged = copy.deepcopy(terms)
+    for array in forged[3][MODEL].values():
+        array += np.uint64(1)
+    refused(run, 0, secagg.AGREE, 2, player.listing(forged), "no signature of client 3 at this place")
+    forged = copy.deepcopy(terms)
+    forged[3][secagg.SECAGG][SIGNATURE] = terms[2][secagg.SECAGG][SIGNATURE]
+    refused(run, 1, secagg.AGREE, 2, player.listing(forged), "no signature of client 3 at this place")
+
+
+def test_half_opened_sums(player, uncounted):
+    """Shares that the coordinator keeps to itself leave members where they are: they add nothing else at this place."""
+    player, run = player
+    model = player._model(run)
+    terms, shares = player.agree(run, player.terms(run, 2, model), 2)
+    assert len(shares) == 4
+    refused(run, 0, PROPOSE, 2, None, "the last round that members certified here is 1")
+    with pytest.raises(Refused):
+        player.agree(run, player.terms(run, 2, model), 2)
+    assert [text for text in player.refusals if "signed its term at this place already" in text], player.refusals
+    wrong = copy.deepcopy(terms)
+    for array in wrong[1][MODEL].values():
+        array += np.uint64(2**40)
+    player.open(run, (wrong, shares), 2)
+    assert record_of(run, 0)["opened"] == []
+    assert "not those of the list" in player.refusals[-1]
+    player.before = bytes.fromhex(record_of(run, 0)["before"])
+    player.open(run, (terms, shares), 2)
+    player.certify(run, 2)
+    assert record_of(run, 3)["certified"] == 2
+
+
+def test_mixed_models_and_two_certificates(player, uncounted):
+    """Proposals that differ by a rounding are certified for at most one of two halves; a chosen one for none."""
+    player, run = player
+    player.open(run, player.agree(run, player.terms(run, 2, player._model(run)), 2), 2)
+    state = run.ask(0, PROPOSE, 2)[PROPOSAL]
+    chosen = {name: array + np.float32(1e-3) for name, array in state.items()}
+    refused(run, 0, CERTIFY, 2, {PROPOSAL: chosen}, "not the one that this node computed")
+    signed = {c: run.ask(c, CERTIFY, 2, {PROPOSAL: state}) for c in (0, 1)}
+    signed |= {c: run.ask(c, CERTIFY, 2, {PROPOSAL: rounded(state)}) for c in (2, 3)}
+    refused(run, 0, CERTIFY, 2, {PROPOSAL: rounded(state)}, "signed another model of round 2")
+    for offered, signers in ((state, (0, 1)), (rounded(state), (2, 3))):
+        _, close = player.closing(run, {c: signed[c] for c in signers}, offered, 2)
+        refused(run, min(signers), CLOSE, 2, {**close, PROPOSAL: offered}, "2 of 4 members signed")
+    with pytest.raises(Refused):
+        player._round(run, 3, {})
+
+
+def test_a_member_that_missed_a_round_adopts_what_others_certified(player):
+    """Three of four sign; the fourth, which opened nothing, goes on with their model, and its state is theirs."""
+    player, run = player
+    terms, shares = player.agree(run, player.terms(run, 2, player._model(run)), 2)
+    ask, run.ask = run.ask, lambda c, phase, *a, **k: "lost" if (c, phase) == (3, OPEN) else ask(c, phase, *a, **k)
+    player.open(run, (terms, shares), 2)
+    run.ask = ask
+    assert record_of(run, 3)["certified"] == 1
+    player.certify(run, 2)
+    assert record_of(run, 3)["certified"] == 2
+    player._round(run, 3, {})
+    assert [record_of(run, c)["certified"] for c in range(4)] == [3] * 4
+
+
+def test_replay_over_runs(player, uncounted):
+    """Nothing that was signed in one run counts in the next."""
+    player, run = player
+    other = player._run(2)
+    player._begin(other)
+    for old, message in player.sent:
+        if old is run and message[1] in (secagg.AGREE, secagg.UNMASK, *verified.EXCHANGES):
+            other.ask(message[0], message[1], message[2], message[3])
+    assert record_of(other, 0)["certified"] == 0
+    player._round(other, 1, {})
+    assert record_of(other, 0)["certified"] == 1
+
+
+def test_the_checks_see_a_node_that_signs_twice(player):
+    """The invariants of schedules can fail."""
+    player, run = player
+    player.facts.only("two statements at one position", ("x", "y"), 0, 1, record_of(run, 0)["before"])
+    with pytest.raises(Broken, match="two statements"):
+        player.terms(run, 2, player._model(run))

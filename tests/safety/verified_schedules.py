@@ -1,0 +1,193 @@
+"""Schedules of a coordinator of verified runs, and what must hold at members after each message."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from fedgraph_flwr.secure import secagg, verified
+from fedgraph_flwr.secure.keyring import SIGNATURE
+from fedgraph_flwr.secure.masked import digest, flat
+from fedgraph_flwr.secure.policy import Ledger
+from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
+from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays
+from tests.safety.coordinator import Groups, Refused, Run, keys_of
+from tests.safety.schedules import Message, Player, required
+
+PREFIX = "arrays/"
+
+
+def record_of(run: Run, client: int) -> dict[str, Any]:
+    """What a node keeps of a run; empty: nothing yet."""
+    state = run.owner.folder / f"state_{client}"
+    name = "-".join(run.cfg.agreement.split("/"))[32:]
+    file = state / f"fedavg-{name}" / f"client_{client:04d}" / "verified.safetensors"
+    if not file.is_file():
+        return {}
+    with safe_open(file, "np") as found:
+        values = json.loads(found.metadata()["values"])
+        arrays = {n: found.get_tensor(n).view(values["types"][n]) for n in found.keys() if n.startswith("state/")}  # noqa: SIM118
+    return values | {"state": {n.removeprefix("state/"): array for n, array in arrays.items()}}
+
+
+class VerifiedPlayer(Player):
+    """A coordinator of verified runs.
+
+    Attributes:
+        before: hash of all before the next position, as the coordinator knows it.
+        state: the last certified state.
+    """
+
+    before: bytes
+    state: Arrays
+    rounds = ([1, 2, 3], [1, 2, 3, 4])
+
+    def play(self) -> int:
+        """Play one schedule, mostly with few troubles, since each lost message ends a round; then send old messages again."""
+        usual, self.rate = self.rate, self.random.choice([0.004, 0.004, 0.015, self.rate])
+        with pytest.MonkeyPatch.context() as patch:
+            if self.random.random() < 0.5:  # nothing but the state machine refuses repeated messages
+                patch.setattr(Ledger, "book", lambda *request: None)
+            last = super().play()
+            self.rate = 0.5
+            for run, message in self.random.sample(self.sent, min(30, len(self.sent))):
+                self._send(run, message)
+        self.waiting.clear()
+        self.rate = usual
+        return last
+
+    def _begin(self, run: Run) -> None:
+        super()._begin(run)
+        self.before, self.state = verified.first(run.cfg.agreement), {}
+        self.certify(run, 0)
+
+    def _model(self, run: Run) -> dict[str, np.ndarray]:
+        return {name.removeprefix(PREFIX): array for name, array in self.state.items() if name.startswith(PREFIX)}
+
+    def _round(self, run: Run, server_round: int, model: dict[str, np.ndarray]) -> None:
+        self.open(run, self.agree(run, self.terms(run, server_round, self._model(run)), server_round), server_round)
+        self.certify(run, server_round)
+
+    # --- the steps of a round -----------------------------------------------------------------------------------------
+
+    def terms(self, run: Run, server_round: int, model: Arrays, who: Any = None) -> dict[int, Groups]:
+        """Masked terms of members that train a model."""
+        who = list(self.members if who is None else who)
+        keys = {c: r[secagg.SECAGG] for c, r in self._each(run, secagg.PUBLISH, None, server_round, who).items()}
+        dealt = self._each(run, secagg.DEAL, keys_of(keys), server_round, list(keys)) if keys else {}
+        found = {}
+        for place, c in enumerate(keys):
+            if len(dealt) < len(keys):
+                raise Refused("too few")
+            own = np.stack([dealt[p][secagg.SECAGG][secagg.ENVELOPES][place] for p in keys])
+            part = {secagg.MEMBERS: np.array(list(keys), np.int64), secagg.ENVELOPES: own}
+            if reply := self._send(run, (c, TRAIN, server_round, {MODEL: model, secagg.SECAGG: part}, {})):
+                found[c] = reply
+        return found
+
+    def listing(self, terms: dict[int, Groups]) -> Groups:
+        """The message that lists terms with their statements."""
+        rows = [np.frombuffer(verified.digest_of(flat({MODEL: r[MODEL]})), np.uint8) for r in terms.values()]
+        signed = [r[secagg.SECAGG][SIGNATURE] for r in terms.values()]
+        alive = {secagg.SURVIVORS: np.array(list(terms), np.int64)}
+        return {secagg.SECAGG: {**alive, verified.TERMS: np.stack(rows), verified.STATEMENTS: np.stack(signed)}}
+
+    def agree(
+        self, run: Run, terms: dict[int, Groups], server_round: int
+    ) -> tuple[dict[int, Groups], dict[int, Groups]]:
+        """The terms, and the members' shares."""
+        if not terms:
+            raise Refused("no terms")
+        told = dict.fromkeys(terms, self.listing(terms))
+        if self.random.random() < self.rate:  # two halves are told of different survivors
+            half = {c: terms[c] for c in list(terms)[::2]}
+            told |= dict.fromkeys(half, self.listing(half))
+        signed = {
+            c: r for c, group in told.items() if (r := self._send(run, (c, secagg.AGREE, server_round, group, {})))
+        }
+        if not signed:
+            raise Refused("no signatures")
+        down = self.consents(signed)
+        return terms, self._each(run, secagg.UNMASK, down, server_round, list(signed))
+
+    def consents(self, signed: dict[int, Groups]) -> Groups:
+        """The message that relays signatures of a list."""
+        own = {c: reply[secagg.SECAGG] for c, reply in signed.items()}
+        more = {verified.STATEMENTS: np.stack([arrays[SIGNATURE] for arrays in own.values()])}
+        return {secagg.SECAGG: secagg.relayed(own) | more}
+
+    def open(self, run: Run, found: tuple[dict[int, Groups], dict[int, Groups]], server_round: int) -> None:
+        """Let members open a sum."""
+        terms, shares = found
+        if not shares:
+            raise Refused("no shares")
+        held = next(iter(terms.values()))[secagg.SECAGG][secagg.AGREED].tobytes()
+        listed = {c: verified.digest_of(flat({MODEL: r[MODEL]})) for c, r in terms.items()}
+        part = {
+            secagg.CLIENTS: np.array(list(terms), np.int64),
+            verified.TERMS: np.stack([flat({MODEL: r[MODEL]}) for r in terms.values()]),
+            verified.HELPERS: np.array(list(shares), np.int64),
+            secagg.SHARES: np.stack([r[secagg.SECAGG][secagg.SHARES] for r in shares.values()]),
+        }
+        self._each(run, OPEN, {secagg.SECAGG: part}, server_round)
+        position = verified.Position(run.cfg.agreement, server_round, TRAIN, 0, self.before)
+        self.before = verified.after(verified.Listing(position, held, listed))
+
+    def certify(self, run: Run, server_round: int) -> None:
+        """Let members certify the state after a round."""
+        proposed = self._send(run, (0, PROPOSE, server_round, None, {}))
+        if not proposed:
+            raise Refused("no proposal")
+        state = proposed[PROPOSAL]
+        told = dict.fromkeys(self.members, state)
+        if self.random.random() < self.rate:  # two halves are told of states that differ by a rounding
+            told |= dict.fromkeys(list(self.members)[::2], rounded(state))
+        signed = {c: r for c in told if (r := self._send(run, (c, CERTIFY, server_round, {PROPOSAL: told[c]}, {})))}
+        if not signed:
+            raise Refused("no certificate")
+        certificate, close = self.closing(run, signed, state, server_round)
+        for c in self.members:
+            late = {PROPOSAL: state} if c not in signed or self.random.random() < self.rate else {}
+            self._send(run, (c, CLOSE, server_round, {**close, **late}, {}))
+        self.before, self.state = verified.after(certificate), state
+
+    def closing(
+        self, run: Run, signed: dict[int, Groups], state: Arrays, server_round: int
+    ) -> tuple[verified.Certificate, Groups]:
+        """A certificate, and the message that relays it."""
+        position = verified.Position(run.cfg.agreement, server_round, CERTIFY, 0, self.before)
+        part = {
+            secagg.SIGNERS: np.array(list(signed), np.int64),
+            secagg.CONSENT: np.stack([r[secagg.SECAGG][SIGNATURE] for r in signed.values()]),
+            verified.BEFORE: np.frombuffer(self.before, np.uint8),
+        }
+        return verified.Certificate(position, digest(state)), {secagg.SECAGG: part}
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def _check(self, run: Run, message: Message, reply: Groups) -> None:
+        super()._check(run, message, reply)
+        client, phase, server_round, groups, _ = message
+        number = int(run.cfg.agreement.partition("/")[2])
+        if not (record := record_of(run, client)):
+            return
+        place, term = (client, number, record["before"]), record["term"]
+        if term:
+            self.facts.only("two statements at one position", (term["held"], term["own"]), *place)
+        if term and term["listed"]:
+            self.facts.only("two lists at one position", term["listed"], *place)
+        if record["signed"]:
+            self.facts.only("two certificates at one position", record["signed"], *place)
+        if record["certified"] >= 0:
+            self.facts.only("two states of a round", digest(record["state"]), number, record["certified"])
+        if phase == TRAIN:
+            own = {PREFIX + name: array for name, array in (groups or {})[MODEL].items()}
+            required(record["certified"] == server_round - 1, "training ahead of a certificate", place, server_round)
+            required(digest(own) == digest(record["state"]), "training on another model", place, server_round)
+
+
+def rounded(state: Arrays) -> Arrays:
+    """A state that differs by one rounding of each number."""
+    return {name: np.nextafter(array, np.inf, dtype=array.dtype) for name, array in state.items()}
