@@ -24,6 +24,7 @@ PARTS = {
     "`adam`": "strategy.server_optimizer=adam",
 }
 PROTECTIONS = {
+    "`verified`": "privacy.coordinator=verified privacy.max_update=1 privacy.secagg=true privacy.scores=none",
     "`secagg`": "privacy.secagg=true",
     "`dp`": "privacy.dp=server_fixed privacy.noise_multiplier=1 strategy.weighting=uniform",
     "`median`": "strategy.aggregator=median strategy.byzantine=0",

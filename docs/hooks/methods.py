@@ -21,7 +21,7 @@ from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 from fedgraph_flwr.methods.declared import downlink_of, uplink_of
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
 from fedgraph_flwr.methods.uplink import shown as shown_uplink
-from fedgraph_flwr.secure.eligibility import not_added, not_private, not_robust, not_secure
+from fedgraph_flwr.secure.eligibility import not_added, not_private, not_robust, not_secure, not_verified
 from fedgraph_flwr.strategies.fedavg import FedAvg
 from fedgraph_flwr.wire.messages import CONFIG, DESCRIBE, EVALUATE, METRICS, MODEL, TRAIN
 
@@ -292,6 +292,7 @@ def declared(of: Method) -> str:
         "scored by": "personal models, and the shared model as `global_...`" if cfg.strategy.personal else whole,
         "robust rules (`strategy.aggregator`)": verdict(not_robust(cfg, uplink)),
         "secure aggregation (`privacy.secagg`)": verdict(not_secure(cfg, uplink)),
+        "rounds that nodes compute (`privacy.coordinator=verified`)": verdict(not_verified(cfg, uplink)),
         "differential privacy (`privacy.dp`)": verdict(not_private(cfg, uplink)),
         "sums in Ray's actors (`ray.aggregate`)": verdict(not_added(cfg, uplink)),
     }

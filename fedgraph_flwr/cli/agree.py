@@ -225,6 +225,9 @@ def described(agreement: Agreement) -> Iterator[str]:
     yield f"the coordinator learns: {what}{', with noise' if cfg.privacy.dp != 'none' else ''}; whatever the lines above name"
     others = "the model; " + _others_learn(len(names), secure, noised)
     yield f"each other member learns: {others}"
+    if values["coordinator"] == agreements.VERIFIED:
+        yield "nodes compute each model: the coordinator can only deliver messages, or stop a run"
+        yield f"a member that colludes with it moves the model by at most {cfg.privacy.max_update:g} a round (max_update)"
     bound = "no bound" if values["epsilon"] is None else f"at most {values['epsilon']:g}"
     yield f"ε of all runs together: {bound}"
     if values["accepted"]:

@@ -6,8 +6,10 @@ import re
 import numpy as np
 import pytest
 
+from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean
@@ -115,6 +117,16 @@ def test_an_agreement_says_what_its_configuration_says(tmp_path):
     ):
         with pytest.raises(Exception, match=reason):
             agreed(tmp_path / "agreement.yaml", cfg, tmp_path / "keys", **values)
+
+
+def test_agree_show_says_what_the_coordinator_and_a_member_can_do(tmp_path):
+    (tmp_path / "keys").mkdir()
+    for client in range(3):
+        make_node(tmp_path / "keys" / f"node_{client}")
+    agreed(tmp_path / "agreement.yaml", compose([*WORDS, *VERIFIED]), tmp_path / "keys")
+    text = "\n".join(described(read(tmp_path / "agreement.yaml")))
+    assert "the coordinator can only deliver messages, or stop a run" in text
+    assert "moves the model by at most 1e+06 a round" in text
 
 
 # --- what is signed ---------------------------------------------------------------------------------------------------

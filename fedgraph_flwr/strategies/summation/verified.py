@@ -7,12 +7,14 @@
 server computes, whose operator wants the model.
 """
 
+from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure import verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.masked import digest, flat
@@ -37,6 +39,9 @@ from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like
 from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
+
+MUCH = 2.0
+"""GB of a run's terms at the server of which it warns."""
 
 ARRAYS, MEMORY = "arrays", "method"
 """Parts of a server half's state."""
@@ -140,6 +145,8 @@ class Verified(Masked):
         server = self.server
         everyone = sorted(server.clients)
         self.state = state_of(server, arrays)
+        if not server.server_round:
+            self._announce(sum(array.size for array in arrays.values()))
         state: Arrays = (
             server.request(PROPOSE, clients=everyone[:1]).replies[0].groups[PROPOSAL]
         )
@@ -166,6 +173,19 @@ class Verified(Masked):
         server.request(CLOSE, closing, everyone)
         self.before = verified.after(certificate)
         return take_state(server, state, arrays)
+
+    def _announce(self, numbers: int) -> None:
+        """Log what the run costs, before its first round."""
+        count, rounds = self.server.cfg.num_clients, self.server.cfg.rounds
+        node = count * numbers * 8 * rounds / 1e9
+        log(
+            INFO if count * node < MUCH else WARNING,
+            "in %d rounds each of %d nodes receives %.3g GB of terms, and the server sends %.3g GB",
+            *(rounds, count, node, count * node),
+        )
+
+
+# --- a server half's state ------------------------------------------------------------------------
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
