@@ -350,7 +350,7 @@ class Verified:
 
     def _open(self, request: Request, part: Arrays) -> None:
         """Open the sum at the current position, and go on to the next."""
-        record, term, rules = self.record, self._term(request), self.client.cfg.privacy
+        record, term = self.record, self._term(request)
         if not term.shown:
             raise Refusal("this node opens a sum once t members signed its list, and not before")
         clients = part[CLIENTS].tolist()
@@ -368,8 +368,8 @@ class Verified:
             dict(zip(part[HELPERS].tolist(), part[SHARES], strict=True)),
             self.members,
             dict(zip(self.members, record.keys, strict=True)),
-            threshold(rules.secagg_threshold, len(self.members)),
-            rules.secagg_bits,
+            threshold(self.member.share, len(self.members)),
+            self.member.bits,
             request.round,
             bytes.fromhex(term.held),
         )

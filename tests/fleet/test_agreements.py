@@ -112,7 +112,7 @@ def test_show_says_what_others_learn_from_a_sum(folder, capsys):
         (lambda v: v.update(more=1), "the key more is unknown"),
         (lambda v: v.pop("epsilon"), "the key epsilon is missing"),
         (lambda v: v.update(runs=True), "runs=True has another type"),
-        (lambda v: v.update(coordinator="verified"), "this version knows curious"),
+        (lambda v: v.update(coordinator="verified"), "and privacy.coordinator=curious of"),
         (lambda v: v.update(absent="allowed"), "needs privacy.dp=distributed"),
         (lambda v: v.update(weights={"alice": 1}), "weights: expected uniform, or a whole number above 0 for each"),
         (lambda v: v.update(start="there"), "expected seed, continues or the digest of a model"),
