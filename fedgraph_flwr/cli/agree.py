@@ -98,7 +98,7 @@ def _new(args: argparse.Namespace) -> int:
         "name": args.name,
         "version": earlier.values["version"] + 1 if earlier else 1,
         "continues": earlier.digest if earlier else "",
-        "changed": sorted(members.keys() ^ earlier.values["members"].keys()) if earlier else [],
+        "changed": agreements.changes(earlier.counted, dict.fromkeys(members, 1) | weights) if earlier else [],
         "accepted": agreements.DIFFERENCE if args.accept_difference else "",
         "purpose": args.purpose,
         "until": args.until,
@@ -141,7 +141,7 @@ def _sign(args: argparse.Namespace) -> int:
         name = agreement.sign(check_key(args.key), args.replaced or "")
     with system_errors(f"cannot write {args.file}"):
         agreements.write(agreement)
-    print(f"signed as {name}; {_signed(agreement)}")
+    print(f"signed as {name}; {_signed(agreement)}; digest {agreement.digest}")
     return 0
 
 
@@ -218,7 +218,7 @@ def described(agreement: Agreement) -> Iterator[str]:
     begins = {agreements.SEED: "anew", agreements.CONTINUES: "with a model that members trained"}
     yield f"each run starts {begins.get(values['start'], 'with the model ' + values['start'])}"
     if values["changed"]:
-        yield f"joined or left since the version before: {', '.join(values['changed'])}"
+        yield f"joined, left or counts otherwise since the version before: {', '.join(values['changed'])}"
     yield from run_lines(cfg)
     secure, noised = cfg.privacy.secagg, agreement.noised
     what = "one sum per round over all members" if secure else "each member's updates"

@@ -4,7 +4,7 @@
     name: rings                      # the ledger of ε in a node's state folder has this name
     version: 2                       # a member that joins or leaves makes a new version
     continues: 3f9c…                 # digest of the version before; "" for the first
-    changed: [dora]                  # members that joined or left since then
+    changed: [dora]                  # members that joined, left or have another weight since then
     accepted: ""                     # `DIFFERENCE`, if members accept what a changed list shows
     purpose: find rings of mule accounts
     until: "2027-06-30"              # last day
@@ -153,6 +153,11 @@ class Agreement:
         return None if given == UNIFORM else {client: given[name] for client, name in self.members.items()}
 
     @property
+    def counted(self) -> dict[str, int]:
+        """The weight of each member in sums."""
+        return {name: (self.weights or {}).get(client, 1) for client, name in self.members.items()}
+
+    @property
     def noised(self) -> bool:
         """Whether the sums of its runs carry noise."""
         return _key(self.values["configuration"], "privacy", "dp", "none").startswith("distributed")
@@ -231,7 +236,7 @@ class Agreement:
             )
 
     def check_version(self, records: Mapping[str, Any]) -> None:
-        """Refuse a version that a later one replaced, or that hides who joined or left since the one that a node knows.
+        """Refuse a version that a later one replaced, or that hides what changed since the one that a node knows.
 
         Args:
             records: the node's records.
@@ -243,7 +248,8 @@ class Agreement:
         own = [one for digest, one in records.items() if digest != self.digest and one.get("name") == values["name"]]
         if later := [one["version"] for one in own if one["continues"] == self.digest]:
             raise Refused(f"{name} was replaced by version {later[0]}, which this node knows")
-        before = records.get(values["continues"], {}).get("members")
+        known = records.get(values["continues"], {})
+        before = known.get("members")
         if before is None:
             if (own and values["version"] > 1) or any(one["version"] >= values["version"] for one in own):
                 raise Refused(
@@ -251,11 +257,18 @@ class Agreement:
                     " agree new --continues FILE, or another --name"
                 )
             return
-        keys = {member: value["key"] for member, value in values["members"].items()}
-        if (found := sorted(before.keys() ^ keys.keys())) != (said := sorted(map(str, values["changed"]))):
+        if known["name"] != values["name"]:
             raise Refused(
-                f"{name} says that {', '.join(said) or 'nobody'} joined or left since the version before; this node"
-                f" knows that {', '.join(found) or 'nobody'} did"
+                f"{name} continues '{known['name']}' by another name, whose ledger of ε would be empty: agree new --name"
+                f" {known['name']}"
+            )
+        keys = {member: value["key"] for member, value in values["members"].items()}
+        counted = self.counted
+        found = changes(known.get("weights", {member: counted.get(member, 1) for member in before}), counted)
+        if found != (said := sorted(values["changed"])):
+            raise Refused(
+                f"{name} says that {', '.join(said) or 'nobody'} joined, left or counts otherwise since the version before;"
+                f" this node knows that {', '.join(found) or 'nobody'} did"
             )
         for member in sorted(before.keys() & keys.keys()):
             old = public_key(before[member])
@@ -317,6 +330,11 @@ def signed_part(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what members sign of a resolved configuration."""
     part = {key: value for key, value in values.items() if key not in FREE}
     return part | {key: Path(path).name for key in FOLDERS if isinstance(path := part.get(key), str)}
+
+
+def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    """Return who joined, left or has another weight, by the weights of members."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def code_digest(bundle: bytes) -> str:
@@ -414,7 +432,9 @@ def _record(records: dict[str, Any], agreement: Agreement) -> dict[str, Any]:
     record: dict[str, Any] = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
     values = agreement.values
     keys = {name: member["key"] for name, member in values["members"].items()}
-    record.update({key: values[key] for key in ("name", "version", "continues")}, members=keys)
+    record.update(
+        {key: values[key] for key in ("name", "version", "continues")}, members=keys, weights=agreement.counted
+    )
     return record
 
 
@@ -494,6 +514,10 @@ def _problem(agreement: Agreement) -> str:
     if wrong:
         return f"{wrong[0]}={values[wrong[0]]!r} has another type than fedgraph-flwr agree new writes"
     config, noised = values["configuration"], agreement.noised
+    if hidden := [text for text in _texts(values) if not text.isprintable()]:
+        return f"{ascii(hidden[0])[:80]} has characters that no terminal shows as they are"
+    if not all(isinstance(name, str) for name in values["changed"]):
+        return "changed needs names of members"
     try:
         pins = agreement.pins
         if sorted(pins) != list(range(len(values["members"]))):
@@ -502,7 +526,8 @@ def _problem(agreement: Agreement) -> str:
             return "two members have one key"
         if any(not _NAME.fullmatch(name) for name in agreement.members.values()):
             return "a member's name has other characters than letters, digits, _ and -"
-        date.fromisoformat(values["until"])
+        if date.fromisoformat(values["until"]).isoformat() != values["until"]:
+            raise ValueError("another form, which does not compare with days as text does")
     except _MALFORMED:
         return 'members need a client number and an EC P-384 key each, and until needs a date such as "2027-06-30"'
     weights, secure = values["weights"], _key(config, "privacy", "secagg", False)
@@ -548,7 +573,7 @@ def _problem(agreement: Agreement) -> str:
         ),
         (
             not (secure and goes_on and not noised) or values["accepted"] == DIFFERENCE,
-            f"members changed ({', '.join(map(str, values['changed']))}), and runs go on from an earlier model without noise:"
+            f"members changed ({', '.join(values['changed'])}), and runs go on from an earlier model without noise:"
             f" set start: {SEED}, or accepted: {DIFFERENCE}",
         ),
         (
@@ -604,6 +629,15 @@ def remembered(state: Path) -> dict[str, Any]:
     except (OSError, *_MALFORMED) as error:
         raise Refused(f"this node cannot read its record of agreed runs: its owner restores {USED}") from error
     return dict(records)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a content."""
+    if isinstance(value, dict | list):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _texts(part)
+    elif isinstance(value, str):
+        yield value
 
 
 def _repeats(text: str) -> bool:

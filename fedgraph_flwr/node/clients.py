@@ -34,6 +34,7 @@ from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.declared import uplink_of
+from fedgraph_flwr.methods.uplink import Once
 from fedgraph_flwr.node import records, settings, start
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
@@ -173,19 +174,22 @@ class NodeClient:
         self.requests.write(ledger)
 
     def _check_setup(self, request: Request) -> None:
-        """Refuse exact sums before training over members that changed: no seed makes them differ from those before.
+        """Refuse exact sums that follow from no seed over members that changed: their difference to those before is exact.
 
         Raises:
             Refusal: members did not accept what the difference shows.
         """
-        agreement, client = self.node.agreement, self.client
-        if request.round or not (agreement and client.protection.one_list):
+        agreement, client, phase = self.node.agreement, self.client, request.phase
+        if not (agreement and client.protection.one_list):
             return
-        changed = ", ".join(map(str, agreement.values["changed"]))
-        accepted = agreement.values["accepted"]
-        if changed and not accepted and summed_groups(client, request.phase, request.scalars):
+        changed = ", ".join(agreement.values["changed"])
+        if agreement.values["accepted"] or not changed:
+            return
+        once = request.round == 0 or isinstance(client.uplink_of.get(phase), Once)
+        seedless = not any(tensor.numel() for tensor in client.build_model().state_dict().values())
+        if (once or seedless) and summed_groups(client, phase, request.scalars):
             raise Refusal(
-                f"members changed ({changed}), and sums of phase '{request.phase}' follow from no seed: their difference to"
+                f"members changed ({changed}), and sums of phase '{phase}' follow from no seed: their difference to"
                 " those of the version before shows single members; set privacy.dp=distributed, or agree new"
                 " --accept-difference"
             )

@@ -25,7 +25,7 @@ WORDS = [
     "strategy.weighting=uniform",
 ]
 NOISED = [
-    *("num_clients=4", "rounds=2", "checkpoint_every=1", *WORDS[2:], "strategy.min_clients=3", "strategy.timeout=10"),
+    *("num_clients=4", "rounds=2", "checkpoint_every=1", *WORDS[2:], "strategy.min_clients=3", "strategy.timeout=90"),
     *("privacy.dp=distributed", "privacy.noise_multiplier=4", "privacy.scores=none", "privacy.secagg_bits=20"),
     "evaluation.select=last",
 ]
@@ -34,7 +34,9 @@ NOISED = [
 def agreed_fleet(folder, count, words, *terms):
     """A fleet whose nodes accept the runs of one agreement, and the agreement's file."""
     for client in range(count):
-        client_graph(client, 40).save(folder / "graphs" / f"client_{client:04d}.safetensors")
+        graph = client_graph(client, 40)
+        graph.num_clients = count
+        graph.save(folder / "graphs" / f"client_{client:04d}.safetensors")
     fleet = Fleet(folder, folder / "graphs")
     agreement = folder / "agreement.yaml"
     named = [word for i in range(count) for word in ("--member", f"bank_{i}={fleet.keys / f'node_{i}.pub'}")]

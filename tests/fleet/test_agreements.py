@@ -83,7 +83,7 @@ def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
     assert "trains gcn with fedprox on nodes, 3 clients, 3 rounds" in out
     assert "the coordinator learns: each member's updates" in out
     assert "each run starts anew" in out
-    assert "signed as carol; signed by alice, bob, carol" in out
+    assert f"signed as carol; signed by alice, bob, carol; digest {agreement.digest}" in out
     assert accepted(agreement, run_of(agreement), folder / "state").signers == list(MEMBERS)
     assert main(["agree", "status", "agreement.yaml", "--state", "state"]) == 0
     assert "this node used 1 of 2 runs; the next is run 2" in capsys.readouterr().out
@@ -118,6 +118,15 @@ def test_show_says_what_others_learn_from_a_sum(folder, capsys):
         (lambda v: v.update(start="there"), "expected seed, continues or the digest of a model"),
         (lambda v: v.update(code="x"), "expected a digest, or releases"),
         (lambda v: v.update(until="soon"), "until needs a date"),
+        (lambda v: v.update(until="20270101"), "until needs a date"),  # as text, after each day of 2027
+        (lambda v: v.update(until="2027-W01-1"), "until needs a date"),
+        (lambda v: v.update(changed=[3]), "changed needs names of members"),
+        (
+            lambda v: v.update(purpose="rings\n\u03b5 of all runs together: at most 1"),
+            "has characters that no terminal shows",
+        ),
+        (lambda v: v.update(purpose="rings\x1b[8m"), "has characters that no terminal shows"),
+        (lambda v: v["configuration"].update({"x\u202e": 1}), "has characters that no terminal shows"),
     ],
 )
 def test_a_changed_agreement_is_no_agreement(folder, change, reason):
@@ -436,8 +445,9 @@ def test_a_node_compares_a_version_with_the_one_that_it_knows(folder):
     new_member = (*MEMBERS, "mallory")
     hidden = version(2, first, members=new_member, changed=[])
     words = [*WORDS[:2], "num_clients=4", *WORDS[3:]]
-    assert "says that nobody joined or left since the version before; this node knows that mallory did" in (
-        refusal(hidden, run_of(hidden, words=words), folder / "state")
+    assert (
+        "says that nobody joined, left or counts otherwise since the version before; this node knows that mallory did"
+        in (refusal(hidden, run_of(hidden, words=words), folder / "state"))
     )
     unrelated = version(2, first, continues="", changed=[])
     assert "does not continue one that this node knows" in refusal(unrelated, run_of(unrelated), folder / "state")
@@ -446,6 +456,34 @@ def test_a_node_compares_a_version_with_the_one_that_it_knows(folder):
     assert accepted(second, run_of(second, words=words), folder / "state")
     assert "was replaced by version 2, which this node knows" in refusal(first, run_of(first), folder / "state")
     assert accepted(hidden, run_of(hidden, words=words), folder / "newcomer"), "a new member knows no version before"
+
+
+def test_a_version_hides_no_other_weights(folder, capsys):
+    """Sums that follow from no seed, over the same tables with two weights, show the member whose weight changed."""
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    weights = {"alice": 1, "bob": 2, "carol": 1}
+    hidden = version(2, first, weights=weights)
+    assert (
+        "says that nobody joined, left or counts otherwise since the version before; this node knows that bob did"
+        in (refusal(hidden, run_of(hidden), folder / "state"))
+    )
+    named = [word for name, weight in weights.items() for word in ("--weight", f"{name}={weight}")]
+    assert main(["agree", "new", *WORDS, *_options(), *named, "--continues", "agreement.yaml", "--out", "b.yaml"]) == 0
+    assert "joined, left or counts otherwise since the version before: bob" in capsys.readouterr().out
+    assert read(Path("b.yaml")).values["changed"] == ["bob"]
+    same = version(2, first, weights=dict.fromkeys(MEMBERS, 1))
+    assert accepted(same, run_of(same), folder / "state")
+
+
+def test_a_version_starts_no_second_ledger_of_epsilon(folder):
+    """Which has the agreement's name."""
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    renamed = version(2, first, name="rings-2")
+    assert "continues 'rings' by another name, whose ledger of ε would be empty" in (
+        refusal(renamed, run_of(renamed), folder / "state")
+    )
 
 
 def refusal(agreement, run, state):

@@ -5,11 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients.boosting import UNIT
+from fedgraph_flwr.clients.boosting import BASE, BINS, UNIT
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.schema import OWN_SEED
 from fedgraph_flwr.fleet import agreements
+from fedgraph_flwr.methods.boosting import packed_edges
+from fedgraph_flwr.node import clients as node_clients
+from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning
 from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
@@ -58,6 +61,18 @@ def test_a_statistic_of_the_set_up_has_one_list_in_whatever_round(tmp_path):
     counts = sum(np.bincount(g.y[g.train_mask], minlength=3) for g in (client_graph(client, 40) for client in range(4)))
     np.testing.assert_allclose(4 * UNIT * whole, counts)
     assert "adds its base of the set-up to those of clients" in run.opened_sum(1, [0, 1, 2], phase="base")
+
+
+def test_trees_over_changed_members_need_the_signed_sentence_though_their_set_up_is_skipped(tmp_path):
+    """Histograms of the first tree follow from no seed, in whatever round: less those before, they are the new member's."""
+    for number, accepted in enumerate(("", agreements.DIFFERENCE)):
+        run = Coordinator(tmp_path / str(number), *TREES, changed=["bank_2"], accepted=accepted).run(1)
+        run.begin()
+        client = node_clients.client_at(node_of(run.nodes[0].context)).client
+        edges = [np.linspace(-1, 1, 3).astype(np.float32) for _ in range(client.model.columns)]
+        groups = {MODEL: arrays_of(client), BINS: packed_edges(edges), BASE: {"score": np.zeros(client.outputs)}}
+        found = run.opened_sum(1, [0, 1, 2], groups)
+        assert ("sums of phase 'train' follow from no seed" in found) == (not accepted), found
 
 
 def test_epsilon_does_not_fall_within_a_run(tmp_path):
