@@ -104,7 +104,6 @@ class PartyFile:
     encoding: str = ""
     currency: str = ""
     agreement: str = ""
-    approvals: str = ""
 
     def __post_init__(self) -> None:
         at_least(self.client, 0, "client")
@@ -122,10 +121,6 @@ class PartyFile:
             raise FedGraphError(
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
                 f" party_prefix, got {self.party_columns}"
-            )
-        if self.approvals:
-            raise FedGraphError(
-                "approvals was replaced: members sign an agreement (fedgraph-flwr agree); set agreement: FILE"
             )
         for key in ("party", *([] if self.role and self.nodes + self.edges else ["nodes", "edges"])):
             if not getattr(self, key):

@@ -39,7 +39,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -64,7 +63,6 @@ from fedgraph_flwr.config.parts import chosen, part, values
 from fedgraph_flwr.config.schema import CHOICES, Section, is_own
 from fedgraph_flwr.data import plugins
 from fedgraph_flwr.errors import FedGraphError, Refusal, check_names, line_of, sanitize
-from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.wing import has_section, read_section
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE
@@ -76,17 +74,6 @@ ANYTHING = "*"
 
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
-
-_ONE_LIST = (
-    "a run's secure sums have one list of members, and members fix weights and seeds in an agreement (node --agreement)"
-)
-GONE = {
-    "opened_sums": _ONE_LIST,
-    "model_distance": _ONE_LIST,
-    "max_step": "members choose together which runs their nodes accept, in an agreement (node --agreement)",
-    "late_start": "a node begins late only where the cohorts left it out, or from its checkpoint (node --state)",
-}
-"""Keys of earlier versions, and what replaces them."""
 
 FLAGS = ("resumed", "suspect", "loaded", "trained", "begun")
 """Attributes of `Ledger` that are yes or no."""
@@ -405,8 +392,6 @@ def read_policy(path: str) -> Policy:
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values, such as min_nodes: 10")
-    for key in GONE.keys() & body.keys():
-        log(WARNING, "policy=%s: %s=%s has no effect any more: %s", path, key, body.pop(key), GONE[key])
     check_names(body, [f.name for f in dataclasses.fields(Policy)], "policy key", path)
     policy: Policy = typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
     policy.path = str(Path(path).expanduser().absolute())  # type: ignore[misc]
