@@ -39,7 +39,7 @@ COMMANDS = {
     "drift": ("party.use.drift_command", "compare new tables with the data that a model was trained on"),
     "explain": ("party.use.explain_command", "list the columns and payments that carry an item's score"),
     "worth": ("party.use.worth_command", "compare local, boosting and federated models on a party's own test items"),
-    "drill": ("party.drill.command", "plant agreed patterns in copies of books, and report which models find them"),
+    "drill": ("party.drill.command", "plant agreed patterns in copies of tables, and report which models find them"),
     "audit": ("party.use.audit_command", "verify and summarise what a server asked a node, and what left it"),
     "blend": ("party.use.blend_command", "weigh the predictions of finished runs"),
     "export": ("party.use.export_command", "export a trained model to a folder that plain PyG loads"),

@@ -78,7 +78,7 @@ def main(args: argparse.Namespace) -> int:
     options = {name for names in _ACTIONS.values() for name in names}
     for name in sorted(options - {*_ACTIONS[action]}):
         if getattr(args, name) not in (None, "", False):
-            where = f"drill {action}" if action else "drill with the books of all parties"
+            where = f"drill {action}" if action else "drill with the tables of all parties"
             raise FedGraphError(f"--{name.replace('_', '-')} has no effect on `{where}`: leave it out")
     if args.alerts is not None and args.alerts < 1:
         raise FedGraphError(f"--alerts must be a number of alerts from 1, got {args.alerts}")
@@ -103,7 +103,7 @@ def _made(values: dict[str, Any]) -> Any:
 def _plan(words: list[str], args: argparse.Namespace) -> None:
     """Write a plan for named parties."""
     if not {"start", "days"} <= args.keys.keys():
-        raise FedGraphError("drill plan needs start=DAY and days=N, which all books have")
+        raise FedGraphError("drill plan needs start=DAY and days=N, which all tables have")
     if args.out.exists():
         raise FedGraphError(f"--out {args.out} exists: pass a new file, since parties may hold the old plan")
     plan = _made({"parties": words, **args.keys})

@@ -252,5 +252,5 @@ def common_period(periods: list[tuple[int, int]]) -> tuple[str, int]:
     """
     first, last = max(begin for begin, _ in periods) // DAY, min(end for _, end in periods) // DAY
     if last < first:
-        raise FedGraphError("the books have no common day: pass books of the same months")
+        raise FedGraphError("the tables have no common day: pass tables of the same months")
     return (EPOCH + timedelta(days=first)).isoformat(), last - first + 1

@@ -264,14 +264,14 @@ def planted_rows(
 def _check_times(plan: Plan, book: Book) -> None:
     if book.dates and not plan.dates:
         raise FedGraphError(
-            f"party '{book.party.party}' books dates without hours, and the plan plants hours: agree on a plan with dates: true"
+            f"party '{book.party.party}' records dates without hours, and the plan plants hours: agree on a plan with dates: true"
         )
     first, last = int(book.time.min(initial=0)), int(book.time.max(initial=0))
     begin, end = plan.periods[0][0], plan.periods[2][1]
     if not len(book.time) or first // DAY > begin // DAY or last // DAY < end // DAY - 1:
         raise FedGraphError(
             f"party '{book.party.party}' has payments of days {first // DAY} to {last // DAY} since 1970, and the plan needs"
-            f" {begin // DAY} to {end // DAY - 1}: agree on a plan with days that all books have"
+            f" {begin // DAY} to {end // DAY - 1}: agree on a plan with days that all tables have"
         )
 
 

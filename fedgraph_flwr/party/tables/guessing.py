@@ -461,7 +461,7 @@ def _match(payments: Any, made: Guess) -> None:
         key[amount] = "amount"
     if reference := _first(list(payments.columns), "reference"):
         key[reference] = "text"
-    made.add("match", key, "date, amount and reference, which both books of a payment should have alike: check it")
+    made.add("match", key, "date, amount and reference, which both banks of a payment should have alike: check it")
 
 
 def _kind(column: Any) -> str:

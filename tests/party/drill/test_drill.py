@@ -275,7 +275,7 @@ def test_refusals(tmp_path):
         (lambda: plant(plan(), book, tmp_path / "x", 0, 1), "dates without hours"),
         (lambda: plant(plan(dates=True, counts=[9, 9, 9]), book, tmp_path / "x", 0, 1), "ordinary ones of 90"),
         (lambda: plant(plan(dates=True, parties=["b", "c"]), book, tmp_path / "x", 0, 1), "does not name party 'a'"),
-        (lambda: plant(plan(dates=True, days=60), book, tmp_path / "x", 0, 1), "days that all books have"),
+        (lambda: plant(plan(dates=True, days=60), book, tmp_path / "x", 0, 1), "days that all tables have"),
         (lambda: check_folder(tmp_path, [book]), "holds the original"),
         (lambda: check_folder(files[0].parent, [book]), "holds the original"),
         (lambda: plan(parties=["a", "A "]), "different names"),
