@@ -44,7 +44,7 @@ UNITS = {
         " That the payment took place is not protected. A person with m rows: a group of m."
     ),
     "payment": (
-        "One payment more or less in one bank's records; recorded by two banks: (8R + 1) C in a joint sum, or the banks' ε add up."
+        "One payment more or less in one bank's records; in those of two: (8R + 1) C in a joint sum, or the banks' ε add up."
     ),
 }
 """The relation for other units. R is ``privacy.look_back``, C ``privacy.clipping_norm``."""
