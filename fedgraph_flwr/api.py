@@ -220,8 +220,32 @@ class Run:
 
         shown = f"<p>{html.escape(self._label())}</p>"
         with suppress(FedGraphError):  # not finished, or not a run
-            shown += self.table().to_html(float_format="%.4f", border=0)
+            shown = f"<p>{html.escape(self.verdict)}</p>{self.table().to_html(float_format='%.4f', border=0)}"
+            shown += self._curve()
+            page, where = self.path / "report.html", html.escape(os.path.relpath(self.path / "report.html"))
+            shown += f'<p><a href="{where}">{where}</a></p>' if page.is_file() else "<p>report() writes a page</p>"
         return shown
+
+    def _curve(self) -> str:
+        """Return the validation and test scores by round as a small picture; empty without any."""
+        import base64
+
+        with suppress(FedGraphError):
+            data = base64.b64encode(self.plot().png(60)).decode()  # type: ignore[attr-defined]
+            return f'<img alt="scores by round" src="data:image/png;base64,{data}">'
+        return ""
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence, with its distance from chance and from training alone, if such a run is next to it.
+
+        Raises:
+            FedGraphError: the run is not finished.
+        """
+        from fedgraph_flwr.report.headline import in_words
+
+        self._ended()
+        return in_words(self._read)
 
     def _label(self) -> str:
         from fedgraph_flwr.store.results import headline_score
@@ -389,13 +413,13 @@ class SweepResult:
     Attributes:
         path: CSV file with one row per run. ``.md`` and ``.html`` are next to it.
         verdicts: the findings as sentences, the first one first.
-        table: one row per setting and method: ``mean``, ``half`` of its 95 % interval and standard ``deviation`` over
-            ``seeds``, ``difference`` from the reference, cost. Shares are in percent.
+        table: one row per setting, with a column for each of its keys, and method: ``mean``, ``half`` of its 95 % interval
+            and standard ``deviation`` over ``seeds``, ``difference`` from the reference, cost. Shares are in percent.
         runs: the finished runs, unless ``keep="none"``.
         failures: label and reason of each run without a score.
     """
 
-    def __init__(self, found: Mapping[str, Any], path: Path):
+    def __init__(self, found: Mapping[str, Any], path: Path, settings: Mapping[str, Sequence[str]]):
         import pandas as pd
 
         self.path = path
@@ -405,7 +429,8 @@ class SweepResult:
         rows = []
         for cell in found["cells"]:
             difference = cell["difference"] or {}
-            row = {key: cell[key] for key in ("setting", "method", "choice")}
+            row = {"setting": cell["setting"], **dict(word.split("=", 1) for word in settings.get(cell["setting"], ()))}
+            row |= {key: cell[key] for key in ("method", "choice")}
             row |= {"mean": cell.get("mean"), "half": cell.get("half"), "deviation": cell["deviation"]}
             row |= {"seeds": cell.get("n", 0)}
             row |= {"difference": difference.get("mean"), "difference_half": difference.get("half")}
@@ -542,7 +567,7 @@ def sweep(
         summary = present(index)
     found = outcome(summary)
     write_sweep(found, requested.results)
-    result = SweepResult(found, requested.results)
+    result = SweepResult(found, requested.results, requested.settings)
     requested.results.with_suffix(".tex").write_text(result.latex())
     return result
 

@@ -178,10 +178,15 @@ _FROM_PYTHON: ContextVar[bool] = ContextVar("from_python", default=False)
 
 @contextmanager
 def from_python() -> Iterator[None]:
-    """Let errors in the block, or in a decorated function, name arguments of Python instead of options (`by_caller`)."""
+    """Let errors in the block, or in a decorated function, name arguments of Python instead of options (`by_caller`).
+
+    They end with one traceback.
+    """
     token = _FROM_PYTHON.set(True)
     try:
         yield
+    except FedGraphError as error:
+        raise error from None
     finally:
         _FROM_PYTHON.reset(token)
 

@@ -221,6 +221,64 @@ def test_a_short_run_goes_on_and_starts_another():
     assert again.summary["start"]["run"] == str(longer.path)
 
 
+def right(y_true, y_pred):
+    """As scikit-learn's metrics."""
+    return float((y_true == y_pred).mean())
+
+
+def second(y_true, y_score):
+    """Mean probability of the second of two classes."""
+    assert y_score.shape == y_true.shape
+    return float(y_score.mean())
+
+
+def three(logits, y, more):
+    return 0.0
+
+
+def test_a_metric_with_the_arguments_of_scikit_learn():
+    table = fg.run(**TINY, evaluation={"metrics": [right, second]}).table().iloc[:, 0]
+    assert table["test_right"] == table["test_accuracy"]
+    assert 0 < table["test_second"] < 1
+    with pytest.raises(
+        fg.FedGraphError, match=r"tests.test_api:three must take logits .* or y_true and y_pred"
+    ) as error:
+        fg.run(**TINY, evaluation={"metrics": [three]}, out="none")
+    assert not Path("none").exists()
+    assert error.value.__cause__ is None
+
+
+def test_notebooks_show_the_verdict_a_curve_and_the_page():
+    run = fg.run(**TINY, out="runs/first")
+    assert run.verdict.startswith("FedAvg reaches ")
+    assert "points above always predicting" in run.verdict or "points below" in run.verdict
+    assert "is not compared with training alone: repeat the command with strategy=local" in run.verdict
+    fg.run(**TINY, out="runs/alone", strategy="local")
+    assert "Local (each client on its own graph" in run.verdict
+    shown = run._repr_html_()
+    assert "data:image/png;base64," in shown
+    assert "report() writes a page" in shown
+    run.report()
+    assert '<a href="runs/first/report.html">' in run._repr_html_()
+    predicted = run.predict(client=0)
+    assert len(repr(predicted)) < 100
+    assert repr(predicted).startswith("<30 Predictions: 0 ")
+    assert predicted._repr_html_().count("<tr") == 11
+
+
+def test_a_generated_graph_of_a_given_size():
+    graph = fg.datasets.load("csbm", nodes=300)
+    assert graph.num_nodes == 300
+    with pytest.raises(fg.FedGraphError, match="too high for a client of"):
+        fg.datasets.load("csbm", nodes=300, num_clients=25)
+
+
+def test_the_table_of_a_sweep_has_a_column_for_each_key():
+    keys = {**TINY, "rounds": 1, "train.lr": [0.1, 0.01], "dataset.nodes_per_client": [[30, 30]]}
+    found = fg.sweep(strategy=["fedavg", "fedprox"], baselines=False, **keys)
+    assert found.table["train.lr"].tolist() == ["0.1", "0.1", "0.01", "0.01"]
+
+
 class Half(GCN):
     """A network of one's own."""
 

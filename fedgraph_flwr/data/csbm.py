@@ -21,7 +21,7 @@ import torch
 from fedgraph_flwr.config import DatasetConfig, number
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.planted import Planted, spec_of
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, TooManyClients
 
 
 @dataclass
@@ -81,7 +81,7 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
         own.standard_normal(dtype=np.float32, out=x[block])
         x[block] /= np.sqrt(spec.features)
         x[block] += np.sqrt(spec.mu / n) * centroid[y[block]]  # Eq. (16)
-        edges.append(_block_edges(y[block], spec, levels[client], own) + start)
+        edges.append(_block_edges(y[block], spec, levels[client], own, num_clients - 1) + start)
     group = np.repeat(np.arange(num_clients), sizes)
     if spec.cut_degree and num_clients > 1:
         edges.append(_cut_edges(y, group, spec, rng))
@@ -127,18 +127,20 @@ def _sizes(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray
         sizes[np.argsort(sizes - exact, kind="stable")[:leftover]] += 1
     if sizes.min() < spec.classes:
         fix = "raise dataset.nodes or dataset.nodes_per_client, or lower the number of clients"
-        raise FedGraphError(f"a client would get {sizes.min()} nodes for {spec.classes} classes: {fix}")
+        raise TooManyClients(
+            f"a client would get {sizes.min()} nodes for {spec.classes} classes: {fix}", num_clients - 1
+        )
     return sizes
 
 
-def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Generator) -> np.ndarray:
+def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Generator, fewer: int) -> np.ndarray:
     """Draw one client's edges by Eq. (17): distinct pairs of its nodes, each pair once [2, E/2]."""
     n, classes = len(y), spec.classes
     same = classes * spec.degree * homophily / n
     different = classes * spec.degree * (1 - homophily) / ((classes - 1) * n)
     if max(same, different) > 1:
         fix = "lower it, or raise dataset.nodes or dataset.nodes_per_client"
-        raise FedGraphError(f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: {fix}")
+        raise TooManyClients(f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: {fix}", fewer)
     members = [np.flatnonzero(y == c) for c in range(classes)]
     found = []
     for a in range(classes):

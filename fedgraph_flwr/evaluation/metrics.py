@@ -1,10 +1,11 @@
 """Scores of a model on a client's nodes, and their means over clients."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -271,10 +272,43 @@ def _values(
     return values
 
 
+def own_metric(target: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """Return the user's metric as a function of logits [n, C] and labels [n].
+
+    One with scikit-learn's arguments (``y_true``, ``y_pred``) gets labels and predicted classes, and with ``y_score``
+    probabilities, of two classes that of the second.
+
+    Raises:
+        FedGraphError: it cannot be imported, or does not take two arguments.
+    """
+    found = function(target, "evaluation.metrics")
+    try:
+        signature = inspect.signature(found)
+        signature.bind(None, None)
+    except TypeError as error:
+        takes = "take logits [n, C] and labels [n], or y_true and y_pred as in scikit-learn"
+        raise FedGraphError(f"evaluation.metrics: {target} must {takes} ({first_line(error)})") from None
+    except ValueError:  # a function of C without a signature
+        return found
+    names = [*signature.parameters][:2]
+    if names[0] != "y_true":
+        return found
+    if names[1] == "y_score":
+        return lambda logits, y: found(y, _scores(logits))
+    return lambda logits, y: found(y, logits.argmax(1))
+
+
+def _scores(logits: np.ndarray) -> np.ndarray:
+    """Return probabilities [n, C], of two classes that of the second [n]."""
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    shares = powers / powers.sum(1, keepdims=True)
+    return shares[:, 1] if shares.shape[1] == 2 else shares
+
+
 def _own(target: str, logits: np.ndarray, y: np.ndarray) -> float:
     """Compute a custom metric."""
     try:
-        return float(function(target, "evaluation.metrics")(logits, y))
+        return float(own_metric(target)(logits, y))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         what = f"evaluation.metrics: {target} failed ({first_line(error)})"
         raise FedGraphError(f"{what}: it must accept logits [n, C] and labels [n]") from error

@@ -16,6 +16,7 @@ from fedgraph_flwr.config.schema import AUTO, RunConfig, is_own
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
+from fedgraph_flwr.evaluation.metrics import own_metric
 from fedgraph_flwr.launch.part_checks import check_parts, check_personal
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.method_half import inherits
@@ -101,6 +102,8 @@ def check_code(cfg: RunConfig) -> None:
     for key, target in named.items():
         if is_own(target):
             function(target, key)
+    for target in cfg.evaluation.own.values():
+        own_metric(target)  # also its arguments
 
 
 def refusal(words: Sequence[str]) -> str:

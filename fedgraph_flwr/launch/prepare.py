@@ -15,6 +15,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import ModelConfig, RunConfig
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation.metrics import own_metric
 from fedgraph_flwr.launch.checks import check_clients, check_memory, check_method
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.partition import client_files, content, files, load, resolved
@@ -54,6 +55,8 @@ def prepare(run: Runnable) -> Prepared:
     cfg = with_folder(run)
     check_unused(cfg)
     check_method(cfg)
+    for target in () if cfg.on_fleet else cfg.evaluation.own.values():
+        own_metric(target)
     check_tracking(cfg)
     if not cfg.on_fleet:
         cfg = resolved(cfg)

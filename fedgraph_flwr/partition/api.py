@@ -19,13 +19,13 @@ def names() -> list[str]:
     return [*SOURCES, *imported_names()]
 
 
-def load(name: str, *, seed: int = 0, num_clients: int = 10, **keys: Any) -> Any:
+def load(name: str, *, seed: int = 0, num_clients: int | None = None, **keys: Any) -> Any:
     """Load a whole graph as a PyG ``Data`` or ``HeteroData``; it is downloaded on first use.
 
     Args:
         name: one of `names`.
         seed: seed of a generated graph.
-        num_clients: number of clients of a generated graph.
+        num_clients: number of clients of a generated graph; None for 10, or fewer if it is too small for them.
         keys: keys of the dataset, such as ``undirected=True``, or ``nodes=100`` for ``csbm``.
 
     Raises:
@@ -33,9 +33,17 @@ def load(name: str, *, seed: int = 0, num_clients: int = 10, **keys: Any) -> Any
     """
     from fedgraph_flwr.config import configuration
     from fedgraph_flwr.data import datasets
+    from fedgraph_flwr.errors import TooManyClients
 
     cfg = configuration((), {"dataset": name, **{f"dataset.{key}": value for key, value in keys.items()}})
-    return datasets.load(cfg.dataset, seed=seed, num_clients=num_clients).to_pyg()
+    clients = num_clients or 10
+    while True:
+        try:
+            return datasets.load(cfg.dataset, seed=seed, num_clients=clients).to_pyg()
+        except TooManyClients:
+            if num_clients or clients == 1:
+                raise
+            clients -= 1
 
 
 def partition(

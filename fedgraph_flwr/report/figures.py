@@ -14,10 +14,10 @@ from fedgraph_flwr.sweeps.palette import colour, lay_out
 class Plot(Figure):
     """Matplotlib figure without pyplot that notebooks can display."""
 
-    def png(self) -> bytes:
+    def png(self, dpi: int = 130) -> bytes:
         """Return the plot as a PNG image."""
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=130)
+        self.savefig(buffer, format="png", dpi=dpi)
         return buffer.getvalue()
 
     def _repr_png_(self) -> bytes:

@@ -16,7 +16,7 @@ from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
 from fedgraph_flwr.report.page import CHANCE, Page, dot, grid, note, number, of_change, render, table
-from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, cut_of
+from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, beside, cut_of, group_runs
 from fedgraph_flwr.report.units import duration, percent, points, size
 from fedgraph_flwr.store.results import as_number, headline_score
 
@@ -121,12 +121,26 @@ def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Marku
     where = f"test {display_name(metric)} on {run.cfg.data_text} over {run.cfg.num_clients} clients"
     others = f", the best of {len(groups)} settings," if len(groups) > 1 else ""
     more = f"{_trust(top, metric)}. The score is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
-    more += _without(run)
+    more += _without(run) + _not_alone([*groups, *baselines])
     more += f" The run {text}." if (text := start_text(run.summary, run.cfg)) else ""
     if not run.summary:
         more = f"The run is not finished: this is round {run.shown_round} of {run.cfg.rounds}. {more}"
     score, compared = _with_spread(top, metric), _beside(top, baselines, metric)
     return render("summary", name=top.name, others=others, score=score, where=where, compared=compared, lead=more)
+
+
+def in_words(run: FinishedRun) -> str:
+    """Return the headline sentence of a finished run, beside baselines in the newest folders next to it."""
+    groups, baselines = group_runs([run]), group_runs(beside([run], most=50))
+    sentence = Markup(str(summaries(groups, baselines)).partition("</p>")[0]).striptags()
+    return f"{sentence}{_not_alone([*groups, *baselines])}"
+
+
+def _not_alone(groups: Sequence[RunGroup]) -> str:
+    """Return that no client's training alone is among the runs, and how to add it; empty if it is."""
+    if any(group.is_baseline and not group.runs[0].cfg.strategy.pooled for group in groups):
+        return ""
+    return " It is not compared with training alone: repeat the command with strategy=local, then write the page again."
 
 
 def _without(run: FinishedRun) -> str:

@@ -61,8 +61,43 @@ from fedgraph_flwr.wire.messages import EVALUATE, Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 
-@dataclass
-class Predictions:
+class Shown:
+    """Predictions that a notebook shows by their first rows, and that are written as a table."""
+
+    ids: np.ndarray
+
+    def to_frame(self) -> Any:
+        """Return a pandas table."""
+        raise NotImplementedError
+
+    @property
+    def _counts(self) -> str:
+        return ""
+
+    def __repr__(self) -> str:
+        return f"<{self.ids.shape[-1]} {type(self).__name__}{self._counts}; to_frame() is their table>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        rows = self.to_frame().head(10).to_html(float_format="%.4f", border=0, index=False)
+        return f"<p>{html.escape(repr(self))}</p>{rows}"
+
+    def write(self, path: Path, keep_formulas: bool = False) -> None:
+        """Write a ``.csv`` or ``.parquet``.
+
+        Args:
+            path: the file.
+            keep_formulas: leave cells of a CSV unchanged that spreadsheets run as formulas (`frames.without_formulas`).
+
+        Raises:
+            FedGraphError: the suffix is unknown, or the folder is not writable.
+        """
+        write_frame(self.to_frame(), path, keep_formulas)
+
+
+@dataclass(repr=False)
+class Predictions(Shown):
     """Predictions for nodes.
 
     Attributes:
@@ -101,6 +136,11 @@ class Predictions:
         """Class name of each node [N]."""
         return np.array(self.classes, dtype=object)[self.codes]
 
+    @property
+    def _counts(self) -> str:
+        counts = np.bincount(self.codes, minlength=len(self.classes))
+        return ": " + ", ".join(f"{name} {count}" for name, count in list(zip(self.classes, counts, strict=True))[:20])
+
     def to_frame(self) -> Any:
         """Return a pandas table: ``id``, ``p_<class>`` for each class, ``class``."""
         import pandas as pd
@@ -111,20 +151,8 @@ class Predictions:
             frame.insert(0, "day", self.day)
         return frame
 
-    def write(self, path: Path, keep_formulas: bool = False) -> None:
-        """Write a ``.csv`` or ``.parquet``.
 
-        Args:
-            path: the file.
-            keep_formulas: leave cells of a CSV unchanged that spreadsheets run as formulas (`frames.without_formulas`).
-
-        Raises:
-            FedGraphError: the suffix is unknown, or the folder is not writable.
-        """
-        write_frame(self.to_frame(), path, keep_formulas)
-
-
-@dataclass
+@dataclass(repr=False)
 class EdgePredictions(Predictions):
     """Predictions for edges; ``ids`` are those of the edges.
 
@@ -166,8 +194,8 @@ def in_order(parts: Sequence[Any], days: Sequence[str]) -> Any:
     return replace(first, **joined)
 
 
-@dataclass
-class TargetPredictions:
+@dataclass(repr=False)
+class TargetPredictions(Shown):
     """Predicted targets of nodes.
 
     Attributes:
@@ -193,13 +221,9 @@ class TargetPredictions:
         day = {"day": self.day} if self.day.size else {}
         return pd.DataFrame({**day, "id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
 
-    def write(self, path: Path, keep_formulas: bool = False) -> None:
-        """As `Predictions.write`."""
-        write_frame(self.to_frame(), path, keep_formulas)
 
-
-@dataclass
-class PairPredictions:
+@dataclass(repr=False)
+class PairPredictions(Shown):
     """Scores of pairs of nodes: the larger, the more probable is an edge.
 
     Attributes:
@@ -215,10 +239,6 @@ class PairPredictions:
         import pandas as pd
 
         return pd.DataFrame({"source": self.ids[0], "target": self.ids[1], "score": self.scores})
-
-    def write(self, path: Path, keep_formulas: bool = False) -> None:
-        """As `Predictions.write`."""
-        write_frame(self.to_frame(), path, keep_formulas)
 
 
 Wanted = Callable[[Task], Tensor]
