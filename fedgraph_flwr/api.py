@@ -42,6 +42,19 @@ CLIENTS = "clients"
 """Subfolder of a run with the client files of graphs in memory."""
 
 
+INSTEAD = {
+    "predict_proba": "run.predict(...).probabilities",
+    "evaluate": "fedgraph_flwr.run(evaluate=run)",
+    "state_dict": "run.model().state_dict()",
+    "parameters": "run.model().parameters()",
+    "metrics": "run.table()",
+    "results": "run.table()",
+    "accuracy": "run.score",
+    "name": "run.path.name",
+}
+"""Attributes elsewhere → what a run has."""
+
+
 class Run:
     """Run in a folder, whose files are read on demand.
 
@@ -51,6 +64,10 @@ class Run:
 
     def __init__(self, path: Place):
         self.path = Path(path).absolute()
+
+    def __getattr__(self, name: str) -> Any:
+        instead = f": call {INSTEAD[name]}" if name in INSTEAD else ""
+        raise AttributeError(f"a Run has no '{name}'{instead}", name=name, obj=self)
 
     def __fspath__(self) -> str:
         return str(self.path)

@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -51,9 +52,6 @@ COMMANDS = {
 }
 
 
-_TRAIN = ("train", "simulate")
-"""Names elsewhere of the command ``run``."""
-
 _OF_OWN_CODE = ("run", "sweep")
 """Commands that import the user's code from the current folder. Others read files of other people, and folders of them."""
 
@@ -63,8 +61,25 @@ _ALIASES = {
     "-V": ["--version"],
     "methods": ["keys", "strategy"],
     "models": ["keys", "model"],
+    "config": ["keys"],
+    "list": ["runs"],
+    "ls": ["runs"],
+    "status": ["fleet", "status"],
 }
 """First words elsewhere, and what answers them here."""
+
+
+_TRAINS = "run trains a model: fedgraph-flwr run strategy=fedavg"
+_SCORES = "run scores a finished run again: fedgraph-flwr run evaluate=runs/mine"
+_DRAWS = "report draws the curves of runs: fedgraph-flwr report runs/a runs/b --page both.html"
+_INSTEAD = {
+    **dict.fromkeys(("train", "simulate", "fit"), _TRAINS),
+    **dict.fromkeys(("evaluate", "test", "eval"), _SCORES),
+    **dict.fromkeys(("plot", "compare"), _DRAWS),
+    "download": "run downloads a dataset on first use: fedgraph-flwr run dataset=cora",
+    "approve": "members agree on runs once: fedgraph-flwr agree new, then agree sign",
+}
+"""Commands elsewhere that another one here does in its own words."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,11 +143,11 @@ def _own_conf(args: list[str]) -> Iterator[list[str]]:
 def _parse(given: Sequence[str]) -> argparse.Namespace:
     given = given or ["--help"]
     given = [*_ALIASES.get(given[0], given[:1]), *given[1:]]
+    if given[0] in _OF_OWN_CODE:
+        given = _of_hydra(given)
     if not given[0].startswith("-") and given[0] not in COMMANDS:
-        meant = difflib.get_close_matches(given[0], [*COMMANDS, *_TRAIN], n=1)
-        instead = "run trains a model: fedgraph-flwr run strategy=fedavg" if {*meant} & {*_TRAIN} else ""
-        if given[0] == "approve":
-            instead = "members agree on runs once: fedgraph-flwr agree new, then agree sign"
+        meant = difflib.get_close_matches(given[0], [*COMMANDS, *_INSTEAD], n=1)
+        instead = _INSTEAD.get(given[0] if given[0] in _INSTEAD else meant[0] if meant else "", "")
         raise unknown("command", given[0], COMMANDS, instead=instead)
     given = current(given)
     parser = _parser(given)
@@ -147,12 +162,23 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def _of_hydra(given: Sequence[str]) -> list[str]:
+    """Return ``+key=value``, ``--multirun`` and ``--cfg job`` of Hydra in the words of this command line."""
+    words = [re.sub(r"^\+{1,2}(?=[\w.]+=)", "", word) for word in given]
+    if several := {"-m", "--multirun"} & {*words}:
+        words = ["sweep", *(word for word in words[1:] if word not in several)]
+    if "--cfg" in words:
+        place = words.index("--cfg")
+        words[place : place + 2] = ["--dry-run"]
+    return words
+
+
 def _as_override(given: Sequence[str], option: str) -> str:
     """Return how to set the key that an unknown option names; empty if there is no such key."""
     from fedgraph_flwr.config.key_docs import keys_of, sections
 
     word, sign, value = option.lstrip("-").partition("=")
-    name, keys = word.replace("-", "_"), [key.name for section in sections() for key in keys_of(section)]
+    name, keys = word.replace("-", "_"), ["config", *(key.name for section in sections() for key in keys_of(section))]
     named = [key for key in keys if key.rpartition(".")[2] == name]
     alias = KEY_ALIASES.get(name) or (named[0] if len(named) == 1 else "")
     key = name if name in (*keys, *sections()) else alias if alias in keys else ""

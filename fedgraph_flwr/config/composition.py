@@ -107,7 +107,7 @@ def compose(
     Raises:
         FedGraphError: an unknown key or name, a wrong type, or an invalid value.
     """
-    given = _named(choices(parse_overrides(overrides) | _values(keys or {}), {}))
+    given = _named(_in_lower_case(choices(parse_overrides(overrides) | _values(keys or {}), {})))
     if base and str(base).startswith("{"):
         chosen = not foreign and _chooses(given)  # sent by a server, whose files are not on this machine
         return _build(_upon(_from_json(str(base)), "config", given), chosen=chosen)
@@ -394,6 +394,16 @@ def _one_of(dataset: str, given: dict[str, Any]) -> Layer:
     if (name := given.get("dataset.name", dataset)) != dataset and "collection" not in layer["dataset"]:
         raise FedGraphError(f"dataset={dataset} and dataset.name={name} select different names: leave one out")
     return where, layer
+
+
+def _in_lower_case(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the overrides with names of groups such as Cora and GCN in lower case, where only that has a file."""
+
+    def other(group: str, name: Any) -> bool:
+        known = group_path(group, str(name)) or (group == "dataset" and imported_path(str(name)).is_file())
+        return isinstance(name, str) and not known and group_path(group, name.lower()) is not None
+
+    return given | {group: given[group].lower() for group in GROUPS if group in given and other(group, given[group])}
 
 
 _SHORT = {"strategy": "server", "dataset": "source"}

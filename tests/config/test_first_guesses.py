@@ -1,8 +1,11 @@
 """Words that users of other libraries try first: each has one right hint, in the language of the caller."""
 
+import re
+
 import pytest
 
 import fedgraph_flwr as fg
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.config.composition import compose, configuration
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
@@ -44,7 +47,42 @@ HINTS = {
     "strategy=fedavgm beta=0.9": "strategy.momentum.beta",
     "beta=0.9": "strategy.momentum.beta (strategy=fedavgm)",
     "strategy=moon temperature=1": "strategy.moon.temperature",
+    "test_size=0.2": "split.test",
+    "train_ratio=0.6": "split.train",
+    "max_epochs=3": "rounds",
+    "trainer.max_epochs=3": "rounds",
+    "hydra.run.dir=x": "out",
+    "run_name=first": "out",
+    "checkpoint=5": "checkpoint_every",
+    "eval_every=5": "evaluation.every",
+    "num_hops=2": "model.layers",
+    "precision=16": "dtype",
+    "num_nodes=100": "dataset.nodes, with dataset=csbm",
+    "group=a": "tracking_group",
+    "project=mine": "the variable WANDB_PROJECT, with tracking=wandb",
+    "verbose=true": "the option --verbose, in Python progress=True",
 }
+
+WORKS = {
+    "run +train.lr=0.1 --dry-run": "lr: 0.1",
+    "run ++rounds=7 --dry-run": "rounds: 7",
+    "run dataset=Cora --dry-run": "name: cora",
+    "run model=GCN strategy=FedAvg --dry-run": "name: fedavg",
+    "run --cfg job": "rounds: 100",
+    "run -m strategy=fedavg,fedprox --dry-run": "to run   demo/fedprox/0",
+    "run --multirun seed=0,1 --dry-run": "6 runs",
+    "list": "no run in runs",
+    "config train": "train.lr",
+}
+"""Words of Hydra, PyG and W&B that do what they say."""
+
+INSTEAD = {
+    "evaluate runs/a": "fedgraph-flwr run evaluate=runs/mine",
+    "compare runs/a runs/b": "fedgraph-flwr report runs/a runs/b --page both.html",
+    "download cora": "fedgraph-flwr run dataset=cora",
+    "run --config mine.yaml": "config=mine.yaml",
+}
+"""Words that another command says in its own way."""
 
 
 @pytest.mark.parametrize(("words", "name"), HINTS.items())
@@ -52,6 +90,35 @@ def test_one_name_and_no_list_after_it(words, name):
     with pytest.raises(FedGraphError) as refusal:
         check_method(compose(words.split()))
     assert str(refusal.value).endswith(f"; its name here is {name}")
+
+
+@pytest.mark.parametrize("words", WORKS)
+def test_words_of_other_tools_work(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert main(words.split()) == 0
+    assert WORKS[words] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", INSTEAD)
+def test_another_command_is_named(words, capsys):
+    assert main(words.split()) == 2
+    assert INSTEAD[words] in capsys.readouterr().err
+
+
+def test_attributes_of_other_tools_name_what_a_run_has(tmp_path):
+    for name, instead in (
+        ("predict_proba", "run.predict(...).probabilities"),
+        ("state_dict", "run.model().state_dict()"),
+    ):
+        with pytest.raises(AttributeError, match=re.escape(f"a Run has no '{name}': call {instead}")):
+            getattr(fg.Run(tmp_path), name)
+    with pytest.raises(AttributeError, match=r"a Run has no 'xyzzy'$"):
+        fg.Run(tmp_path).xyzzy  # noqa: B018 (reads it)
+
+
+def test_there_are_sixty():
+    assert len(HINTS) + len(WORKS) + len(INSTEAD) >= 60
 
 
 def test_several_keys_of_one_name_are_all_named():

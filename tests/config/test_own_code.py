@@ -254,7 +254,7 @@ def test_an_own_method_of_a_yaml_by_hand_has_its_name(own):
         (["evaluation.metrics=[accuracy]"], "evaluation.metrics must list operating points"),
         (["evaluation.metrics=[a:auc]"], "there are two metrics named auc"),
         (["evaluation.metrics=[a:f,b:f]"], "there are two metrics named f"),
-        (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence failed"),
+        (["evaluation.metric=own_methods:silence"], "evaluation.metrics: own_methods:silence must take logits"),
         (["evaluation.metric=own_methods.kappa"], "evaluation.metric 'own_methods.kappa' is unknown"),
     ],
 )  # fmt: skip
