@@ -36,12 +36,14 @@ from fedgraph_flwr.secure.secagg import (
     PUBLISH,
     SECAGG,
     SHARES,
+    SIGNED,
     SIGNERS,
     SURVIVORS,
     UNMASK,
     threshold,
     unmasked,
 )
+from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.secure.verified import (
     BEFORE,
     CERTIFY,
@@ -64,6 +66,7 @@ from fedgraph_flwr.secure.verified import (
     needed,
 )
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, Arrays
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, up_to
 
 REPLICA = "fedgraph_flwr.strategies.replica:Replica"
 """The replica of the server's half, found like the method's own two halves when a run needs it."""
@@ -163,7 +166,7 @@ class Verified:
         Raises:
             Refusal: says what differs.
         """
-        phase, part = request.phase, request.groups.get(SECAGG, {})
+        phase, part = request.phase, self._part(request)
         if phase in (PUBLISH, DEAL, OPEN, PROPOSE, CERTIFY, CLOSE):
             return
         if phase == EVALUATE:
@@ -179,6 +182,41 @@ class Verified:
             self._check_signers(part)
         else:
             self._check_request(request, part)
+
+    def _part(self, request: Request) -> Arrays:
+        """Return the arrays of secure sums of a request, with the types and shapes that its phase has.
+
+        Raises:
+            FedGraphError: names the array that has others.
+        """
+        part, count = request.groups.get(SECAGG, {}), len(self.members)
+        some = up_to(count)
+        size = (
+            sum(int(np.prod(shape)) for *_, shape in self.record.term.like)
+            if self.record.term
+            else 0
+        )
+        clients = ArrayField((some,), "int64", 0, LARGEST)
+        signatures = ArrayField((some, 96), "uint8")
+        consents = ArrayField((some, SIGNED), "uint8")
+        forms = {
+            AGREE: {
+                SURVIVORS: clients,
+                TERMS: ArrayField((some, 32), "uint8"),
+                STATEMENTS: signatures,
+            },
+            UNMASK: {SIGNERS: clients, CONSENT: consents, STATEMENTS: signatures},
+            OPEN: {
+                CLIENTS: clients,
+                TERMS: ArrayField((some, size), "uint64"),
+                HELPERS: clients,
+                SHARES: ArrayField((some, count, LIMBS), "uint32", 0, PRIME - 1),
+            },
+            CLOSE: {SIGNERS: clients, CONSENT: signatures, BEFORE: ArrayField((32,), "uint8")},
+        }
+        if request.phase in forms:
+            check(part, forms[request.phase], f"the server sent, in phase '{request.phase}',")
+        return part
 
     def _check_request(self, request: Request, part: Arrays) -> None:
         """Refuse a phase, a model or groups that the replica of the server's half does not request."""
@@ -335,7 +373,7 @@ class Verified:
             Refusal: the sum, the proposal or the certificate does not follow from what this node knows.
             RunFailed: shares do not open the sum.
         """
-        part = request.groups.get(SECAGG, {})
+        part = self._part(request)
         found: dict[str, Arrays] = {}
         if request.phase == OPEN:
             self._open(request, part)

@@ -5,10 +5,12 @@ Tables grow and are imported again; a run is cut and resumed; a bank is down for
 
 import contextlib
 
+import numpy as np
 import psutil
 import pytest
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.secure.audit import released
 from tests.conftest import client_graph
 from tests.engine.fleet import COMMAND, NAME, Fleet, finished
@@ -122,3 +124,26 @@ def test_a_cut_month_and_one_without_a_bank_end_with_models(noised, tmp_path):
     assert len(done.rounds) == 2
     assert {client for record in done.rounds for client in record["clients"]} == {"0", "1", "2"}
     assert done.summary["seed"] != resumed.summary["seed"]
+
+
+def test_every_node_computes_the_rounds(tmp_path):
+    words = [
+        *WORDS,
+        "privacy.coordinator=verified",
+        "privacy.max_update=5",
+        "privacy.scores=none",
+        "evaluation.select=last",
+    ]
+    fleet, agreement = agreed_fleet(tmp_path, 3, words)
+    with running(fleet, agreement):
+        fleet.wait(begin_month(fleet, agreement, tmp_path / "march"))
+    done = finished(tmp_path / "march")
+    assert done.summary["failures"] == {}
+    files = sorted(tmp_path.rglob("verified.safetensors"))
+    assert len(files) == 3
+    for file in files:
+        held, values = read_tensors(file)
+        assert values["certified"] == 2
+        for name, array in done.arrays.items():
+            kept = held[f"state/arrays/{name}"].numpy().view(array.dtype)
+            np.testing.assert_array_equal(kept, array, err_msg=f"{file}: {name}")

@@ -258,13 +258,18 @@ def test_half_opened_sums(player, uncounted):
     with pytest.raises(Refused):
         player.agree(run, player.terms(run, 2, model), 2)
     assert [text for text in player.refusals if "signed its term at this place already" in text], player.refusals
+    signed = copy.deepcopy(terms)
+    for reply in signed.values():
+        reply[MODEL] = {name: array.view(np.int64) for name, array in reply[MODEL].items()}
+    player.open(run, (signed, shares), 2)
+    assert "uint64" in player.refusals[-1]
     wrong = copy.deepcopy(terms)
     for array in wrong[1][MODEL].values():
         array += np.uint64(2**40)
     player.open(run, (wrong, shares), 2)
     assert record_of(run, 0)["opened"] == []
     assert "not those of the list" in player.refusals[-1]
-    player.before = bytes.fromhex(record_of(run, 0)["before"])
+    player.before = bytes.fromhex(record_of(run, 0)["before"])  # none opened it
     player.open(run, (terms, shares), 2)
     player.certify(run, 2)
     assert record_of(run, 3)["certified"] == 2
