@@ -55,6 +55,8 @@ class VerifiedPlayer(Player):
             for run, message in self.random.sample(self.sent, min(30, len(self.sent))):
                 self._send(run, message)
         self.waiting.clear()
+        for client in list(self.newer):
+            self._newest(client)
         self.rate = usual
         return last
 
