@@ -52,6 +52,22 @@ COMMANDS = {
 }
 
 
+GROUPS = {
+    "Train": ("run", "sweep", "runs", "report", "keys", "new", "clean", "completion"),
+    "Data": ("datasets", "partition", "import", "init-party", "schema", "book", "link", "forget"),
+    "Use a model": ("predict", "alerts", "drift", "explain", "worth", "drill", "blend", "export"),
+    "Fleet": ("fleet", "server", "node", "agree", "audit"),
+}
+"""Commands in the order of the help."""
+
+_EXAMPLES = """\
+Examples:
+  fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5
+  fedgraph-flwr sweep strategy=fedavg,fedprox seed=0..4
+  fedgraph-flwr import --nodes people.csv --edges calls.csv --name calls
+  fedgraph-flwr predict runs/mine --nodes new.csv --edges new_calls.csv
+"""
+
 _OF_OWN_CODE = ("run", "sweep")
 """Commands that import the user's code from the current folder. Others read files of other people, and folders of them."""
 
@@ -150,7 +166,9 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         instead = _INSTEAD.get(given[0] if given[0] in _INSTEAD else meant[0] if meant else "", "")
         raise unknown("command", given[0], COMMANDS, instead=instead)
     given = current(given)
-    parser = _parser(given)
+    if columns := "--help-columns" in given:
+        given = [word if word != "--help-columns" else "--help" for word in given]
+    parser = _parser(given, columns)
     args, rest = parser.parse_known_args(given)
     # argparse takes arguments without a name at one position only; those after an option are left over.
     if hasattr(args, "words") and not any(word.startswith("-") for word in rest):
@@ -212,29 +230,57 @@ class _Parser(argparse.ArgumentParser):
             self.register("action", name, _Once)
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser with the requested command, or else with the names of all."""
-    parser = _Parser(prog="fedgraph-flwr", description="Federated graph neural networks on Flower.")
+def _parser(given: Sequence[str], columns: bool = False) -> argparse.ArgumentParser:
+    """Return a parser with the requested command, or else with the names of all; ``columns``: its help has those options."""
+    about = "Federated graph neural networks on Flower. `fedgraph-flwr COMMAND --help` describes a command."
+    lists = [
+        f"{group}\n" + "".join(f"  {name:<12}{COMMANDS[name][1]}\n" for name in names)
+        for group, names in GROUPS.items()
+    ]
+    form = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(
+        prog="fedgraph-flwr", description=about, epilog="\n".join([*lists, _EXAMPLES]), formatter_class=form
+    )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--conf", metavar="DIR", help="additional config folder, searched first (see FEDGRAPH_CONF)")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS)
     for name in {*given[:1]} & COMMANDS.keys() or COMMANDS:
         module, text = COMMANDS[name]
-        command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command = commands.add_parser(name, help=text, formatter_class=form)
         if name in given[:1]:
             called = importlib.import_module(f"fedgraph_flwr.{module}")
             command.epilog = (called.__doc__ or "").partition("\n\n")[2]  # examples
             command.set_defaults(func=getattr(called, "main", None))  # those of its actions take precedence
             called.register(command)
+            if {"-h", "--help"} & {*given} and not columns:
+                _hide_columns(command)
     return parser
 
 
-def options(command: str) -> list[str]:
-    """Return the options of a command."""
-    choices = next(action.choices for action in _parser([command])._actions if action.choices)
-    parser = dict(choices).get(command)
-    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS] if parser else []
-    return [option for action in shown for option in action.option_strings]
+def _hide_columns(command: argparse.ArgumentParser) -> None:
+    """Leave the options for columns of tables out of the help."""
+    for group in command._action_groups:
+        if str(group.title).startswith("columns"):
+            group.description = f"{len(group._group_actions)} options: --help-columns lists them"
+            for action in group._group_actions:
+                action.help = argparse.SUPPRESS
+
+
+def options(command: str) -> dict[str, list[str]]:
+    """Return the options of a command, under "", and those of each of its actions."""
+
+    def shown(parser: argparse.ArgumentParser) -> list[str]:
+        own = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        return [option for action in own for option in action.option_strings]
+
+    parser = dict(next(action.choices for action in _parser([command])._actions if action.choices) or {})[command]
+    found = {"": shown(parser)}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {name: shown(inner) for name, inner in action.choices.items()}
+        elif action.choices and not action.option_strings:
+            found |= {str(name): [] for name in action.choices}
+    return found
 
 
 def _as_interrupt(signum: int, frame: Any) -> None:

@@ -40,7 +40,7 @@ complete -c fedgraph-flwr -a '(fedgraph-flwr completion words -- (commandline -c
 
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
-_WITH_KEYS = ("run", "partition")
+_WITH_KEYS = ("run", "sweep", "partition")
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -63,21 +63,43 @@ def words(line: str) -> list[str]:
     known = _known()
     if not given:
         return _from([*known["commands"], "--help", "--version", "--conf"], last)
-    command = given[0]
+    command, *more = given
+    options = known["options"].get(command, {})
     if last.startswith("-"):
-        return _from(known["options"].get(command, []), last)
+        return _from([*options.get("", []), *(options.get(more[0], []) if more else [])], last)
+    if len(options) > 1 and not more:
+        return _from([name for name in options if name and name != "words"], last)
     if command == "keys":
         choices = (f"{g}={n}" for g in known["groups"][:-1] for n in _names(g, folders))
         return _from([*known["sections"], *choices], last)
-    if command == "completion":
-        return _from(SCRIPTS, last)
+    if command == "datasets":
+        return _from(_names("dataset", folders), last)
+    if command in _OF_RUNS:
+        return _from(_runs(), last)
     if command not in _WITH_KEYS:
         return []
-    key, sign, _ = last.partition("=")
+    key, sign, value = last.partition("=")
     if not sign:
         return _from([f"{key}=" for key in known["keys"]], last)
+    if key in _FOLDERS:
+        return _from([f"{key}={folder}" for folder in _runs()], last)
+    earlier_values, comma, _ = value.rpartition(",")
     names = _names(key, folders) if key in known["groups"] else known["values"].get(key, [])
-    return _from([f"{key}={name}" for name in names], last)
+    there = earlier_values.split(",") if comma and command == "sweep" else []
+    return _from([f"{key}={','.join([*there, name])}" for name in names if name not in there], last)
+
+
+_OF_RUNS = ("predict", "alerts", "drift", "explain", "export", "worth", "blend", "report", "forget")
+"""Commands whose arguments are folders of runs."""
+
+_FOLDERS = ("resume", "init", "evaluate")
+"""Keys whose value is a folder of a run."""
+
+
+def _runs() -> list[str]:
+    """Return the folders of runs in the current folder, in runs/ and in those that sweeps keep."""
+    places = ("*/config.yaml", "runs/*/config.yaml", "sweeps/*-runs/*/config.yaml")
+    return sorted(str(path.parent) for place in places for path in Path().glob(place))
 
 
 def _own_folders(words: Sequence[str]) -> tuple[list[str], list[Path]]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedgraph_flwr as fg
-from fedgraph_flwr.cli.app import COMMANDS, main
+from fedgraph_flwr.cli.app import COMMANDS, GROUPS, main
 from fedgraph_flwr.data.graph import read_tensors
 from tests.conftest import client_graph
 from tests.support import PATIENCE, assert_same_arrays, recorded_messages, wait_for
@@ -67,7 +67,18 @@ def test_an_option_that_is_no_key_suggests_nothing(capsys):
 def test_help_lists_the_commands(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(command in out for command in COMMANDS)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    assert all(f"\n{group}\n" in out for group in GROUPS)
+    assert all(f"  {name:<12}{about}\n" in out for name, (_, about) in COMMANDS.items())
+
+
+def test_options_for_columns_have_a_help_of_their_own(capsys):
+    assert main(["import", "--help"]) == 0
+    short = capsys.readouterr().out
+    assert "--help-columns lists them" in short
+    assert "--time-column" not in short
+    assert main(["import", "--help-columns"]) == 0
+    assert "--time-column NAME" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,7 @@ def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
 
 
 def test_help_of_every_command_needs_no_torch():
-    code = "import sys; from fedgraph_flwr.cli.app import COMMANDS, main\n"
+    code = "import sys; from fedgraph_flwr.cli.app import COMMANDS, GROUPS, main\n"
     code += "for command in ['--help', *COMMANDS]: main([command, '--help'])\n"
     code += "sys.exit(' '.join({'torch', 'scipy', 'pandas'} & {*sys.modules}) or 0)"
     root = Path(__file__).parents[2]

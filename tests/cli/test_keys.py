@@ -87,12 +87,33 @@ def test_the_command_prints_groups_names_and_all(capsys):
         ("fedgraph-flwr run dataset.undirected=", ["dataset.undirected=true", "dataset.undirected=false"]),
         ("fedgraph-flwr run engine=in", ["engine=inline"]),
         ("fedgraph-flwr run --q", ["--quiet"]),
-        ("fedgraph-flwr datasets co", []),
+        ("fedgraph-flwr datasets co", ["computers", "cora", "cornell"]),
+        (
+            "fedgraph-flwr sweep strategy=fedprox,fedavg",
+            ["strategy=fedprox,fedavg", "strategy=fedprox,fedavg_ft", "strategy=fedprox,fedavgm"],
+        ),
+        ("fedgraph-flwr sweep dtype=float32,", ["dtype=float32,float64"]),
+        ("fedgraph-flwr run dtype=float32,", []),
+        ("fedgraph-flwr schema ", ["show", "merge"]),
+        ("fedgraph-flwr fleet re", ["remove", "renew"]),
+        ("fedgraph-flwr fleet renew --al", ["--also"]),
+        ("fedgraph-flwr new ", ["method"]),
         ("fedgraph-flwr completion ", list(SCRIPTS)),
     ],
 )
 def test_what_completes_a_line(line, completed):
     assert words(line) == completed
+
+
+def test_folders_of_runs_complete(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/first", "runs/second", "sweeps/a-runs/third", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        if folder != "other":
+            (tmp_path / folder / "config.yaml").write_text("")
+    assert words("fedgraph-flwr report runs/first ") == ["runs/first", "runs/second", "sweeps/a-runs/third"]
+    assert words("fedgraph-flwr predict runs/s") == ["runs/second"]
+    assert words("fedgraph-flwr run resume=runs/f") == ["resume=runs/first"]
 
 
 def test_own_folders_and_graphs_complete_too(tmp_path, monkeypatch):
