@@ -35,6 +35,20 @@ def test_rows_that_one_update_shows(nodes, width, read):
     assert abs(rows_read(sent, trained, first, bias, graph) - read) <= 2
 
 
+@pytest.mark.parametrize(("width", "read"), [(64, 6), (1000, 24)])
+def test_rows_that_a_sum_of_three_shows(width, read):
+    """Of the 30 training nodes of each client, on average: one is alone between two thresholds, whoever has it."""
+    overrides = ["num_clients=3", f"model.hidden={width}", "train.local_steps=1", *SGD]
+    graphs = [client_graph(client, 60, num_features=20) for client in range(3)]
+    clients = [GraphClient(compose(overrides), graph) for graph in graphs]
+    sent, first, bias = binning({n: t.detach().numpy() for n, t in clients[0].shared.items()}, width, 20)
+    updates = [client.fit([sent[name] for name in client.shared], {})[0] for client in clients]
+    mean = [np.mean(arrays, axis=0) for arrays in zip(*updates, strict=True)]
+    trained = dict(zip(clients[0].shared, mean, strict=True))
+    found = [rows_read(sent, trained, first, bias, graph) for graph in graphs]
+    assert abs(np.mean(found) - read) <= 2, found
+
+
 def test_the_first_round_shows_none(node):
     """The node builds the first parameters itself, and a refused start holds; those of a later round it cannot know."""
     overrides = ["model.hidden=64", "train.local_steps=1", *SGD]
