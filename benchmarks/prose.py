@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs"]
+PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "contributing", "docs"]
 FOLDERS = [*PAGES, "conf", "examples", "benchmarks", "simulations", "tests"]
 SKIPPED = ("simulations/results/", "/docs/hooks/", "/assets/", "/.venv/", "/.git/", "/build/")
 LONGEST = 25

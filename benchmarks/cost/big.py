@@ -1,7 +1,7 @@
 """Memory, disk and time of graphs that do not fit one step: clients with generated files, sampled training.
 
     python -m benchmarks.cost big [--nodes 300000] [--edges 7500000] [--features 100] [--clients 1] [--cohort 0] [--rounds 2]
-    python -m benchmarks.cost big --row "one client"     # a row of the table in docs/speed.md; --rows lists them
+    python -m benchmarks.cost big --row "one client"     # a row of the table in results/speed-details.md; --rows lists them
 
 The graph is a pure function: in-neighbour j of node v is a hash of (seed, client, v, j), in v's class with probability
 ``--same``, and features are the class's centre plus noise, hashed too. So any part can be made without the rest. Needs numba

@@ -72,7 +72,7 @@ def child(out: str, overrides: list[str]) -> None:
 
 
 def table() -> list[str]:
-    """Return the rows of the table in docs/speed.md."""
+    """Return the rows of the table in results/speed-details.md."""
     with RESULT.open() as file:
         rows = list(csv.DictReader(file))
     numbers = ("payments", "accounts")
@@ -96,7 +96,9 @@ def main() -> None:
     parser.add_argument("--payments", type=int, default=4_000_000)
     parser.add_argument("--accounts", type=int, default=500_000)
     parser.add_argument("--write", action="store_true", help=f"append the row to {RESULT.name}")
-    parser.add_argument("--table", action="store_true", help="only print the stored rows, as in docs/speed.md")
+    parser.add_argument(
+        "--table", action="store_true", help="only print the stored rows, as in results/speed-details.md"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_args()

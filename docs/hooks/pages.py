@@ -30,6 +30,7 @@ CARRIED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "CODE_OF_CONDUCT.md": "conduct.md",
+    **{f"contributing/{path.name}": path.name for path in (ROOT / "contributing").glob("*.md")},
 }
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
@@ -86,7 +87,8 @@ def pointed(page: str, target: str) -> str:
     """Return a link's target as a path in the checkout; empty for addresses and links within the page."""
     if re.match(r"[a-z]+:|#", target):
         return ""
-    folder = "" if page in CARRIED.values() else posixpath.join("docs", posixpath.dirname(page))
+    source = next((source for source, place in CARRIED.items() if place == page), f"docs/{page}")
+    folder = posixpath.dirname(source)
     return posixpath.normpath(posixpath.join(folder, target.partition("#")[0]))
 
 
