@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.agreement import measures, to_set
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.node.clients import client_at
 from fedgraph_flwr.node.node import node_of
@@ -135,6 +136,13 @@ def test_every_claim_is_attacked_by_a_test_that_exists():
     for named in CLAIMS.values():
         for name in named if named is not TRUST else ():
             assert f"def {name}(" in tests or any(path.name == name for path in files), name
+
+
+def test_the_goals_of_agreements_are_met():
+    rows = list(measures())
+    assert len(rows) == 3
+    assert to_set() == ["--agreement", "--key", "--state", "privacy.dp=distributed", "privacy.secagg=true"]
+    assert not [what for what, _, _, met in rows if not met]
 
 
 SETTINGS = {
