@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.cli.agree import described
+from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.methods.uplink import ARRAYS, Mean
 from fedgraph_flwr.node import beginning as node_beginning
+from fedgraph_flwr.node import verified as node_verified
 from fedgraph_flwr.secure import policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
@@ -77,6 +79,48 @@ def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, m
     assert done.summary["failures"] == {}
     assert len(done.rounds) == 2
     assert_same_arrays(done.arrays, usual.arrays)
+
+
+@pytest.mark.slow
+def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, monkeypatch):
+    """One rounding of each number; a larger difference ends the run, since all of three members have to certify."""
+    usual, own, step = members("verified", *VERIFIED), node_verified.Verified._next, np.float32(1e-3)
+
+    def rounds_otherwise(self, request):
+        return rounded(own(self, request)) if self.own == 1 else own(self, request)
+
+    def differs(self, request):
+        found = own(self, request)
+        return {name: a + step for name, a in found.items()} if self.own == 1 and request.round else found
+
+    monkeypatch.setattr(node_verified.Verified, "_next", rounds_otherwise)
+    assert_same_arrays(members("rounding", *VERIFIED).arrays, usual.arrays)
+    monkeypatch.setattr(node_verified.Verified, "_next", differs)
+    with pytest.raises(RunFailed, match="round 1: 2 of 3 members certified the next model, expected at least 3"):
+        members("another", *VERIFIED)
+
+
+@pytest.mark.slow
+def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monkeypatch):
+    """It adds n (θ* − θ): in a curious run that is the next model."""
+    own = GraphClient.get_parameters
+    chosen = np.float32(3.0)
+
+    def replaces(self, config):
+        found = own(self, config)
+        return [3 * (chosen - array) + array for array in found] if self.graph.client == 0 else found
+
+    monkeypatch.setattr(GraphClient, "get_parameters", replaces)
+    free, bound = (
+        members("curious", "rounds=1"),
+        members("verified", "rounds=1", *VERIFIED[:1], "privacy.max_update=0.25"),
+    )
+    reached = np.median([np.median(array) for array in free.arrays.values()])
+    assert reached > 2.5, "nearly the chosen 3"
+    monkeypatch.setattr(GraphClient, "get_parameters", own)
+    start = members("start", "rounds=1", "train.lr=1e-9", *VERIFIED)
+    moved = np.sqrt(sum(((bound.arrays[n] - a).astype(float) ** 2).sum() for n, a in start.arrays.items()))
+    assert 0.24 < moved <= 0.25
 
 
 # --- refused by name --------------------------------------------------------------------------------------------------
