@@ -344,7 +344,7 @@ class NodeClient:
         """Store what the request changed."""
         client, phase = self.client, request.phase
         scored = phase == EVALUATE and client.saved_models.state
-        if phase not in (DESCRIBE, EVALUATE) or scored:
+        if phase not in (DESCRIBE, EVALUATE, *EXCHANGES) or scored:
             self._keep()
         checkpoints = self._checkpoints(request)
         if request.keeps_models and checkpoints:
