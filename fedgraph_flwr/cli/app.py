@@ -60,6 +60,8 @@ GROUPS = {
 }
 """Commands in the order of the help."""
 
+_USAGE = "fedgraph-flwr [-h] [--version] [--conf DIR] COMMAND ..."
+
 _EXAMPLES = """\
 Examples:
   fedgraph-flwr run strategy=fedprox dataset=cora num_clients=5
@@ -239,11 +241,15 @@ def _parser(given: Sequence[str], columns: bool = False) -> argparse.ArgumentPar
     ]
     form = argparse.RawDescriptionHelpFormatter
     parser = _Parser(
-        prog="fedgraph-flwr", description=about, epilog="\n".join([*lists, _EXAMPLES]), formatter_class=form
+        prog="fedgraph-flwr",
+        usage=_USAGE,
+        description=about,
+        epilog="\n".join([*lists, _EXAMPLES]),
+        formatter_class=form,
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--conf", metavar="DIR", help="additional config folder, searched first (see FEDGRAPH_CONF)")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="fedgraph-flwr")
     for name in {*given[:1]} & COMMANDS.keys() or COMMANDS:
         module, text = COMMANDS[name]
         command = commands.add_parser(name, help=text, formatter_class=form)

@@ -104,15 +104,15 @@ def best(groups: Sequence[RunGroup]) -> RunGroup:
     return max(federated, key=lambda group: sign * group.mean.mean if group.mean.n else -math.inf)
 
 
-def summaries(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
-    """Return one headline sentence per dataset and partition."""
+def summaries(groups: Sequence[RunGroup], baselines: Sequence[RunGroup], whole: bool = True) -> Markup:
+    """Return one headline sentence per dataset and partition; ``whole``: they say if training alone is missing."""
     firsts = {cut_of(group.runs[0]): group for group in reversed(groups)}
     return Markup("").join(
-        _summary(alike(groups, first), alike(baselines, first)) for first in reversed(firsts.values())
+        _summary(alike(groups, first), alike(baselines, first), whole) for first in reversed(firsts.values())
     )
 
 
-def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Markup:
+def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup], whole: bool) -> Markup:
     top = best(groups)
     run, metric = top.runs[0], metric_of(top.runs[0])
     if not top.mean.n:
@@ -121,7 +121,7 @@ def _summary(groups: Sequence[RunGroup], baselines: Sequence[RunGroup]) -> Marku
     where = f"test {display_name(metric)} on {run.cfg.data_text} over {run.cfg.num_clients} clients"
     others = f", the best of {len(groups)} settings," if len(groups) > 1 else ""
     more = f"{_trust(top, metric)}. The score is {_AVERAGED[run.cfg.evaluation.average]}, {_WHEN[run.cfg.evaluation.select]}."
-    more += _without(run) + _not_alone([*groups, *baselines])
+    more += _without(run) + (_not_alone([*groups, *baselines]) if whole else "")
     more += f" The run {text}." if (text := start_text(run.summary, run.cfg)) else ""
     if not run.summary:
         more = f"The run is not finished: this is round {run.shown_round} of {run.cfg.rounds}. {more}"

@@ -33,10 +33,12 @@ class Page:
 
     Attributes:
         charts: data of each chart, by element id.
+        refresh: seconds after which a browser loads the page again; 0: never.
     """
 
     def __init__(self, title: str):
         self.title = title
+        self.refresh = 0
         self.charts: dict[str, dict[str, Any]] = {}
         self._parts: list[Markup] = []
         self._links: list[tuple[str, str]] = []
@@ -81,8 +83,10 @@ class Page:
     def html(self) -> str:
         """Return the whole page."""
         style, library, script = (Markup(packaged(ASSETS / name)) for name in ("page.css", "echarts.min.js", "page.js"))
+        library = library if self.charts else Markup("")
         shown = {
             "title": self.title,
+            "refresh": self.refresh,
             "links": self._links,
             "body": Markup("\n").join(self._parts),
             "charts": self.charts,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
-from fedgraph_flwr.report.headline import headline_text
+from fedgraph_flwr.report.headline import display_name, headline_text, score_text, summaries, tiles
 from fedgraph_flwr.report.page import CHANCE, Page, dot, grid, note, number, of_change, render, table
 from fedgraph_flwr.report.runs import RunGroup, group_runs, load_run
-from fedgraph_flwr.report.sections import training
+from fedgraph_flwr.report.sections import repeat, training
 from fedgraph_flwr.report.units import duration, size
 from fedgraph_flwr.store.results import CONFIG
 from fedgraph_flwr.sweeps.rows import ours
@@ -36,9 +37,34 @@ def write_sweep(outcome: Mapping[str, Any], results: Path) -> Path:
     """Write a sweep's outcome next to its results, as JSON and as a page, and return the path of the page."""
     text = as_json(outcome)
     write_bytes(results.with_suffix(".json"), text.encode())
+    for folder in [results.parent / run for cell in outcome["cells"] for run in cell["runs"]]:
+        if not (folder / REPORT).exists():
+            with suppress(FedGraphError):  # removed or damaged since
+                _write_small(folder)
     page = Page(outcome["title"])
     add_sweep(page, json.loads(text), results.parent)
     return page.write(results.with_suffix(".html"))
+
+
+REPORT = "report.html"
+
+
+def _write_small(folder: Path) -> None:
+    """Write a page of a kept run without charts: its score, its rounds and its configuration."""
+    run = load_run(folder)
+    groups, metric = group_runs([run]), run.cfg.evaluation.headline
+    page = Page(run.label)
+    page.heading(summaries(groups, [], whole=False), tiles(groups[0]))
+    scores = {split: dict(zip(*run.series(f"{split}_{metric}"), strict=True)) for split in ("val", "test")}
+    shown = partial(score_text, metric=metric)
+    rows = [
+        [(str(server_round), server_round), *(number(shown, each.get(server_round)) for each in scores.values())]
+        for server_round in sorted({*scores["val"], *scores["test"]})
+    ]
+    names = ["round", f"validation {display_name(metric)}", f"test {display_name(metric)}"]
+    page.section("rounds", "Rounds", "Means over clients.", [table(names, rows)] if rows else [])
+    page.section("repeat", "Repeat it", "", repeat(groups))
+    page.write(folder / REPORT)
 
 
 def outcomes_of(folder: Path) -> list[Path]:
@@ -77,7 +103,11 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
     charts = [_scores(page, outcome, cells, settings), _differences(page, outcome, cells, settings)]
     headlines = filter(None, outcome["headline"].split(", "))
     name = "; ".join(map(headline_text, headlines)) or "score"
-    parts = [grid(*charts), _table(outcome, cells, len(settings) > 1), grid(_costs(page, outcome, cells, settings))]
+    parts = [
+        grid(*charts),
+        _table(outcome, cells, len(settings) > 1, folder),
+        grid(_costs(page, outcome, cells, settings)),
+    ]
     page.section(f"scores{more}", "Scores", f"{name[0].upper()}{name[1:]}, over seeds.", parts)
     about = "Means over clients by round, of the kept runs."
     page.section(f"curves{more}", "Curves", about, _kept(page, cells, folder))
@@ -180,7 +210,7 @@ def _costs(page: Page, outcome: Mapping[str, Any], cells: Sequence[Any], setting
     return page.chart("Score against cost", how, "plane", views=views, x=x, y=y, named=True)
 
 
-def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> Markup:
+def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool, folder: Path) -> Markup:
     unit, digits = (" %", ".1f") if outcome["percent"] else ("", ".4g")
     score, half = f"{{:{digits}}}{unit}".format, f"± {{:{digits}}}".format
 
@@ -203,7 +233,7 @@ def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> M
                 number(half, gap.get("half")),
                 number(duration, row.get("seconds_per_round")),
                 number(size, row.get("bytes")),
-                *([_links(row["runs"])] if kept else []),
+                *([_links(row["runs"], folder)] if kept else []),
             ]
         )
     head = [*(["setting"] if several else []), "method", *(["choice"] if tuned else []), "seeds", _metric(outcome)]
@@ -219,8 +249,9 @@ def _table(outcome: Mapping[str, Any], cells: Sequence[Any], several: bool) -> M
     return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.") + left
 
 
-def _links(runs: Sequence[str]) -> Markup:
-    return Markup(" ").join(render("link", to=run, text=run.rpartition("-")[2]) for run in runs)
+def _links(runs: Sequence[str], folder: Path) -> Markup:
+    pages = {run: f"{run}/{REPORT}" if (folder / run / REPORT).is_file() else run for run in runs}
+    return Markup(" ").join(render("link", to=page, text=run.rpartition("-")[2]) for run, page in pages.items())
 
 
 def _kept(page: Page, cells: Sequence[Any], folder: Path) -> list[Markup]:

@@ -10,7 +10,9 @@ LoadPredictor = Callable[[Path, int], Any]
 """Returns the predictor of a client, from a run's folder and the client's index."""
 
 
-def write_report(folders: Sequence[Path], out: Path, *, load: LoadPredictor, baselines: bool = True) -> Path:
+def write_report(
+    folders: Sequence[Path], out: Path, *, load: LoadPredictor, baselines: bool = True, refresh: int = 0
+) -> Path:
     """Write the page and return its path.
 
     Args:
@@ -18,6 +20,8 @@ def write_report(folders: Sequence[Path], out: Path, *, load: LoadPredictor, bas
         out: output file.
         load: predictor of one client of a run folder (`party.use.predict.load_predictor`).
         baselines: whether to compare with baseline runs (Local, Central) found in neighbouring folders.
+
+        refresh: seconds after which a browser loads the page again, as while a run trains; 0: never.
 
     Raises:
         FedGraphError: a folder holds no run, or no finished round.
@@ -34,6 +38,7 @@ def write_report(folders: Sequence[Path], out: Path, *, load: LoadPredictor, bas
     compared = [group for group in compared if group.is_baseline]
     top = headline.best(shown)
     page = Page(headline.title(shown))
+    page.refresh = refresh
     page.heading(headline.summaries(shown, compared), headline.tiles(top))
     lead = "Runs that differ only in their seeds are one setting."
     page.section("compared", "Comparison", lead, [headline.compared(page, shown, compared)])

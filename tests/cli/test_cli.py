@@ -214,14 +214,34 @@ def test_reports_stand_side_by_side(clients, tmp_path, capsys):
     for out, strategy in zip(runs, ("fedavg", "fedprox"), strict=True):
         assert main(["run", *clients, f"strategy={strategy}", "rounds=2", f"out={out}", "--no-report", "--quiet"]) == 0
     assert main(["report", *map(str, runs)]) == 2
-    assert f"a page of 2 folders would replace {runs[0]}'s own report: pass --out FILE" in capsys.readouterr().err
-    assert main(["report", *map(str, runs), "--out", str(tmp_path / "both.html")]) == 0
+    assert f"a page of 2 folders would replace {runs[0]}'s own report: pass --page FILE" in capsys.readouterr().err
+    assert main(["report", *map(str, runs), "--page", str(tmp_path / "both.html")]) == 0
     assert not (runs[0] / "report.html").exists()
     page = (tmp_path / "both.html").read_text()
     assert "<h1>FedAvg and FedProx on" in page
 
 
 @pytest.mark.slow
+def test_a_page_follows_a_run_until_it_ends(clients, tmp_path, monkeypatch, capsys):
+    """While it trains the browser loads the page again; the last page is the finished run's."""
+    out = tmp_path / "out"
+    assert main(["run", *clients, "rounds=2", f"out={out}", "--quiet", "--no-report"]) == 0
+    summary, page, seen = out / "summary.json", out / "report.html", []
+    summary.rename(tmp_path / "summary.json")
+
+    def ends(seconds):
+        seen.append(page.read_text())
+        (tmp_path / "summary.json").rename(summary)
+
+    monkeypatch.setattr("time.sleep", ends)
+    assert main(["report", str(out), "--watch", "--no-baselines"]) == 0
+    assert [text.count('http-equiv="refresh"') for text in (*seen, page.read_text())] == [1, 0]
+    assert "The run is not finished" in seen[0]
+    assert "The run is not finished" not in page.read_text()
+    assert "open it in a browser" in capsys.readouterr().err
+    assert main(["report", str(out), str(out), "--watch"]) == 2
+
+
 def test_an_interrupted_run_goes_on_to_the_same_result(clients, tmp_path):
     overrides = [*clients, "checkpoint_every=5", "train.local_steps=1", "--quiet", "--no-report"]
     command = [sys.executable, "-m", "fedgraph_flwr", "run", *overrides, "rounds=100000"]

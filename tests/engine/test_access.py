@@ -42,7 +42,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedFleet]:
 
 def _keys(folder: Path, nodes: int) -> None:
     subprocess.run(
-        [*COMMAND, "fleet", "init", str(folder), "--nodes", str(nodes)], check=True, stdout=subprocess.DEVNULL
+        [*COMMAND, "fleet", "init", str(folder), "--trial", str(nodes)], check=True, stdout=subprocess.DEVNULL
     )
 
 
@@ -96,7 +96,7 @@ def _check_copies(fleet: GuardedFleet, out: Path) -> None:
     files = {path.name for path in there.iterdir() if path.is_file() and not path.name.startswith(".")}
     assert {"summary.json", "rounds.jsonl", "model_final.safetensors", "checkpoint.safetensors", "status.json"} <= files
     assert all((out / name).read_bytes() == (there / name).read_bytes() for name in files)
-    command = [*COMMAND, "runs", str(fleet.folder / "second"), "--server", NAME]
+    command = [*COMMAND, "runs", str(fleet.folder / "second"), "--name", NAME]
     listed, copied = (
         subprocess.run([*command, *more], env=fleet.environment, capture_output=True, text=True, check=True).stdout
         for more in (["--json"], ["--copy", "out"])

@@ -99,7 +99,7 @@ def test_a_node_is_ready_while_it_is_connected(monkeypatch):
 def test_a_waiting_node_keeps_nothing_that_its_checks_import(tmp_path, client_files):
     """Torch and pandas would stay in the memory of a process that only waits."""
     graph = Path(client_files().removeprefix("graph=")) / "client_0000.safetensors"
-    assert main(["fleet", "init", str(tmp_path / "keys"), "--nodes", "1"]) == 0
+    assert main(["fleet", "init", str(tmp_path / "keys"), "--trial", "1"]) == 0
     words = [
         "--server",
         "h:1",

@@ -52,10 +52,10 @@ def test_runs_are_listed_filtered_and_shown_on_a_page(runs, tmp_path, capsys):
     assert main(["report", str(tmp_path / "other")]) == 2
     assert "holds no run" in capsys.readouterr().err
     out = tmp_path / "new/folders/page.html"  # as every output, in folders that need not exist
-    assert main(["report", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["report", str(tmp_path), "--page", str(out)]) == 0
     assert "3 finished, 1 unfinished" in out.read_text()
     config = tmp_path / "fedavg-0" / "config.yaml"
-    assert main(["report", str(tmp_path), "--out", str(config)]) == 2
+    assert main(["report", str(tmp_path), "--page", str(config)]) == 2
     assert f"page {config} has another suffix than .html: pass" in capsys.readouterr().err
     assert "fedavg" in config.read_text()
 

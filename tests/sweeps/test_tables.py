@@ -193,8 +193,12 @@ def test_runs_keep_their_rounds_and_all_or_nothing_if_asked(toy):
     assert len(list((toy.parent / "toy-runs").iterdir())) == 2
     sweep(toy, "--only", "few/Local/0")
     kept = toy.parent / "toy-runs" / "few-Local-0"
-    assert {path.name for path in kept.iterdir()} == {"config.yaml", "rounds.jsonl", "summary.json"}
-    assert "toy-runs/few-Local-0" in toy.with_suffix(".html").read_text()
+    assert {path.name for path in kept.iterdir()} == {"config.yaml", "rounds.jsonl", "summary.json", "report.html"}
+    assert 'href="toy-runs/few-Local-0/report.html"' in toy.with_suffix(".html").read_text()
+    small = (toy.parent / "toy-runs" / "few-Local-0" / "report.html").read_text()
+    assert "Local reaches" in small
+    assert "<td" in small
+    assert len(small) < 100_000
 
 
 def test_majority_by_hand(toy):

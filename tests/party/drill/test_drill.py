@@ -323,8 +323,8 @@ def test_digests_of_other_plans_are_refused(tmp_path, capsys):
     assert main([*given, "--digest", "0" * 16]) == 2
     assert "the parties hold different plans" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
-    assert main([*given, "--budget", "5"]) == 2
-    assert "--budget has no effect on `drill plant`" in capsys.readouterr().err
+    assert main([*given, "--alerts", "5"]) == 2
+    assert "--alerts has no effect on `drill plant`" in capsys.readouterr().err
     assert main([*given, "seed=4"]) == 2
     assert "seed=4 has no effect on `drill plant`, whose plan is made" in capsys.readouterr().err
     for word, message in (("sed=3", "plan key 'sed' is unknown"), ("days=x", "plan.days"), ("kinds=ring", "kind")):
@@ -336,7 +336,7 @@ def test_digests_of_other_plans_are_refused(tmp_path, capsys):
 def test_a_drill_from_books_to_recall(tmp_path, capsys, caplog):
     files = books(tmp_path / "books")
     before, out = content(tmp_path / "books"), tmp_path / "drill"
-    words = ["seed=3", "--budget", "15", "counts=[4,1,2]", "size=[4,5]", "hold_out=[cycle]"]
+    words = ["seed=3", "--alerts", "15", "counts=[4,1,2]", "size=[4,5]", "hold_out=[cycle]"]
     words += ["kinds=[cycle,fan_out,bipartite]", "--out", str(out)]
     assert main(["drill", *(str(file.parent) for file in files), *words]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
@@ -356,7 +356,7 @@ def test_a_drill_from_books_to_recall(tmp_path, capsys, caplog):
     assert table.query("kind == 'fan_out' and method == 'own trees'")["recall"].item() > 0.4  # 0.13 by chance
     assert "cycle (held out)" in shown
     one = ["drill", "report", str(out / "runs/own"), str(out / "runs/federated"), "--planted", str(out / "party_0")]
-    assert main([*one, "--client", "0", "--budget", "15", "--out", str(tmp_path / "a.csv")]) == 0
+    assert main([*one, "--client", "0", "--alerts", "15", "--out", str(tmp_path / "a.csv")]) == 0
     assert main(["predict", str(out / "runs/federated"), "--client", "0", "--out", str(tmp_path / "p.csv")]) == 0
     assert "a drill planted (class drill-" in caplog.text
     alone = pd.read_csv(tmp_path / "a.csv").query("kind == 'all'").set_index("method")
@@ -420,7 +420,7 @@ def test_a_drill_takes_the_books_of_all_parties(tmp_path, capsys):
     assert main([str(word) for word in words]) == 0
     before, out = {p: p.read_bytes() for p in (tmp_path / "books").rglob("*.csv")}, tmp_path / "drill"
     words = ["drill", "--books", str(tmp_path / "books"), "seed=3", "counts=[2,1,1]", "size=[4,5]", "kinds=[fan_out]"]
-    assert main([*words, "--budget", "15", "--out", str(out)]) == 0, capsys.readouterr().err
+    assert main([*words, "--alerts", "15", "--out", str(out)]) == 0, capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
     copy = pd.read_csv(out / "party_1" / "drill_payments.csv")
     assert len(copy) == len(pd.read_csv(tables[1])) + (copy["drill"] != copy["drill"].iloc[0]).sum()
