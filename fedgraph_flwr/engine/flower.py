@@ -355,7 +355,7 @@ def _follow(copies: _Copies, connection: str, run_id: str, show: Callable[[], No
             copies.take(run_id, [ROUNDS])
             show()
         elif time.monotonic() - answered > LOST:
-            copy = f"fedgraph-flwr runs {copies.out.parent} --server {connection} --copy {copies.out.name}"
+            copy = f"fedgraph-flwr runs {copies.out.parent} --name {connection} --copy {copies.out.name}"
             raise ConnectionLost(
                 f"the server of '{connection}' did not respond for {LOST / 60:g} min. Run {run_id} may continue"
                 f" there; later, copy it with: {copy}"

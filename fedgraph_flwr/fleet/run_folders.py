@@ -140,7 +140,7 @@ class ServerRuns:
         FedGraphError: the connection is missing.
     """
 
-    def __init__(self, name: str, kind: str = "--server"):
+    def __init__(self, name: str, kind: str = "--name"):
         check_connection(name, kind)
         self.name, known = name, connection(name)
         authority = known.get("root-certificates")

@@ -53,7 +53,7 @@ class Fleet:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         self.keys = folder / "keys"
-        self.make_keys("--nodes", str(len(self.files)))
+        self.make_keys("--trial", str(len(self.files)))
         self.connect(
             folder / "home", f'address = "{self.host}:{self.port}"\nroot-certificates = "{self.keys / "ca.crt"}"'
         )
@@ -230,7 +230,7 @@ class ServedFleet(Fleet):
         super().__init__(folder, graphs)
         self.runs, self.monitor = folder / "server" / "runs", free_port()
         address = f"{self.host}:{self.port}"
-        self.make_keys("--nodes", str(len(self.files)), "--listen", address, "--superlink", address)
+        self.make_keys("--trial", str(len(self.files)), "--listen", address, "--superlink", address)
 
     def start_superlink(self) -> None:
         """Start the server; returns when it is ready."""
@@ -261,7 +261,7 @@ class GuardedFleet(Fleet):
         self.hide = hide if subprocess.run([*hide, "true"], capture_output=True, check=False).returncode == 0 else []
         self.superlink_port, self.operator_port = free_port(), free_port()
         ports = {"--listen": self.port, "--superlink": self.superlink_port, "--operator": self.operator_port}
-        self.make_keys("--nodes", str(len(self.files)), *(w for k, p in ports.items() for w in (k, f"127.0.0.1:{p}")))
+        self.make_keys("--trial", str(len(self.files)), *(w for k, p in ports.items() for w in (k, f"127.0.0.1:{p}")))
         self.connect(folder / "home", f'address = "127.0.0.1:{self.operator_port}"\ninsecure = true')
 
     def superlink(self) -> list[str]:

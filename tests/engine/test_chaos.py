@@ -43,7 +43,7 @@ class Hosts(Fleet):
     def __init__(self, folder: Path, graphs: Path, switch: Switch):
         self.switch = switch
         super().__init__(folder, graphs)
-        self.make_keys("--nodes", str(len(SIZES)), "--host", self.host)
+        self.make_keys("--trial", str(len(SIZES)), "--host", self.host)
 
     def within(self, name: str) -> list[str]:
         """The namespace of a process."""

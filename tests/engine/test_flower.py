@@ -181,7 +181,7 @@ def test_a_run_whose_log_breaks_off_is_waited_for(tmp_path, monkeypatch, capsys,
         run()
         assert (tmp_path / "summary.json").is_file()
     else:
-        copy = f"--server far --copy {tmp_path.name}"
+        copy = f"--name far --copy {tmp_path.name}"
         with pytest.raises(RunFailed, match=f"did not respond for 10 min. Run 42 may continue there; later.* {copy}$"):
             run()
     assert capsys.readouterr().err.count("the log of run 42 broke off: the run continues on the server") == 1

@@ -25,7 +25,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         client_graph(client, size).save(folder / "graphs" / f"client_{client:04d}.safetensors")
     (folder / "policy.yaml").write_text(POLICY)
     fleet = Fleet(folder, folder / "graphs")
-    fleet.make_keys("--nodes", str(len(SIZES) + 1))
+    fleet.make_keys("--trial", str(len(SIZES) + 1))
     (folder / "peers").mkdir()
     for node in range(len(SIZES)):
         shutil.copy(fleet.keys / f"node_{node}.pub", folder / "peers")

@@ -36,7 +36,7 @@ from tests.support import wait_for
 def keys(tmp_path):
     """What `fleet init` writes."""
     folder = tmp_path / "keys"
-    assert main(["fleet", "init", str(folder), "--nodes", "2", "--host", "example.org", "--days", "40"]) == 0
+    assert main(["fleet", "init", str(folder), "--trial", "2", "--host", "example.org", "--days", "40"]) == 0
     return folder
 
 

@@ -42,7 +42,7 @@ def keys(tmp_path_factory):
     """What `fleet init` writes for a server on other machines' networks."""
     folder = tmp_path_factory.mktemp("init") / "keys"
     assert (
-        main(["fleet", "init", str(folder), "--nodes", "2", "--host", "example.org", "--listen", "0.0.0.0:9090"]) == 0
+        main(["fleet", "init", str(folder), "--trial", "2", "--host", "example.org", "--listen", "0.0.0.0:9090"]) == 0
     )
     return folder
 
@@ -113,7 +113,7 @@ def test_nginx_reads_the_servers_file_in_a_folder_with_a_space(tmp_path, capsys)
 def test_init_leaves_what_is_there_and_adds(keys, capsys):
     stays = [path for path in keys.iterdir() if path.suffix in ("", ".key", ".pub") and path.name != "server.key"]
     before = {path.name: path.read_bytes() for path in stays}
-    assert main(["fleet", "init", str(keys), "--nodes", "3", "--host", "example.org", "--listen", "0.0.0.0:9090"]) == 0
+    assert main(["fleet", "init", str(keys), "--trial", "3", "--host", "example.org", "--listen", "0.0.0.0:9090"]) == 0
     assert before.items() <= {path.name: path.read_bytes() for path in keys.iterdir()}.items()
     assert (keys / "node_2.pub").is_file()
 
@@ -129,7 +129,7 @@ def test_on_loopback_the_superlink_listens_itself(tmp_path):
         (["fleet", "init", "k", "--listen", "9090"], "--listen 9090: expected HOST:PORT"),
         (["fleet", "init", "k", "--listen", "h:99999"], "--listen h:99999: expected HOST:PORT"),
         (["fleet", "init", "k", "--superlink", "0.0.0.0:9091"], "expected a loopback address"),
-        (["fleet", "init", "k", "--nodes", "-1"], "expected at least 0 nodes"),
+        (["fleet", "init", "k", "--trial", "-1"], "expected at least 0 nodes"),
         (["fleet", "join", "x.pub"], "x.pub: no such file"),
         (
             ["server", "nowhere"],

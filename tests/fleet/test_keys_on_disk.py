@@ -16,7 +16,7 @@ from fedgraph_flwr.fleet.keys import check_key, check_pairs, make_node, matches
 def made(tmp_path_factory):
     """What `fleet init` writes."""
     folder = tmp_path_factory.mktemp("made") / "keys"
-    assert main(["fleet", "init", str(folder), "--nodes", "1"]) == 0
+    assert main(["fleet", "init", str(folder), "--trial", "1"]) == 0
     return folder
 
 
@@ -52,7 +52,7 @@ def test_init_completes_what_a_full_disk_left(keys, name, capsys):
         (keys / later).unlink()
     kept = {path: path.read_bytes() for path in keys.iterdir() if path.name in order[: order.index(name) & ~1]}
     (keys / name).write_bytes(b"")
-    assert main(["fleet", "init", str(keys), "--nodes", "1"]) == 0, capsys.readouterr().err
+    assert main(["fleet", "init", str(keys), "--trial", "1"]) == 0, capsys.readouterr().err
     assert pairs(keys) == [True] * 4
     check_key(keys / "node_0")
     public = serialization.load_ssh_public_key((keys / "node_0.pub").read_bytes())

@@ -83,11 +83,11 @@ def connected(address, tmp_path, monkeypatch):
 
 
 def test_an_operator_lists_and_copies_a_run(root, connected, tmp_path, capsys):
-    assert main(["runs", "--server", "far", "seed=7"]) == 0
+    assert main(["runs", "--name", "far", "seed=7"]) == 0
     assert "0.7500" in capsys.readouterr().out
-    assert main(["runs", "--server", "far", "seed=8"]) == 0
+    assert main(["runs", "--name", "far", "seed=8"]) == 0
     assert "no run in the server of 'far' has these values" in capsys.readouterr().out
-    assert main(["runs", "--server", "far", "--copy", "first"]) == 0
+    assert main(["runs", "--name", "far", "--copy", "first"]) == 0
     copied = {path.name: path.read_bytes() for path in (tmp_path / "runs" / "first").iterdir()}
     assert copied.keys() == {"config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors"}
     assert all(content == (root / "first" / name).read_bytes() for name, content in copied.items())
@@ -96,11 +96,11 @@ def test_an_operator_lists_and_copies_a_run(root, connected, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--server", "far", "seed=7", "nokey=1"], "key 'nokey' is unknown"),
-        (["--server", "far", "--copy", "none"], "the server of 'far' has no such run"),
-        (["--server", "far", "--copy", "../secret"], "expected the name of a folder"),
-        (["--copy", "first"], "needs --server NAME"),
-        (["--server", "near"], "--server 'near' is unknown"),
+        (["--name", "far", "seed=7", "nokey=1"], "key 'nokey' is unknown"),
+        (["--name", "far", "--copy", "none"], "the server of 'far' has no such run"),
+        (["--name", "far", "--copy", "../secret"], "expected the name of a folder"),
+        (["--copy", "first"], "needs --name NAME"),
+        (["--name", "near"], "--name 'near' is unknown"),
     ],
 )
 def test_a_wrong_request_is_a_sentence(connected, words, message, capsys):
@@ -197,7 +197,7 @@ def test_a_server_without_run_folders_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     for address in serve(Starlette()):
         (tmp_path / "config.toml").write_text(f'[superlink.far]\naddress = "{address}"\ninsecure = true\n')
-        assert main(["runs", "--server", "far"]) == 1
+        assert main(["runs", "--name", "far"]) == 1
     assert "serves no run folders: it runs `server --plain`, or an older version" in capsys.readouterr().err
 
 
@@ -288,7 +288,7 @@ def test_a_run_is_copied_to_where_its_launch_was_cut_off_and_to_no_other_run(tmp
     monkeypatch.setattr("fedgraph_flwr.fleet.run_folders.ServerRuns", Remote)
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "flower.log").touch()
-    command = ["runs", str(tmp_path), "--server", "far", "--copy", "first"]
+    command = ["runs", str(tmp_path), "--name", "far", "--copy", "first"]
     assert main(command) == 0
     assert main(command) == 2
     assert f"{tmp_path / 'first'} exists: pass another DIR" in capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_a_stopped_run_is_listed_as_stopped_and_the_data_of_a_fleet_as_unknown(f
 
 
 def test_a_server_registers_no_removed_key_whoever_asks(tmp_path):
-    assert main(["fleet", "init", str(tmp_path), "--nodes", "2"]) == 0
+    assert main(["fleet", "init", str(tmp_path), "--trial", "2"]) == 0
     asked = []
     handlers = SimpleNamespace(register_node=lambda request, account: asked.append(request) or "registered")
     superlink.refuse_removed_keys(handlers, tmp_path)

@@ -217,7 +217,7 @@ def test_what_is_shipped_can_be_scraped(tmp_path):
     ports = {name: free_port() for name in ("listen", "superlink", "server", "node")}
     client_graph(0).save(tmp_path / "graph.safetensors")
     where = [f"--listen=127.0.0.2:{ports['listen']}", f"--superlink=127.0.0.1:{ports['superlink']}", "--host=127.0.0.2"]
-    assert main(["fleet", "init", str(tmp_path / "keys"), *where, "--nodes", "1"]) == 0
+    assert main(["fleet", "init", str(tmp_path / "keys"), *where, "--trial", "1"]) == 0
     text = (FOLDER / "fedgraph-server.service").read_text()
     command = re.search(r"^ExecStart=\S+/fedgraph-flwr (.*)$", text, re.M)[1]
     address = variables(text)["MONITOR"].replace("9464", str(ports["server"]))
