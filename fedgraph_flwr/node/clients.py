@@ -212,16 +212,17 @@ class NodeClient:
         before = [known for known in ledger.received if known.startswith(place)]
         place += str(request.exchange)
         new = place not in before and len(before) < self.most
-        if not new and ledger.received.get(place) != request.digest():
+        if ledger.skipped(request.round) or (
+            not new and ledger.received.get(place) != request.digest()
+        ):
             raise AnotherSum(
                 f"the server requests phase '{request.phase}' of round {request.round} of this agreed run"
-                " again, over another model: a repeated request is the same message; resume with the"
+                " again, over another model, or skips a round: a repeated request is the same message; resume with the"
                 " server's own folder and the same members, or start the next run"
             )
-        if not new:
-            return
-        ledger.received[place] = request.digest()
-        if self.folder:
+        ledger.received.pop(place, None)
+        ledger.received[place] = request.digest()  # the last one
+        if new and self.folder:
             ended = self.folder.ended_round(request.round - 1)
             ledger.received = {
                 key: value

@@ -75,6 +75,9 @@ ANYTHING = "*"
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
 
+RESUMED = "0 resumed 0"
+"""Place of a resumption in a ledger, with its round in the place of a digest."""
+
 FLAGS = ("resumed", "suspect", "loaded", "trained", "begun")
 """Attributes of `Ledger` that are yes or no."""
 
@@ -541,3 +544,12 @@ class Ledger:
             raise Refusal(f"the server resumes after round {server_round} in a run that is in round {self.round}")
         self.round, self.asked = server_round, {}
         self.resumed, self.suspect = known, not known
+        self.received.pop(RESUMED, None)
+        self.received[RESUMED] = str(server_round)  # requests of this attempt come after it
+
+    def skipped(self, server_round: int) -> bool:
+        """Return whether a resumed run left out a round before this one that trained: its state is another one then."""
+        places = list(self.received)
+        known = places[: places.index(RESUMED)] if RESUMED in places else []
+        rounds = [int(place.split()[0]) for place in known if place.split()[1] != EVALUATE]
+        return any(int(self.received.get(RESUMED, 0)) < number < server_round for number in rounds)

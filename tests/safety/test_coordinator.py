@@ -306,6 +306,33 @@ def test_a_resumption_gets_no_second_update_of_a_round(coordinator):
     assert not isinstance(again.ask(0, "train", 4, {MODEL: planted}), str), "the next round"
 
 
+def test_a_resumption_skips_no_round(tmp_path):
+    """A client without it has another state, such as variates: its update over the same model would be a second one."""
+    coordinator = Coordinator(tmp_path, "strategy=scaffold", "train.optimizer=sgd", "strategy.weighting=uniform")
+    run = coordinator.run(1)
+    run.begin()
+    model = model_of(run.nodes[0])
+    zero = {name: np.zeros_like(array) for name, array in model.items()}
+
+    def asked(run, server_round, variates, **more):
+        heard = {"round": np.array([server_round - 1])}
+        groups = {MODEL: model, "variates": variates, "heard": heard}
+        return run.ask(0, "train", server_round, groups, run="one", **more)
+
+    replies = [asked(run, 1, zero, checkpoint=True), *(asked(run, number, zero) for number in (2, 3))]
+    assert not [reply for reply in replies if isinstance(reply, str)], replies
+    again = coordinator.run(1)
+    again.begin()
+    assert not isinstance(again.ask(0, "describe", 0, resume=1, run="one"), str)
+    assert "of this agreed run again, over another model, or skips a round" in asked(again, 3, zero)
+    again = coordinator.run(1)
+    again.begin()
+    assert not isinstance(again.ask(0, "describe", 0, resume=1, run="one"), str)
+    for number in (2, 3):
+        for name, array in asked(again, number, zero)[MODEL].items():
+            assert (array == replies[number - 1][MODEL][name]).all()
+
+
 def test_an_owners_own_bound_counts_over_agreements(coordinator):
     """Its ledger keeps the owner's name; an agreement with another name does not start a second one."""
     run = coordinator.run(1)
