@@ -1,6 +1,7 @@
 """Attacks on agreed runs by someone who knows the repository: as the coordinator, and as a member that writes the agreement."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_trees_over_changed_members_need_the_signed_sentence_though_their_set_up
     for number, accepted in enumerate(("", agreements.DIFFERENCE)):
         run = Coordinator(tmp_path / str(number), *TREES, changed=["bank_2"], accepted=accepted).run(1)
         run.begin()
-        client = node_clients.client_at(node_of(run.nodes[0].context)).client
+        client: Any = node_clients.client_at(node_of(run.nodes[0].context)).client
         edges = [np.linspace(-1, 1, 3).astype(np.float32) for _ in range(client.model.columns)]
         groups = {MODEL: arrays_of(client), BINS: packed_edges(edges), BASE: {"score": np.zeros(client.outputs)}}
         found = run.opened_sum(1, [0, 1, 2], groups)

@@ -68,7 +68,7 @@ class VerifiedPlayer(Player):
     def _model(self, run: Run) -> dict[str, np.ndarray]:
         return {name.removeprefix(PREFIX): array for name, array in self.state.items() if name.startswith(PREFIX)}
 
-    def _round(self, run: Run, server_round: int, model: dict[str, np.ndarray]) -> None:
+    def _round(self, run: Run, server_round: int, model: dict[str, np.ndarray], more: Any = None) -> None:
         self.open(run, self.agree(run, self.terms(run, server_round, self._model(run)), server_round), server_round)
         self.certify(run, server_round)
 

@@ -52,7 +52,7 @@ class Masked(Protection):
         member: the client's part in the current sum.
     """
 
-    exchanges = STEPS
+    exchanges: tuple[str, ...] = STEPS
     sums_only = True
 
     inner: Protection
