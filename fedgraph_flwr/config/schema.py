@@ -1042,7 +1042,7 @@ class RunConfig(Section):
             "strategy.fraction!=1",
             "needs all members in each round, but {} samples some",
         ),
-        ("privacy.coordinator=verified", "resume!=", "cannot take up a run again ({}) yet"),
+        ("privacy.coordinator=verified", "resume!=", "cannot take up an earlier run yet, as {} asks"),
         ("privacy.coordinator=verified", "init!=", "begins with the model of the seed, which {} replaces"),
         ("privacy.coordinator=verified", "evaluate!=", "trains, and {} does not"),
         *((key, "privacy.scores=none", "needs scores, which {} keeps at the clients") for key in NEED_SCORES),

@@ -180,6 +180,22 @@ REFUSED = [
     ["privacy.look_back=8"],
     *([*ROW, *more] for more in ROW_REFUSED),
     *([*ROW, "privacy.unit=payment", *more] for more in PAYMENT_REFUSED),
+    ["privacy.coordinator=verified"],
+    ["privacy.coordinator=verified", "privacy.secagg=true"],
+    ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.scores=none"],
+    ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.reveal=[x]"],
+    ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.dp=distributed", "privacy.noise_multiplier=1"],
+    ["privacy.max_update=1"],
+    *(
+        ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.scores=none", "privacy.max_update=1", *words]
+        for words in (
+            ["train.class_weights=federated", "train.loss=weighted"],
+            ["strategy.fraction=0.5"],
+            ["resume=run"],
+            ["init=run"],
+            ["evaluate=run"],
+        )
+    ),
 ]
 
 
