@@ -138,7 +138,10 @@ class NodeClient:
         """
         client, phase = self.client, request.phase
         checkpoints = self._checkpoints(request)
-        if client.cfg.agreement and phase != DESCRIBE and self.node.beginning.seeds() is None:
+        if request.resume is not None and client.protection.verified:
+            raise Refusal("a verified run cannot be taken up again yet: start the next one")
+        early = phase != DESCRIBE or MODEL in request.groups
+        if client.cfg.agreement and early and self.node.beginning.seeds() is None:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )

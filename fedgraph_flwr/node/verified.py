@@ -172,10 +172,10 @@ class Verified:
         if phase == EVALUATE:
             raise Refusal("a node of a verified run scores no model for the server")
         if phase == DESCRIBE:
-            if request.resume is not None:
-                raise Refusal("a verified run cannot be taken up again yet: start the next one")
             if MODEL in request.groups:
-                self._check_groups(request, {MODEL: self._model()})
+                known = request.scalars.keys() & {"scored"}
+                rounds = dict.fromkeys(known, self.record.round)
+                self._check_groups(request, {MODEL: self._model()}, rounds)
         elif phase == AGREE:
             self._check_list(request, part)
         elif phase == UNMASK:
@@ -238,7 +238,8 @@ class Verified:
                 f"the server requests phase '{request.phase}' of round {request.round}, and by what members"
                 f" opened, {named} comes next"
             )
-        self._check_groups(request, wanted[1], wanted[2])
+        place = {"exchange": [phase for phase, _ in record.opened].count(request.phase)}
+        self._check_groups(request, wanted[1], {**wanted[2], **place})
         sizes = self.member.sizes_of(part.get(MEMBERS, np.empty(0, np.int64)))
         if wrong := [c for c, n in sizes.items() if n.tolist() != self.sizes[c].tolist()]:
             raise Refusal(f"client {wrong[0]} counts otherwise in this sum than members agreed on")

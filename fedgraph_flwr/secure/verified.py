@@ -27,7 +27,6 @@ from hashlib import sha256
 
 import numpy as np
 
-from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.secure.secagg import threshold
 from fedgraph_flwr.wire.messages import Arrays, flat
@@ -154,19 +153,18 @@ def after(signed: Listing | Certificate) -> bytes:
     return sha256(signed.content).digest()
 
 
-def bounded(reducer: Reducer, mean: Arrays, start: Arrays, most: float) -> Arrays:
-    """Return an opened mean of models whose update is at most ``max_update`` long; other groups do not change.
+def bounded(model: Arrays, start: Arrays, most: float) -> Arrays:
+    """Return a model whose update is at most ``max_update`` long.
 
-    A member that adds n(θ* − θ) would choose the next model otherwise.
+    A member that adds n(θ* − θ) would choose the next model otherwise, and a server's optimiser steps further than the mean.
 
     Args:
-        reducer: the group's declaration.
-        mean: the opened mean.
+        model: the opened mean, or the model after the server's step.
         start: the model before.
         most: largest L2 norm of its update.
     """
-    origin = {name: start[name] for name in mean} if getattr(reducer, "origin", "") == ARRAYS else mean
-    return mean if np.linalg.norm(flat(mean) - flat(origin)) <= most else clipped_model(mean, origin, most)
+    origin = {name: start[name] for name in model}
+    return model if np.linalg.norm(flat(model) - flat(origin)) <= most else clipped_model(model, origin, most)
 
 
 def alike(own: Arrays, proposed: Arrays) -> bool:

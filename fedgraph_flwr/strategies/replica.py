@@ -8,6 +8,7 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.secure.verified import bounded
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.replay import (
@@ -81,7 +82,9 @@ class Replica:
             Opened(phase, Reduced([Reply(c) for c in members], deepcopy(groups)), members)
             for phase, groups in opened
         ]
-        return state_of(strategy, replayed_round(strategy, server_round, members, entries))
+        start, most = strategy.arrays, strategy.cfg.privacy.max_update
+        found = replayed_round(strategy, server_round, members, entries)
+        return state_of(strategy, bounded(found, start, most))
 
     def opened(
         self,

@@ -1,6 +1,7 @@
 """Rounds that every node computes: the bits of a server that follows the protocol, and attacks by one that does not."""
 
 import copy
+import itertools
 import re
 
 import numpy as np
@@ -13,7 +14,6 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
-from fedgraph_flwr.methods.uplink import ARRAYS, Mean
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import verified as node_verified
 from fedgraph_flwr.secure import policy, secagg, verified
@@ -202,11 +202,23 @@ def test_a_member_moves_the_model_by_max_update_and_no_more():
     """It adds n (θ* − θ) to choose the next model."""
     start = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     chosen = {"w": np.full((3, 2), 50, np.float32), "b": np.full(2, -50, np.float32)}
-    found = verified.bounded(Mean(ARRAYS, origin=ARRAYS), chosen, start, 0.5)
+    found = verified.bounded(chosen, start, 0.5)
     length = np.sqrt(sum((array.astype(float) ** 2).sum() for array in found.values()))
     assert 0.49 < length <= 0.5
     small = {name: array + np.float32(1e-3) for name, array in start.items()}
-    assert verified.bounded(Mean(ARRAYS, origin=ARRAYS), small, start, 0.5) is small
+    assert verified.bounded(small, start, 0.5) is small
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedadam", "fedavgm"])
+def test_a_servers_optimiser_moves_the_model_by_max_update_and_no_more(members, method):
+    """FedAdam's step has the length of its rate for each number, however short the mean update is; momentum adds up."""
+    bound = ["privacy.coordinator=verified", "privacy.max_update=0.01"]
+    part = "momentum" if method == "fedavgm" else "adam"
+    words = [f"strategy={method}", "rounds=1", f"strategy.{part}.server_lr=10"]
+    done, still = members("verified", *words, *bound), members("start", "rounds=1", "train.lr=1e-9", *VERIFIED)
+    moved = np.sqrt(sum(((done.arrays[n] - a).astype(float) ** 2).sum() for n, a in still.arrays.items()))
+    assert 0.005 < moved <= 0.01 + 1e-6
 
 
 def test_a_proposal_may_differ_by_a_rounding_and_no_more():
@@ -244,11 +256,56 @@ def uncounted(monkeypatch):
     monkeypatch.setattr(policy.Ledger, "book", lambda *request: None)
 
 
+@pytest.fixture
+def run_models():
+    """Files of models that client 0's node would predict with."""
+    return lambda run: list((run.owner.folder / "state_0").rglob("model_*"))
+
+
 def refused(asked, client, phase, server_round, groups, reason, **scalars):
     """Require that a member refuses a message for this reason."""
     found = asked.ask(client, phase, server_round, groups, **scalars)
     assert isinstance(found, str), "it replied"
     assert reason in found
+
+
+def test_a_model_before_the_members_opened_their_nonces(player, run_models):
+    """The node of a run that has not begun would store it, and predict with it."""
+    player, run = player
+    early = player._run(2)
+    planted = {name: array + np.float32(1) for name, array in player._model(run).items()}
+    keep = {"keep": True, "run": "a", "best": 0, "scored": 4}
+    refused(early, 0, "describe", 0, {MODEL: planted}, "has not begun here", **keep)
+    assert not run_models(early)
+
+
+def test_a_model_is_stored_under_its_own_round(player, run_models):
+    """The model of round 1 would pass for that of a run that ended."""
+    player, run = player
+    keep = {"keep": True, "run": "a", "best": 1}
+    refused(run, 0, "describe", 1, {MODEL: player._model(run)}, "sent another 'scored'", scored=4, **keep)
+    assert not run_models(run)
+    assert not isinstance(run.ask(0, "describe", 1, {MODEL: player._model(run)}, scored=1, **keep), str)
+    assert run_models(run)
+
+
+def test_an_earlier_checkpoint_of_private_state(player):
+    """A refused request restores nothing: private parameters would go back to a round of the coordinator's choice."""
+    player, run = player
+    assert not isinstance(run.ask(0, "describe", 1, checkpoint=True, run="a"), str)
+    (state,) = (run.owner.folder / "state_0").rglob("last.safetensors")
+    before = state.read_bytes()
+    answer = player._run(1).ask(0, "describe", 1, resume=1, run="a")  # another of Flower's runs
+    assert state.read_bytes() == before
+    assert "cannot be taken up again" in answer
+
+
+def test_a_number_of_an_exchange_chooses_no_batches(player):
+    """Draws follow from the exchange, too."""
+    player, run = player
+    run.nodes[0].exchanges[TRAIN, 2] = itertools.count(17)
+    assert sorted(player.terms(run, 2, player._model(run))) == [1, 2, 3]
+    assert "sent another 'exchange' in phase 'train'" in player.refusals[-1]
 
 
 def test_models_of_the_coordinators_choice(player):

@@ -126,13 +126,9 @@ class Verified(Masked):
         self.server.request(OPEN, {SECAGG: part}, list(masked))
 
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
-        """Return means and sums, the mean of the models within ``max_update``."""
-        declared = self.server.uplink_of[self.phase]
-        start, most = self.server.arrays, self.server.cfg.privacy.max_update
-        return {
-            group: verified.bounded(declared[group], arrays, start, most)
-            for group, arrays in super().values(opened, survivors).items()
-        }
+        """Return the mean of the models, within ``max_update``; there are no other sums."""
+        found = super().values(opened, survivors)
+        return {group: bounded(self.server, arrays) for group, arrays in found.items()}
 
     # --- the state after a round ------------------------------------------------------------------
 
@@ -144,7 +140,7 @@ class Verified(Masked):
         """
         server = self.server
         everyone = sorted(server.clients)
-        self.state = state_of(server, arrays)
+        self.state = state_of(server, bounded(server, arrays))
         if not server.server_round:
             self._announce(sum(array.size for array in arrays.values()))
         state: Arrays = (
@@ -186,6 +182,11 @@ class Verified(Masked):
 
 
 # --- a server half's state ------------------------------------------------------------------------
+
+
+def bounded(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
+    """Return parameters within ``max_update`` of a server half's current ones."""
+    return verified.bounded(arrays, strategy.arrays, strategy.cfg.privacy.max_update)
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
