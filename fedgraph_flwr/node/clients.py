@@ -98,11 +98,15 @@ class NodeClient:
         """The state machine of a run that every node computes; None: of another run, or before it begins."""
         client, node = self.client, self.node
         early = node.agreement and node.beginning.seeds() is None
-        return (
-            Verified(node, client, self.folder)
-            if client.protection.verified and not early
-            else None
-        )
+        if not client.protection.verified or early:
+            return None
+        found = Verified(node, client, self.folder)
+        if found.record.round < 0 and self.requests.read().trained:
+            raise Refusal(
+                "this node trained in the run, and its record of what it signed is gone: its owner restores the state"
+                " folder, or members start the next run"
+            )
+        return found
 
     # --- before the reply -------------------------------------------------------------------------
 

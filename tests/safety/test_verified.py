@@ -300,6 +300,14 @@ def test_an_earlier_checkpoint_of_private_state(player):
     assert "cannot be taken up again" in answer
 
 
+def test_a_node_whose_record_is_gone_signs_nothing(player, uncounted):
+    """It would adopt an old certificate, and sign a second statement."""
+    player, run = player
+    (record,) = (run.owner.folder / "state_0").rglob("verified.safetensors")
+    record.unlink()
+    refused(run, 0, PROPOSE, 0, None, "its record of what it signed is gone")
+
+
 def test_a_number_of_an_exchange_chooses_no_batches(player):
     """Draws follow from the exchange, too."""
     player, run = player
