@@ -627,8 +627,11 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
     from safetensors.torch import save
 
     packed: dict[str, Tensor] = {}
+    stored: set[int] = set()
     for key, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
+        tensor = tensor.clone() if tensor.data_ptr() in stored else tensor  # the format refuses shared memory
+        stored.add(tensor.data_ptr())
         matrix = tensor.dim() == 2 and tensor.is_floating_point() and tensor.numel() > 4096
         if matrix and int(torch.count_nonzero(tensor)) * 5 < tensor.numel():
             nonzero = tensor != 0

@@ -695,7 +695,7 @@ def test_scalar_exchange_gives_the_same_model(run):
 def test_scalar_exchange_shows_the_server_sums_and_scalars(run, monkeypatch):
     """No share equals, scaled, what the client's diagonals are; I_g is what goes down; nothing else comes up."""
     with recorded_messages(monkeypatch) as messages:
-        finished = run(*SCALAR, "rounds=1")
+        finished = run(*SCALAR, "rounds=1", "checkpoint_every=0")
     with recorded_messages(monkeypatch) as plain:
         run("strategy=fedspa", *SGD, "rounds=1")
     nodes = np.array([12, 16, 20]) / 48

@@ -130,7 +130,7 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
     if args.new_consent:
         if args.parties is None:
             raise FedGraphError("--new-consent needs --parties M, --purpose TEXT and --until DAY")
-        given = {key: getattr(args, key) for key in ("parties", "purpose", "expires")}
+        given = {"parties": args.parties, "purpose": args.purpose, "expires": args.until}
         consent = Consent(**given, **agreed_rules(rules))
         write_consent(args.new_consent, consent)
         print(f"wrote {args.new_consent}: each party signs it with --sign-consent, then all store the same file")

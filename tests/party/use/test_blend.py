@@ -266,7 +266,7 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     for args, match in (
         ([str(states[0]), "--out", str(tmp_path / "no")], "at least two runs, got 1"),
         (
-            [str(tmp_path), *map(str, states), "--out", str(tmp_path / "no")],
+            [str(tmp_path / "run_network"), *map(str, states), "--out", str(tmp_path / "no")],
             "run folders or state folders of a party, not both",
         ),
         ([*map(str, states), "--out", str(out)], "exists: pass a new folder"),
