@@ -117,6 +117,6 @@ def test_clients_are_asked_at_the_end_where_they_have_a_model_of_their_own(
     asked: list[bool] = []
     plain = node_clients.plain_reply
     monkeypatch.setattr(node_clients, "plain_reply", lambda *given: asked.append("keep" in given[3]) or plain(*given))
-    finished(tmp_path / "run", *overrides)
+    finished(tmp_path / "run", "checkpoint_every=0", *overrides)
     assert any(asked) == asks
     assert (tmp_path / "run" / "state").exists() == asks

@@ -193,8 +193,9 @@ def _loaded(args: argparse.Namespace) -> Any:
         return load_export(args.run)
     if args.run is not None and is_blend(args.run):
         return load_blend(args.run, args.client)
-    if args.node is None:
+    if args.node is None and not is_state(args.run):
         return load_predictor(args.run, args.client, args.round)
+    args.node = args.node or args.run
     if len(runs := models_below(args.node)) > 1:
         log_warning(
             f"{args.node} holds the models of {len(runs)} runs, and the last one is used ({runs[-1]}): pass the folder of another"

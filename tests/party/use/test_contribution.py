@@ -87,4 +87,4 @@ def test_coalitions_are_runs_that_never_had_the_others(tmp_path, capsys):
     assert main(words) == 2
     assert "a new folder" in capsys.readouterr().err
     assert main([*words[:2], str(whole.path), *words[2:]]) == 2
-    assert "--parties takes one RUN" in capsys.readouterr().err
+    assert "--coalitions takes one RUN" in capsys.readouterr().err
