@@ -7,7 +7,7 @@ import pytest
 from tests.safety.schedules import KINDS, Player, watched
 from tests.safety.verified_schedules import VerifiedPlayer
 
-OF_PLAYER = 20
+OF_PLAYER = 10
 """Schedules on the same members."""
 
 
@@ -30,7 +30,7 @@ def test_what_must_hold_after_each_message(tmp_path, kind):
 @pytest.mark.slow
 def test_what_must_hold_in_many_schedules(tmp_path):
     """A third reach round 3; most have no secure sums, which take five times the messages."""
-    count, last = int(os.environ.get("FEDGRAPH_SCHEDULES", "100")), []
+    count, last = int(os.environ.get("FEDGRAPH_SCHEDULES", "50")), []
     for turn in range(max(count // OF_PLAYER, 1)):
         kind = ("plain", "secure", "plain", "noised", "verified")[turn % 5]
         last += played(tmp_path / str(turn), kind, OF_PLAYER, seed=turn)
