@@ -8,7 +8,6 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.secure.verified import bounded
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.replay import (
@@ -19,7 +18,7 @@ from fedgraph_flwr.strategies.replay import (
 )
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.strategies.schemas import Schemas
-from fedgraph_flwr.strategies.summation.verified import Verified, state_of, take_state
+from fedgraph_flwr.strategies.summation.verified import Verified, bounded, state_of, take_state
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, Reply, from_record
 
 Sums = Sequence[tuple[str, dict[str, Arrays]]]
@@ -82,9 +81,9 @@ class Replica:
             Opened(phase, Reduced([Reply(c) for c in members], deepcopy(groups)), members)
             for phase, groups in opened
         ]
-        start, most = strategy.arrays, strategy.cfg.privacy.max_update
+        start = strategy.arrays
         found = replayed_round(strategy, server_round, members, entries)
-        return state_of(strategy, bounded(found, start, most))
+        return state_of(strategy, bounded(strategy, found, start))
 
     def opened(
         self,

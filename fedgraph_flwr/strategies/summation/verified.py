@@ -128,7 +128,10 @@ class Verified(Masked):
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return the mean of the models, within ``max_update``; there are no other sums."""
         found = super().values(opened, survivors)
-        return {group: bounded(self.server, arrays) for group, arrays in found.items()}
+        return {
+            group: bounded(self.server, arrays, self.server.arrays)
+            for group, arrays in found.items()
+        }
 
     # --- the state after a round ------------------------------------------------------------------
 
@@ -140,7 +143,7 @@ class Verified(Masked):
         """
         server = self.server
         everyone = sorted(server.clients)
-        self.state = state_of(server, bounded(server, arrays))
+        self.state = state_of(server, bounded(server, arrays, server.arrays))
         if not server.server_round:
             self._announce(sum(array.size for array in arrays.values()))
         state: Arrays = (
@@ -184,9 +187,9 @@ class Verified(Masked):
 # --- a server half's state ------------------------------------------------------------------------
 
 
-def bounded(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
-    """Return parameters within ``max_update`` of a server half's current ones."""
-    return verified.bounded(arrays, strategy.arrays, strategy.cfg.privacy.max_update)
+def bounded(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays:
+    """Return parameters within ``max_update`` of those that a round began with."""
+    return verified.bounded(arrays, start, strategy.cfg.privacy.max_update)
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
