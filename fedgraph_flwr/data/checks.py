@@ -87,7 +87,7 @@ def _check_parts(graph: Graph | HeteroGraph, finite: bool) -> None:
 
 
 def _check_plain(graph: Graph, finite: bool) -> None:
-    """Check the edges, each field by its `Rows`, and what follows from several fields."""
+    """Check the edges, each field by its `FieldRows`, and what follows from several fields."""
     _tensor(graph.y, "y", torch.int64, (None,))
     n = len(graph.y)
     _whole(graph.num_edge_classes, "num_edge_classes", 0)

@@ -78,14 +78,14 @@ def _of_nodes(dtype: torch.dtype, wide: bool = False) -> Any:
 
 
 def _rows(of: str, dtype: torch.dtype = torch.int64, **more: Any) -> Any:
-    """Return a field of `Rows` that is empty by default."""
+    """Return a field of `FieldRows` that is empty by default."""
     rows = FieldRows(of, dtype, **more)
     size = [2, 0] if rows.pairs else [0, 0] if rows.wide else [0]
     return field(default_factory=partial(torch.zeros, size, dtype=dtype), metadata={"rows": rows})
 
 
 def rows_by_field(graph: Any, of: str = "") -> dict[str, FieldRows]:
-    """Return the `Rows` of a graph's or class's fields by name; with ``of``, those of one kind."""
+    """Return the `FieldRows` of a graph's or class's fields by name; with ``of``, those of one kind."""
     found = {f.name: f.metadata["rows"] for f in fields(graph) if "rows" in f.metadata}
     return {name: rows for name, rows in found.items() if of in ("", rows.of)}
 

@@ -573,7 +573,7 @@ def _problem(agreement: Agreement) -> str:
         ),
         (
             not (secure and goes_on and not noised) or values["accepted"] == DIFFERENCE,
-            f"members changed ({', '.join(values['changed'])}), and runs go on from an earlier model without noise:"
+            f"members changed ({', '.join(values['changed'])}), and runs continue from an earlier model without noise:"
             f" set start: {SEED}, or accepted: {DIFFERENCE}",
         ),
         (

@@ -388,7 +388,7 @@ class Verified:
         return found, {}
 
     def _open(self, request: Request, part: Arrays) -> None:
-        """Open the sum at the current position, and go on to the next."""
+        """Open the sum at the current position, and move to the next."""
         record, term = self.record, self._term(request)
         if not term.shown:
             raise Refusal("this node opens a sum once t members signed its list, and not before")

@@ -252,7 +252,7 @@ def test_joining_is_a_new_version_and_says_what_it_shows(folder, capsys):
     assert values["continues"] == read(folder / "first.yaml").digest
     capsys.readouterr()
     assert new(*fourth, start="continues", **four) == 2
-    assert "members changed (mallory), and runs go on from an earlier model without noise" in capsys.readouterr().err
+    assert "members changed (mallory), and runs continue from an earlier model without noise" in capsys.readouterr().err
     noised = [
         *fourth,
         "privacy.dp=distributed",
