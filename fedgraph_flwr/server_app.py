@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     """Compose the configuration and run it on the grid."""
     from fedgraph_flwr.config import from_run_config
     from fedgraph_flwr.fleet import flower_patches
-    from fedgraph_flwr.fleet.audit_chain import starter
+    from fedgraph_flwr.fleet.audit_chain import operator_of
     from fedgraph_flwr.fleet.packing import PackingGrid
     from fedgraph_flwr.fleet.status import RunStatus, WatchedGrid, read_status
     from fedgraph_flwr.launch.prepare import with_folder
@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     cfg = with_folder(cfg if cfg.on_fleet else dataclasses.replace(cfg, engine=FLEET))
     if runs := os.environ.get(RUNS):
         cfg = in_folder_of_runs(cfg, Path(runs))
-    who = starter(Path(cfg.out).parent, context.run_id)
+    who = operator_of(Path(cfg.out).parent, context.run_id, "start")
     status = RunStatus(Path(cfg.out), context.run_id, strategy=cfg.strategy.name, rounds=cfg.rounds, operator=who)
     if cfg.resume:
         status.add_up(read_status(Path(cfg.resume)))

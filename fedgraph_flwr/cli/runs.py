@@ -59,7 +59,12 @@ def main(args: argparse.Namespace) -> int:
         score = "–" if isnan(value := as_number(run["score"])) else f"{value:.4f}"
         name = run["run"] if args.name is not None else str(Path(run["run"]).relative_to(folder))
         words = [name, run["strategy"], run["dataset"], run["seed"], state, score]
-        words += [dict(run.get("status") or {}).get("operator", "")] if args.name is not None else []
+        status = dict(run.get("status") or {})
+        who = [
+            str(status.get("operator", "")),
+            f"stopped by {status['stopped_by']}" if status.get("stopped_by") else "",
+        ]
+        words += [", ".join(filter(None, who))] if args.name is not None else []
         table.add_row(*map(sanitize, words))
     console, place = Console(), folder if args.name is None else f"the server of '{args.name}'"
     console.print(table if runs else f"no run in {place} has these values" if filters else f"no run in {place}")

@@ -22,7 +22,7 @@ import psutil
 
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
-from fedgraph_flwr.fleet.audit_chain import LOCAL, append
+from fedgraph_flwr.fleet.audit_chain import LOCAL, append, operator_of
 from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
 from fedgraph_flwr.fleet.operating import REMOVED, node_values, run_values
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
@@ -74,6 +74,8 @@ def record_end(root: Path, run_id: int, state: str, reason: str) -> None:
         failure = {"error": text, "exit_code": RunFailed.exit_code, "state": state, "resumable": resumable}
         hint = "; resume=RUN continues from its last checkpoint" if resumable else ""
         new = {"state": state, "reason": text + hint, "waiting": [], "updated": time.time()}
+        if state == "stopped":
+            new["stopped_by"] = operator_of(root, run_id, "stop")
         with contextlib.suppress(FedGraphError), owned(path.parent):  # another run may have the folder by now
             write_bytes(path.parent / FAILURE, json.dumps(failure).encode())
             write_bytes(path, json.dumps(status | new).encode())

@@ -121,12 +121,12 @@ def read_head(state: Path) -> dict[str, Any]:
     return head
 
 
-def starter(runs: Path, run_id: int) -> str:
-    """Return who started a run, as the log of a server's folder of runs says; "" if it does not."""
+def operator_of(runs: Path, run_id: int, action: str) -> str:
+    """Return who did the last ``start`` or ``stop`` of a run, by the log of a server's folder of runs; "" if it has none."""
     for path in reversed(files_of(runs)):
         for line in reversed(path.read_bytes().splitlines()):
             with contextlib.suppress(*MALFORMED):
                 entry = json.loads(line)
-                if (entry["action"], entry["subject"]) == ("start", str(run_id)):
+                if (entry["action"], entry["subject"]) == (action, str(run_id)):
                     return str(entry["operator"])
     return ""

@@ -74,7 +74,7 @@ def joined(
         entry: dict[str, Any] = {"id": str(run["run-id"]), "state": run["status"]}
         if status := by_id.get(entry["id"]):
             keys = ["run", "strategy", "phase", "round", "rounds", "rounds_done", "seconds_left", "reason", "updated"]
-            keys += ["operator", "started"]
+            keys += ["operator", "stopped_by", "started"]
             entry |= {key: status[key] for key in keys if key in status}
             running = str(run["status"]).startswith("running")
             entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]
@@ -156,8 +156,8 @@ def _connected(node: Mapping[str, Any]) -> str:
 def _run_line(run: Mapping[str, Any]) -> str:
     reached, rounds = (sanitize(run.get(key), 20) for key in ("round", "rounds"))
     words = [f"{sanitize(run['run'], 60)}: {run['state']}", f"round {reached} of {rounds}"]
-    if run.get("operator"):
-        words.append(f"started by {sanitize(run['operator'], 60)}")
+    for key, what in (("operator", "started"), ("stopped_by", "stopped")):
+        words += [f"{what} by {sanitize(run[key], 60)}"] if run.get(key) else []
     if run["waiting"]:
         named = ", ".join(sanitize(name, 60) for name in run["waiting"][:10])
         words.append(f"{sanitize(run.get('phase'), 40)} waits for {named}")

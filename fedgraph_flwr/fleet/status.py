@@ -22,7 +22,7 @@ from fedgraph_flwr.errors import MALFORMED, sanitize
 from fedgraph_flwr.fleet.parties import name_clients, read_parties
 from fedgraph_flwr.fleet.relay import Relay
 from fedgraph_flwr.fleet.run_folders import STATUS
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, METRICS, VERSIONS
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, METRICS, STARTED_BY, VERSIONS
 
 RECENT = 10
 """Number of last rounds whose median duration predicts the time left."""
@@ -194,11 +194,16 @@ class WatchedGrid(Relay):
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; the first one of a round asks a node for its versions: it may have been upgraded since."""
+        """Send messages; the first one of a round asks a node for its versions: it may have been upgraded since.
+
+        The first one of the run names the operator who started it.
+        """
         outgoing = list(messages)
         records = [message.content.config_records.get(CONFIG) for message in outgoing]
         for message, record in zip(outgoing, records, strict=True):
             node = message.metadata.dst_node_id
+            if record is not None and node not in self.asked_versions and (who := self.status.values.get("operator")):
+                record[STARTED_BY] = who
             if record is not None and self.asked_versions.get(node) != record.get("round"):
                 self.asked_versions[node] = record.get("round")
                 record[ASKS_VERSIONS] = True

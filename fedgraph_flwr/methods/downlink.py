@@ -12,13 +12,13 @@ own: shared parameters, class weights, norms of clipping, inputs of secure sums 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, STARTED_BY
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 SCALARS: dict[str, type] = {
     **{"phase": str, "round": int, "exchange": int, ASKS_VERSIONS: bool, "resume": int, "run": str, "best": int},
     **dict.fromkeys(("keep", "checkpoint", "evaluate", "keep_model"), bool),
-    **{"stage": str, "scored": int, "protocol": object},
+    **{STARTED_BY: str, "stage": str, "scored": int, "protocol": object},
 }
 """Scalars of the framework's own, and their types; a message has some of them. Another version may have another ``protocol``."""
 

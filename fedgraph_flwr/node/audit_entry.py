@@ -9,7 +9,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.fleet.flower_patches import SIGNERS
 from fedgraph_flwr.secure.spent import booking
-from fedgraph_flwr.wire.messages import CONFIG, record_bytes
+from fedgraph_flwr.wire.messages import CONFIG, STARTED_BY, record_bytes
 
 
 def refused(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
@@ -46,6 +46,8 @@ def _received(message: Message, run_id: int) -> dict[str, Any]:
     for key in ("round", "exchange"):
         entry[key] = scalars[key] if type(scalars.get(key)) is int else 0
     entry["noise"] = {}
+    if who := scalars.get(STARTED_BY):
+        entry["operator"] = sanitize(who, 200)
     if signers := os.environ.get(SIGNERS):
         entry["approved"] = sanitize(signers, 300)
     arrays = message.content.array_records.values()

@@ -1,11 +1,11 @@
 """From a Flower message to a client's reply, in the order in which a node does it."""
 
 from functools import partial
-from logging import ERROR
+from logging import ERROR, INFO
 
 from flwr.app import ConfigRecord, Context, Error, Message
 
-from fedgraph_flwr.errors import FedGraphError, Refusal
+from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import audit_entry
 from fedgraph_flwr.node.clients import begun, client_at
@@ -13,7 +13,7 @@ from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure.beginning import BEGINNING
 from fedgraph_flwr.version import installed
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, FAILED, VERSIONS
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, FAILED, STARTED_BY, VERSIONS
 
 
 def respond(message: Message, context: Context) -> Message:
@@ -28,6 +28,9 @@ def respond(message: Message, context: Context) -> Message:
     code = FAILED
     try:
         request = Request.read(message)
+        if who := request.scalars.get(STARTED_BY):
+            name = sanitize(who, 200)
+            log(INFO, "run %s: started by %s, as the server says", context.run_id, name)
         if request.phase in BEGINNING:
             reply = begun(node, message, request)
             return node.logged(

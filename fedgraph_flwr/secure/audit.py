@@ -104,7 +104,8 @@ def audit(state: Path, expect: str = "") -> Any:
     """Verify a node's log and return a pandas table with one row per run; of a server's log, one per action of an operator.
 
     Columns: ``run``, ``strategy``, ``first`` and ``last`` time, ``rounds``, ``requests``, ``refused``, ``received`` and ``sent``
-    bytes, ``what`` left (bytes by group), ``approved`` (who signed), ``releases`` with noise, their ``unit`` (client, row,
+    bytes, ``operator`` (who started it, as the server said), ``what`` left (bytes by group),
+    ``approved`` (who signed), ``releases`` with noise, their ``unit`` (client, row,
     payment), ``epsilon`` of this run. Those of a server: ``at``, ``operator`` (subject of the certificate), ``address``,
     ``action`` and ``subject``, which is a run, a file of one, or a node. ``attrs`` of the table: ``lines``, ``hash`` of the last
     line, ``epsilon`` of all runs by unit, ``reasons`` (refusals, counted).
@@ -125,7 +126,8 @@ def audit(state: Path, expect: str = "") -> Any:
             continue
         run = entry["run"]
         new = {"run": run, "strategy": "", "first": entry["at"], "last": "", "rounds": 0, "requests": 0, "refused": 0}
-        row = rows.setdefault(run, new | {"received": 0, "sent": 0})
+        row = rows.setdefault(run, new | {"received": 0, "sent": 0, "operator": ""})
+        row["operator"] = str(entry.get("operator", row["operator"]))
         row["strategy"], row["last"] = entry["strategy"] or row["strategy"], entry["at"]
         row["rounds"], row["requests"] = max(row["rounds"], entry["round"]), row["requests"] + 1
         row["received"], row["sent"] = row["received"] + entry["received"], row["sent"] + sum(entry["sent"].values())

@@ -43,6 +43,9 @@ SPEAKS = "protocol"
 ASKS_VERSIONS = "asks_versions"
 """Scalar of a request: the server of a fleet also asks for `VERSIONS`."""
 
+STARTED_BY = "started_by"
+"""Scalar of a fleet's first request of a run to a node: the operator who started it, as the server says."""
+
 VERSIONS = "versions"
 """Record of a reply: versions of the node's packages."""
 

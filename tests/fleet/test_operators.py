@@ -22,7 +22,7 @@ from fedgraph_flwr import api as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.superlink import Caller, follow, note_action
 from fedgraph_flwr.fleet import audit_chain
-from fedgraph_flwr.fleet.audit_chain import LOCAL, LOG, append, files_of, starter
+from fedgraph_flwr.fleet.audit_chain import LOCAL, LOG, append, files_of, operator_of
 from fedgraph_flwr.fleet.keys import make_operator
 from fedgraph_flwr.fleet.parties import read_parties
 from fedgraph_flwr.fleet.processes import free_port
@@ -176,8 +176,8 @@ def test_the_log_of_operators_has_starter_stops_copies_and_admissions(fleet, cap
         assert fleet.ask(path, "bob")[0] == 200
     for file in ("model.safetensors", "rounds.jsonl"):
         assert fleet.ask(READ, "rita", {"run": "first", "file": file})[0] == 200
-    assert starter(fleet.runs, 5) == "CN=bob"
-    assert starter(fleet.runs, 6) == ""
+    assert operator_of(fleet.runs, 5, "start") == operator_of(fleet.runs, 5, "stop") == "CN=bob"
+    assert operator_of(fleet.runs, 6, "start") == ""
     assert read_parties(fleet.runs)["7"]["name"] == "bank_a"
     capsys.readouterr()
     assert main(["audit", str(fleet.runs)]) == 0
@@ -356,4 +356,4 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path, capsys):
     note_action(tmp_path / "runs", "start", "5")
     assert "error: not in the log of operators" in capsys.readouterr().out
     with contextlib.suppress(OSError):
-        assert starter(tmp_path / "runs", 5) == ""
+        assert operator_of(tmp_path / "runs", 5, "start") == ""

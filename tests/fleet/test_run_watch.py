@@ -13,7 +13,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from fedgraph_flwr.cli import main, superlink
 from fedgraph_flwr.engine.flower import _result
 from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.fleet.audit_chain import append
 from fedgraph_flwr.fleet.certificates import key_of, revoke
+from fedgraph_flwr.fleet.overview import joined, lines
 from fedgraph_flwr.fleet.run_watch import DIED, RunWatch
 from fedgraph_flwr.fleet.status import RunStatus, read_status
 from fedgraph_flwr.report.listing import listed
@@ -115,9 +117,13 @@ def test_a_dead_run_has_a_failure_and_the_command_that_resumes(folder):
 
 
 def test_a_stopped_run_is_listed_as_stopped_and_the_data_of_a_fleet_as_unknown(folder, capsys):
+    for action, who in (("start", "CN=bob"), ("stop", "CN=eve")):
+        append(folder.parent, {"action": action, "subject": "5", "operator": who, "address": ""})
     superlink.record_end(folder.parent, 5, "stopped", "the run was stopped (flwr stop)")
     (run,) = superlink.listing(folder.parent, {"state": "stopped"})
     assert (run["run"], run["dataset"], run["status"]["state"]) == ("first", "unknown", "stopped")
+    (shown,) = joined([{"run-id": "5", "status": "finished:stopped"}], [{**run["status"], "run": "first"}], [])
+    assert "stopped by CN=eve" in lines({"nodes": [], "runs": [shown]})[-1]
     assert main(["runs", str(folder.parent)]) == 0
     assert "stopped, 0 of 4" in capsys.readouterr().out
 

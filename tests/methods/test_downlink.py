@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+import fedgraph_flwr as fg
 from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.engine.inline import run_identity
@@ -84,8 +85,9 @@ def test_a_module_without_a_downlink_declares_none():
     assert Later.downlink is Declared.downlink
 
 
-def test_a_node_accepts_what_the_server_of_a_fleet_adds(node, tmp_path):
-    asked = node("strategy=fedavg", policy=USUAL)
+def test_a_node_accepts_what_the_server_of_a_fleet_adds(node, tmp_path, caplog):
+    """The node's log and audit log say who started the run."""
+    asked = node("strategy=fedavg", policy=USUAL, state=True)
     sent = []
 
     class Wire:
@@ -95,12 +97,18 @@ def test_a_node_accepts_what_the_server_of_a_fleet_adds(node, tmp_path):
 
     with run_identity(1):
         content = RecordDict({"config": ConfigRecord({"phase": "describe", "round": 0})})
-        grid = WatchedGrid(Wire(), RunStatus(tmp_path, 5))
-        grid.push_messages([Message(content, dst_node_id=1, message_type="query")])
-    (message,) = sent
-    reply = asked.request(
-        "describe", **{k: v for k, v in message.content["config"].items() if k not in ("phase", "round")}
-    )
+        grid = WatchedGrid(Wire(), RunStatus(tmp_path, 5, operator="CN=bob"))
+        for _ in range(2):  # only the first one names the operator
+            grid.push_messages([Message(content, dst_node_id=1, message_type="query")])
+            content = RecordDict({"config": ConfigRecord({"phase": "train", "round": 1})})
+    message, later = sent
+    assert "started_by" not in later.content["config"]
+    with caplog.at_level("INFO"):
+        reply = asked.request(
+            "describe", **{k: v for k, v in message.content["config"].items() if k not in ("phase", "round")}
+        )
+    assert f"run {asked.grid.run_id}: started by CN=bob, as the server says" in caplog.text
+    assert fg.audit(asked.context.node_config["state"])["operator"].tolist() == ["CN=bob"]
     assert not isinstance(reply, str), reply
     assert reply[VERSIONS].keys() >= {"fedgraph-flwr", "flwr"}
     assert "asks_versions=1, expected bool" in asked.request("describe", asks_versions=1)

@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
             else ""
         )
         signed = f"; signed by {sanitize(row.approved, 300)}" if row.approved else ""
+        signed = f"; started by {sanitize(row.operator, 200)}{signed}" if row.operator else signed
         times = f"{sanitize(row.first, 30)} to {sanitize(row.last, 30)}"
         print(
             f"run {sanitize(row.run, 30)} ({sanitize(row.strategy or 'refused', 40)}), {times}: {row.requests}"
