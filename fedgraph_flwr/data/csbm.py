@@ -29,7 +29,9 @@ class Csbm(Planted):
     """The keys of ``conf/dataset/csbm.yaml``."""
 
     nodes: int | None = None  # N over all clients (null: as drawn by nodes_per_client)
-    nodes_per_client: list[int] = number([1000, 5000])  # drawn uniformly, then scaled to `nodes` if given
+    nodes_per_client: list[int] | None = number(
+        [1000, 5000]
+    )  # drawn uniformly, then scaled to `nodes`; null: see `_bounds`
     features: int = number(64, low=1)  # F
     classes: int = number(2, low=2)  # C
     degree: float = 10.0  # d, within a client
@@ -39,9 +41,10 @@ class Csbm(Planted):
     cut_degree: float = 0.0  # mean number of a node's neighbours at other clients
 
     def __post_init__(self) -> None:
-        low, high = self.nodes_per_client if len(self.nodes_per_client) == 2 else (0, 0)
+        bounds = [1, 1] if self.nodes_per_client is None else self.nodes_per_client
+        low, high = bounds if len(bounds) == 2 else (0, 0)
         if not 1 <= low <= high:
-            key = f"dataset.nodes_per_client={self.nodes_per_client}"
+            key = f"dataset.nodes_per_client={bounds}"
             raise FedGraphError(f"{key} must be [low, high] with 1 <= low <= high")
         if not abs(self.homophily - 0.5) + self.gap / 2 <= 0.5 + 1e-9:
             given = f"dataset.homophily {self.homophily} ± dataset.gap {self.gap} / 2"
@@ -116,9 +119,17 @@ def client_homophily(spec: Csbm, num_clients: int, rng: np.random.Generator) -> 
     return np.clip(spec.homophily + spec.gap * (rng.random(num_clients) - 0.5), 0.0, 1.0)
 
 
+def _bounds(num_clients: int) -> list[int]:
+    """Return the bounds of a client's nodes in ``dataset=demo``: three times as many where a fleet is tried with a few nodes.
+
+    5 % of 600 are the 30 training nodes of which a node without a policy file accepts ``model.dropout=0.5``.
+    """
+    return [600, 1200] if num_clients < 10 else [200, 400]
+
+
 def _sizes(spec: Csbm, num_clients: int, rng: np.random.Generator) -> np.ndarray:
     """Return the number of nodes of each client [M]."""
-    low, high = spec.nodes_per_client
+    low, high = spec.nodes_per_client or _bounds(num_clients)
     sizes = rng.integers(low, high + 1, num_clients)
     if spec.nodes is not None:
         exact = sizes * (spec.nodes / sizes.sum())

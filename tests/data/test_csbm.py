@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedgraph_flwr import partition
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.data import csbm
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.runner import run
+from fedgraph_flwr.secure.policy import Policy
 
 
 def draw(seed: int = 0, num_clients: int = 4, **params):
@@ -136,7 +139,7 @@ def test_yaml_lists_every_key():
         ({"degre": 3}, "did you mean 'degree'"),
         ({"classes": 1}, "classes"),
         ({"degree": "many"}, "dataset.degree .* must be a number, got 'many'"),
-        ({"nodes_per_client": 1}, "must be a list of integers, got 1"),
+        ({"nodes_per_client": 1}, "must be a list of integers or null, got 1"),
         ({"nodes_per_client": [1, 2, 3]}, r"nodes_per_client=\[1, 2, 3\] must be \[low, high\] with 1 <= low <= high"),
         ({"mu": float("nan")}, "mu must be >= 0, got nan"),
         ({"clients": 100_000}, "100000 clients has .* nodes, about .* GiB, but this machine has"),
@@ -164,3 +167,21 @@ def test_on_the_default_data_federation_gains(tmp_path, monkeypatch):
             scores[method] = run(compose(words))["test_accuracy"]
         assert scores["fedavg"] > scores["local"] + 0.02, (seed, scores)
         assert scores["fedavg"] > scores["central"] - 0.02, (seed, scores)
+
+
+@pytest.mark.parametrize("clients", [2, 9])
+def test_nodes_without_a_policy_file_accept_the_demo_of_few_clients(clients, tmp_path):
+    cfg = compose([f"num_clients={clients}"])
+    assert cfg.dataset.name == "demo"
+    assert main(["partition", f"num_clients={clients}", "--out", str(tmp_path)]) == 0
+    parts = [partition.load(path) for path in tmp_path.glob("client_*")]
+    assert len(parts) == clients
+    for part in parts:
+        assert 600 <= part.num_nodes <= 1200
+        Policy().check_dropout(cfg.model.dropout, int(part.train_mask.sum()))
+    few = csbm.load(
+        compose([f"num_clients={clients}", "dataset.nodes_per_client=[50,60]"]).dataset, num_clients=clients
+    )
+    assert few.num_nodes <= 60 * clients  # what a user asks for holds
+    of_ten = csbm.load(cfg.dataset, num_clients=10)
+    assert 200 <= np.bincount(of_ten.group).max() <= 400

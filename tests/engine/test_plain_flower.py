@@ -1,18 +1,17 @@
 """The app on nodes that Flower's own commands start: `flower-superlink`, `flower-supernode --node-config`, `flwr run`."""
 
-import shutil
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.engine.flower import free_port, tool
-from tests.conftest import client_graph
 from tests.engine.fleet import NAME, ROOT, Fleet, finished
 from tests.support import assert_same_arrays, wait_for
 
-OVERRIDES = ["rounds=2", "model.hidden=8", "checkpoint_every=1"]
+OVERRIDES = ["rounds=2", "checkpoint_every=1"]
 
 
 class PlainFleet(Fleet):
@@ -49,10 +48,11 @@ class PlainFleet(Fleet):
 
 @pytest.mark.fleet
 @pytest.mark.faults
-def test_flower_s_own_commands_give_the_parameters_of_the_inline_engine(tmp_path, run):
-    for client, size in enumerate((60, 80)):
-        client_graph(client, size).save(tmp_path / "graphs" / f"client_{client:04d}.safetensors")
-    expected = run(f"graph={tmp_path / 'graphs'}", "num_clients=2", *OVERRIDES)
+def test_flower_s_own_commands_give_the_parameters_of_the_inline_engine(tmp_path):
+    """With the package's defaults: the demo, its model, and the policy of a node without a file."""
+    assert main(["partition", "num_clients=2", "--out", str(tmp_path / "graphs")]) == 0
+    words = [f"graph={tmp_path / 'graphs'}", f"out={tmp_path / 'inline'}", "--quiet", "--no-report"]
+    assert main(["run", "num_clients=2", *OVERRIDES, *words]) == 0
     fleet = PlainFleet(tmp_path, tmp_path / "graphs")
     out = tmp_path / "flower"
     try:
@@ -64,5 +64,4 @@ def test_flower_s_own_commands_give_the_parameters_of_the_inline_engine(tmp_path
     finally:
         fleet.stop()
     assert "ServerApp raised" not in printed
-    assert_same_arrays(finished(out).arrays, expected.arrays)
-    shutil.rmtree(out)
+    assert_same_arrays(finished(out).arrays, finished(tmp_path / "inline").arrays)
