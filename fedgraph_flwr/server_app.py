@@ -66,7 +66,7 @@ def main(grid: Grid, context: Context) -> None:
         limit_pull(cfg.strategy.timeout)
         grid = PackingGrid(grid)
     try:
-        summary = serve(WatchedGrid(grid, status, limit_pull), cfg, on_round)
+        summary = serve(WatchedGrid(grid, status, limit_pull, cfg.parties), cfg, on_round)
     except InUse:  # the folder belongs to another run
         raise
     except FedGraphError as error:

@@ -157,6 +157,7 @@ class RunKeys(TypedDict, total=False):
     adversary: AdversaryKeys
     protocol: str
     num_clients: int
+    parties: Sequence[str]
     rounds: int
     seed: int
     engine: str

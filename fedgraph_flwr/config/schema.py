@@ -996,7 +996,10 @@ class RunConfig(Section):
     ray: RayConfig = field(default_factory=RayConfig)
     adversary: AdversaryConfig = field(default_factory=AdversaryConfig)
     protocol: str = "none"  # conf/protocol file to apply
-    num_clients: int = number(10, low=1, high=MAX_CLIENTS)  # number of clients M; with `graph`, that of its files
+    # number of clients M; with `graph`, that of its files; with `parties`, of its names
+    num_clients: int = number(10, low=1, high=MAX_CLIENTS)
+    # names of the parties of a fleet that take part, as `fleet status` prints them; []: the first num_clients
+    parties: list[str] = field(default_factory=list)
     rounds: int = number(100, low=1)  # maximum number of rounds (see evaluation.patience)
     seed: int = number(0, high=2**63 - 1)  # seed of all random draws
     engine: str = "inline"  # inline | ray | flower-simulation | the name of a SuperLink connection
@@ -1051,10 +1054,17 @@ class RunConfig(Section):
     limits = (
         ("stack", lambda c: not _is_count(c.stack, 0, AUTO), f"{AUTO} or an integer in [0, {MAX_CLIENTS}]"),
         ("evaluation.metric", lambda c: not c.task.accepts(c.evaluation.metric), "{c.task.scores}"),
+        ("parties", lambda c: len({*c.parties}) < len(c.parties), "a list of distinct names"),
+        (
+            "num_clients",
+            lambda c: c.parties and c.num_clients not in (10, len(c.parties)),
+            "that of `parties`, or left out",
+        ),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.num_clients = len(self.parties) or self.num_clients
         metric = self.evaluation.metric
         if self.privacy.scores == "noised" and (beside := [m for m in self.evaluation.points if m != metric]):
             what = f"privacy.scores=noised releases only evaluation.metric={metric}, but evaluation.metrics lists {beside[0]}"

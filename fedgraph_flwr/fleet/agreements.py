@@ -57,7 +57,7 @@ KEY = "agreement"
 
 FREE = (
     *("out", "overwrite", "resume", "tracking", "tracking_clients", "tracking_group", "engine", "ray"),
-    *("graph", "seed", "init", KEY),
+    *("graph", "seed", "init", "parties", KEY),
 )
 """Keys of a configuration that members do not sign: they change nothing at a party's node; seed and init follow otherwise."""
 

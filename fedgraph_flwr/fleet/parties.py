@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.errors import MALFORMED, sanitize
+from fedgraph_flwr.errors import MALFORMED, sanitize, unknown
 
 PARTIES = ".parties.json"
 
@@ -48,6 +48,19 @@ def read_parties(runs: Path) -> dict[str, dict[str, Any]]:
         return {node: {"name": str(entry["name"]), "removed": bool(entry["removed"])} for node, entry in found.items()}
     except (OSError, *MALFORMED):
         return {}
+
+
+def nodes_of(parties: Iterable[str], runs: Path) -> dict[int, str]:
+    """Return the names of chosen parties by their nodes' numbers; a party without a name is its node's number.
+
+    Raises:
+        FedGraphError: the server has admitted no such party, or has removed it.
+    """
+    known = {entry["name"] or node: int(node) for node, entry in read_parties(runs).items() if not entry["removed"]}
+    for name in parties:
+        if name not in known:
+            raise unknown("party", sanitize(name, 60), known, "see fleet status; a plain Flower server has no names")
+    return {known[name]: name for name in parties}
 
 
 def name_clients(text: str, nodes: Mapping[int, int], names: Mapping[str, str]) -> str:

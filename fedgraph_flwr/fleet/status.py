@@ -7,7 +7,7 @@ has no scores, and no number of a graph.
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,8 +18,8 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.errors import MALFORMED, sanitize
-from fedgraph_flwr.fleet.parties import name_clients, read_parties
+from fedgraph_flwr.errors import MALFORMED, RunFailed, sanitize
+from fedgraph_flwr.fleet.parties import name_clients, nodes_of, read_parties
 from fedgraph_flwr.fleet.relay import Relay
 from fedgraph_flwr.fleet.run_folders import STATUS
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, METRICS, STARTED_BY, VERSIONS
@@ -174,11 +174,19 @@ class WatchedGrid(Relay):
     Args:
         grid: sends the messages.
         status: the run's status; first written by the first call, when this run owns the folder.
+        parties: names of the parties that take part, who must be connected when the run starts; empty: all.
         limit_pull: limits the seconds for which the next pull may wait for a reply that has begun to arrive.
     """
 
-    def __init__(self, grid: Grid, status: RunStatus, limit_pull: Callable[[float], None] | None = None):
+    def __init__(
+        self,
+        grid: Grid,
+        status: RunStatus,
+        limit_pull: Callable[[float], None] | None = None,
+        parties: Sequence[str] = (),
+    ):
         super().__init__(grid)
+        self.parties, self.chosen = parties, dict[int, str]()
         self.status, self.begun = status, False
         self.asked_versions: dict[int, Any] = {}  # by node, the round in which it was last asked for its versions
         self.blocks = bool(getattr(grid, "blocks", False))
@@ -187,11 +195,20 @@ class WatchedGrid(Relay):
         self.exchanged, self.named = status.exchanged, status.named
 
     def get_node_ids(self) -> Iterable[int]:
-        """See Flower's grid."""
+        """Return the connected nodes of the parties that take part.
+
+        Raises:
+            FedGraphError: a chosen party is unknown, or is not connected at the run's first call.
+        """
+        nodes = list(self.grid.get_node_ids())
         if not self.begun:
             self.begun = True
             self.status.write()
-        return self.grid.get_node_ids()
+            self.chosen = nodes_of(self.parties, self.status.path.parent.parent)
+            absent = ", ".join(sorted(name for node, name in self.chosen.items() if node not in nodes))
+            if absent and not self.status.values["nodes"]:  # else a resumed run, which goes on without them
+                raise RunFailed(f"parties= names {absent}, not connected now: start these nodes, or leave them out")
+        return [node for node in nodes if node in self.chosen or not self.chosen]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages; the first one of a round asks a node for its versions: it may have been upgraded since.

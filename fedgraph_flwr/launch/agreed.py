@@ -42,6 +42,11 @@ def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:
         FedGraphError: the configuration is not the agreed one, or a signature or a run is missing.
     """
     agreement = opened(path)
+    members = agreement.values["members"]
+    if cfg.parties and {*cfg.parties} != members.keys():
+        raise FedGraphError(
+            f"parties={cfg.parties}: {path} is of {', '.join(members)}: name them all, or leave it out"
+        )
     with refusals():
         agreement.check_signed()
         agreement.check_time(time.time())

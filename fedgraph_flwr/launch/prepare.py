@@ -53,6 +53,10 @@ def prepare(run: Runnable) -> Prepared:
     if isinstance(run, Prepared):
         return run
     cfg = with_folder(run)
+    if cfg.parties and not cfg.on_fleet:
+        raise FedGraphError(
+            f"parties= chooses nodes of a fleet, and engine={cfg.engine} is none: leave it out"
+        )
     check_unused(cfg)
     check_method(cfg)
     for target in () if cfg.on_fleet else cfg.evaluation.own.values():

@@ -13,6 +13,7 @@ import pytest
 
 from fedgraph_flwr.engine.flower import _STUB, APP
 from fedgraph_flwr.fleet.certificates import key_of, revoke
+from fedgraph_flwr.fleet.parties import read_parties
 from fedgraph_flwr.wire.messages import PROTOCOL
 from tests.conftest import client_graph
 from tests.engine.fleet import NAME, GuardedFleet
@@ -120,6 +121,21 @@ def test_a_fleet_is_rolled_over_to_a_neighbouring_version_while_a_run_goes_on(fl
     assert fleet.run(out, f"resume={out}", f"rounds={done + 2}").summary["rounds"] == done + 2
     nodes = json.loads((there / "status.json").read_text())["nodes"].values()
     assert [node["versions"]["fedgraph-flwr"] for node in nodes] == ["0.3.0"] * 3
+
+
+def test_a_run_takes_the_chosen_parties_only(fleet):
+    """Nodes that were admitted without a name are called by their numbers."""
+    chosen = sorted(read_parties(fleet.runs))[:2]
+    out = fleet.operators / "chosen"
+    summary = fleet.run(out, f"parties=[{','.join(chosen)}]", "num_clients=2", "rounds=2").summary
+    assert summary["num_clients"] == 2
+    status = json.loads((fleet.runs / "chosen" / "status.json").read_text())
+    assert sorted(status["nodes"]) == chosen
+    logs = [fleet.log(f"node_{node}").count(f"run {status['run_id']}: started by CN=operator") for node in range(3)]
+    assert sorted(logs) == [0, 1, 1]
+    process = fleet.begin(fleet.operators / "unknown", f"parties=[{chosen[0]},bank_x]", "num_clients=2", "rounds=2")
+    assert process.wait(PATIENCE) == 2
+    assert "party 'bank_x' is unknown" in fleet.log("run-unknown")
 
 
 def test_a_node_with_other_messages_is_refused_by_name_before_training(fleet):

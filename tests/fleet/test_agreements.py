@@ -288,6 +288,10 @@ def test_the_desk_starts_the_next_run(folder, monkeypatch):
     with pytest.raises(FedGraphError, match="allows 2 runs, and this would be run 3"):
         agreed_run(yaml_file(), cfg, None)
     assert agreed_run(yaml_file(), cfg, 1).agreement == f"{agreement.digest}/1"
+    members = [*agreement.values["members"]]
+    assert agreed_run(yaml_file(), compose([*WORDS, f"parties=[{','.join(members)}]"]), 1).agreement
+    with pytest.raises(FedGraphError, match=f"is of {', '.join(members)}: name them all, or leave it out"):
+        agreed_run(yaml_file(), compose([*WORDS, f"parties=[{','.join(members[1:])},eve]"]), 1)
     with pytest.raises(FedGraphError, match="rounds is 9, signed was 3"):
         agreed_run(yaml_file(), compose([*WORDS, "rounds=9"]), 1)
     sent = {}

@@ -19,13 +19,16 @@ from flwr.common.constant import ErrorCode
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.cli.server import Health, Parties
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.grid import run_identity
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet import audit_chain, metrics, overview
 from fedgraph_flwr.fleet.checking import Finding
 from fedgraph_flwr.fleet.operating import node_infos
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.run_folders import Unserved
 from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
+from fedgraph_flwr.launch.prepare import prepare
 from fedgraph_flwr.secure.audit_numbers import PHASES, AuditNumbers
 from fedgraph_flwr.secure.spent import spent
 from fedgraph_flwr.strategies.exchange import take
@@ -389,6 +392,44 @@ def test_a_damaged_status_hides_no_other_run(folder, damage):
     parties = Parties("fleet", folder.parent)
     found = samples(metrics.exposition(parties.metrics(begun=False)))
     assert found["fedgraph_runs", 'state="running"'] == 1
+
+
+def chosen(tmp_path, *names, earlier=()):
+    """Nodes of a run of these parties, on a server with two connected nodes, one that is not, and a removed one."""
+    known = ((11, "bank_a", "online"), (22, "", "online"), (33, "bank_c", "offline"), (44, "bank_d", "unregistered"))
+    keep_parties(tmp_path, [SimpleNamespace(node_id=n, name=name, status=status) for n, name, status in known])
+    (tmp_path / "first").mkdir(exist_ok=True)
+    status = RunStatus(tmp_path / "first", 5)
+    status.add_up({"nodes": {node: {} for node in earlier}})
+    return WatchedGrid(Wire(), status, parties=names).get_node_ids()
+
+
+def test_a_run_takes_the_parties_that_it_names(tmp_path):
+    assert chosen(tmp_path) == [11, 22]
+    assert chosen(tmp_path, "bank_a") == [11]
+    assert chosen(tmp_path, "22", "bank_a") == [11, 22]
+    with pytest.raises(
+        RunFailed, match="parties= names bank_c, not connected now: start these nodes, or leave them out"
+    ):
+        chosen(tmp_path, "bank_a", "bank_c")
+    assert chosen(tmp_path, "bank_a", "bank_c", earlier=["11", "33"]) == [11]  # a resumed run goes on without it
+    for name in ("bank_d", "bank_e"):
+        with pytest.raises(FedGraphError, match=f"party '{name}' is unknown .*; did you mean 'bank_.'"):
+            chosen(tmp_path, "bank_a", name)
+
+
+def test_chosen_parties_are_the_clients_of_a_run_on_a_fleet():
+    assert compose(["parties=[a,b]", "engine=far"]).num_clients == 2
+    for overrides, reason in (
+        (["num_clients=3"], "num_clients must be that of `parties`, or left out, got 3"),
+        (["parties=[a,a]"], "parties must be a list of distinct names"),
+    ):
+        with pytest.raises(FedGraphError, match=reason):
+            compose(["parties=[a,b]", "engine=far", *overrides])
+    with pytest.raises(FedGraphError, match="parties= chooses nodes of a fleet, and engine=inline is none"):
+        prepare(compose(["parties=[a,b]"]))
+    with pytest.raises(FedGraphError, match="at least 3"):  # the bounds of secure sums hold for those who are chosen
+        prepare(compose(["parties=[a,b]", "engine=far", "privacy.secagg=true"]))
 
 
 def test_parties_of_one_name_are_told_apart(monkeypatch):
