@@ -159,6 +159,8 @@ REFUSED = [
     ["adversary.kind=backdoor_distributed", "adversary.trigger=1", "adversary.clients=[0,1]"],
     ["ray.address=host"],
     ["stack=-1"],
+    ["parties=[a,a]"],
+    ["parties=[a,b]", "num_clients=3"],
     ["evaluation.metric=mrr"],
     ["ray.aggregate=true"],
     ["engine=ray", "ray.aggregate=true", "privacy.secagg=true"],

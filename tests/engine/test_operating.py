@@ -127,8 +127,7 @@ def test_a_run_takes_the_chosen_parties_only(fleet):
     """Nodes that were admitted without a name are called by their numbers."""
     chosen = sorted(read_parties(fleet.runs))[:2]
     out = fleet.operators / "chosen"
-    summary = fleet.run(out, f"parties=[{','.join(chosen)}]", "num_clients=2", "rounds=2").summary
-    assert summary["num_clients"] == 2
+    fleet.run(out, f"parties=[{','.join(chosen)}]", "num_clients=2", "rounds=2")
     status = json.loads((fleet.runs / "chosen" / "status.json").read_text())
     assert sorted(status["nodes"]) == chosen
     logs = [fleet.log(f"node_{node}").count(f"run {status['run_id']}: started by CN=operator") for node in range(3)]
