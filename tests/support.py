@@ -115,7 +115,7 @@ Reply = Callable[[Any, str, dict[str, Any], dict[str, Any]], Any]
 
 def honest_reply(client: Any, phase: str, groups: dict[str, Any], config: dict[str, Any]) -> Any:
     """The groups and numbers of a client's reply, as its session makes them."""
-    request = replies.taken(client, phase, groups)
+    request = replies.taken(client, phase, groups, config)
     summed = replies.summed_groups(client, phase, config)
     return replies.protected(client, phase, replies.plain_reply(client, phase, groups, config), request, summed)
 

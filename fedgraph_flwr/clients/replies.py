@@ -17,6 +17,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import ReplyContent, messages_of
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import released
+from fedgraph_flwr.methods.downlink import SCALARS
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS, shares
 from fedgraph_flwr.methods.uplink import sums
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, sizes_of
@@ -101,9 +102,17 @@ def number_of(config: Mapping[str, Any], name: str, low: float = 0) -> float:
     return float(value)
 
 
-def taken(client: GraphClient, name: str, groups: dict[str, Arrays]) -> Taken:
+def binding(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the scalars of a message from which its reply follows."""
+    known = SCALARS.keys() - {"stage", "keep_model"}
+    return sorted((key, value) for key, value in config.items() if key not in known)
+
+
+def taken(client: GraphClient, name: str, groups: dict[str, Arrays], config: Mapping[str, Any]) -> Taken:
     """Take out of a message what the run's protection needs of it."""
-    return client.protection.take(name, groups, {*client.own_requests, *client.chosen_parts.own_requests})
+    found = client.protection.take(name, groups, {*client.own_requests, *client.chosen_parts.own_requests})
+    summed = sums(client.uplink_of.get(name, {}))
+    return client.protection.follow(f"{name} {binding(config)}", found) if summed else found
 
 
 def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:

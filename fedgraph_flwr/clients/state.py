@@ -191,11 +191,17 @@ class StateFolder:
         if line not in before:
             write_bytes(path, (before + line).encode())
 
-    def write_checkpoint(self, state: dict[str, Tensor], server_round: int) -> None:
-        """Write a checkpoint, and delete all but the one before it, which an interrupted server may still need."""
+    def write_checkpoint(self, state: dict[str, Tensor], server_round: int, trained: bool = True) -> None:
+        """Write a checkpoint, and delete all but the one before it, which an interrupted server may still need.
+
+        Args:
+            state: the client's.
+            server_round: the round after which it is.
+            trained: whether the client has trained in the run.
+        """
         for killed in leftovers(self.folder):
             killed.unlink(missing_ok=True)
-        self._write(f"round_{server_round:06d}", state, {"round": server_round})
+        self._write(f"round_{server_round:06d}", state, {"round": server_round, "trained": trained})
         for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
         self._forget_terms(0)
@@ -214,6 +220,10 @@ class StateFolder:
     def has_checkpoint(self, server_round: int) -> bool:
         """Return whether this client wrote a checkpoint after a round."""
         return self._file(f"round_{server_round:06d}").is_file()
+
+    def had_trained(self, server_round: int) -> bool:
+        """Return whether the client had trained before a checkpoint; one of an older version does not say, and counts."""
+        return read_header(self._file(f"round_{server_round:06d}"))[1].get("trained", True) is not False
 
     def read_checkpoint(self, server_round: int) -> dict[str, Tensor]:
         """Return the state after a round.

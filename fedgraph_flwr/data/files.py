@@ -14,7 +14,7 @@ from fedgraph_flwr.errors import FedGraphError
 
 @contextlib.contextmanager
 def writing(path: Path, size: int) -> Iterator[Any]:
-    """Open a temporary file that replaces ``path`` at the end.
+    """Open a temporary file that replaces ``path`` at the end, on the disk too, so that a power cut leaves either whole.
 
     Raises:
         FedGraphError: the disk has less room than ``size`` bytes, or the folder is not writable.
@@ -29,6 +29,11 @@ def writing(path: Path, size: int) -> Iterator[Any]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # of the new name
+        finally:
+            os.close(folder)
     except OSError as error:
         raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -68,7 +73,7 @@ def require_space(folder: Path, size: int, what: str) -> None:
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file atomically: write a temporary file in the same folder, flush it, then rename it.
+    """Write a file atomically: write a temporary file in the same folder, flush it, rename it, then flush the folder.
 
     Raises:
         FedGraphError: the disk is full or the folder is not writable. An older file at ``path`` stays intact.

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,6 +55,8 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
             file.truncate(head["end"])
             file.seek(head["end"])
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         counts = {**releases(state, head)}
         if noise := entry.get("noise"):
             counts[ledger_of(noise)] = counts.get(ledger_of(noise), 0) + noise["releases"]

@@ -126,8 +126,7 @@ class NodeClient:
         if request.phase == DESCRIBE:
             check_version(request.scalars.get(SPEAKS, 1), "the server", "node")
         ledger = self.requests.read()
-        resumes = request.resume is not None
-        untrained = not (ledger.trained or ledger.resumed or resumes)
+        untrained = not (ledger.trained or request.resume is not None)
         early = untrained and not start.comes_late(self.client, request.round)
         trains = request.phase not in (DESCRIBE, EVALUATE, *self.client.protection.exchanges)
         return Start(untrained, (early or ledger.suspect) and trains)
@@ -177,7 +176,8 @@ class NodeClient:
             if checkpoints is not None:
                 stored = checkpoints.stored_round(stored, request.round)
             known = checkpoints is not None and checkpoints.has_checkpoint(stored)
-            ledger.resume(stored, known)
+            trained = known and checkpoints is not None and checkpoints.had_trained(stored)
+            ledger.resume(stored, known, trained)
         self.requests.write(ledger)
 
     def _check_setup(self, request: Request) -> None:
@@ -322,7 +322,7 @@ class NodeClient:
         with self.node.withheld(client.cfg, phase):
             if client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges):
                 self._check_repeated(request)
-            part = taken(client, phase, request.groups)
+            part = taken(client, phase, request.groups, request.scalars)
             summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
                 plain = plain_reply(client, phase, request.groups, request.scalars)
@@ -358,7 +358,8 @@ class NodeClient:
         if request.keeps_models and checkpoints:
             self._keep_models(checkpoints, int(request.scalars["best"]))
         if request.writes_checkpoint and checkpoints:
-            checkpoints.write_checkpoint(flatten(checkpointed_state(client)), request.round)
+            state, trained = flatten(checkpointed_state(client)), self.requests.read().trained
+            checkpoints.write_checkpoint(state, request.round, trained)
 
     def packed(self, groups: dict[str, Arrays], numbers: dict[str, Any]) -> RecordDict:
         """Return the content of a reply."""
@@ -430,12 +431,14 @@ def client_at(node: Node) -> NodeClient:
     number = settings.threads(node.settings, node.cfg)
     if torch.get_num_threads() != number:
         torch.set_num_threads(number)
-    if node.key in _live and node.live:
-        return NodeClient(node, *_live[node.key])
+    held = _live.get(node.key)
+    if held and node.live:
+        return NodeClient(node, *held)
     versions = node.context.state.config_records.get(VERSION)
     version = int(versions["version"]) if versions is not None else 0  # type: ignore[arg-type]
-    if node.key in _live and _live[node.key][1] == version:
-        return NodeClient(node, *_live[node.key])
+    # another run of Flower may have begun this one since, which gave it its seeds
+    if held and held[1] == version and held[0].cfg.own_seed == node.cfg.own_seed:
+        return NodeClient(node, *held)
     client = _built(node)
     version = _restored(node, client, version)
     _live[node.key] = (client, version)

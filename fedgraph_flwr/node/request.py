@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.replies import Received, received
+from fedgraph_flwr.clients.replies import Received, binding, received
 from fedgraph_flwr.errors import Refusal, sanitize, unknown
 from fedgraph_flwr.methods.downlink import REQUIRED, SCALARS, Downlink, Input
 from fedgraph_flwr.secure.keyring import SIGNATURES
@@ -177,9 +177,7 @@ class Request:
             for name, array in found.items()
             if group != SECAGG and not (group in RENEWED and array.dtype == np.uint8)
         }
-        known = SCALARS.keys() - {"stage", "keep_model"}
-        numbers = sorted((k, v) for k, v in self.scalars.items() if k not in known)
-        return sha256(digest(arrays) + repr(numbers).encode()).hexdigest()
+        return sha256(digest(arrays) + repr(binding(self.scalars)).encode()).hexdigest()
 
     @cached_property
     def groups(self) -> dict[str, Arrays]:

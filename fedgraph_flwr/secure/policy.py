@@ -530,12 +530,13 @@ class Ledger:
         self.asked[phase] = (count + 1, max(exchange, last))
         self.begun = self.begun or uses
 
-    def resume(self, server_round: int, known: bool) -> None:
+    def resume(self, server_round: int, known: bool, trained: bool = False) -> None:
         """Continue after a round.
 
         Args:
             server_round: the last round that was done.
             known: whether the node's own state folder has its checkpoint.
+            trained: whether the client had trained before it; else its first training begins as in a new run.
 
         Raises:
             FedGraphError: there was a request for an earlier round, so the run was not resumed.
@@ -543,7 +544,7 @@ class Ledger:
         if self.begun:
             raise Refusal(f"the server resumes after round {server_round} in a run that is in round {self.round}")
         self.round, self.asked = server_round, {}
-        self.resumed, self.suspect = known, not known
+        self.resumed, self.suspect, self.trained = known, not known, trained
         self.received.pop(RESUMED, None)
         self.received[RESUMED] = str(server_round)  # requests of this attempt come after it
 

@@ -439,7 +439,8 @@ class Member:
         if valid < needed:
             raise RunFailed(
                 f"client {self.client} was asked to unmask a sum over clients {alive.tolist()}, a list that {valid} of"
-                f" them signed, expected at least {needed}: the server named other survivors to the others"
+                f" them signed, expected at least {needed}: the server named other survivors, or"
+                " requested something else before, of the others"
             )
         survived = np.isin(members, alive).astype(int)
         shares = np.stack([held[place] for place, held in zip(survived, self.state[SHARES], strict=True)])

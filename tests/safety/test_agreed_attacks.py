@@ -14,11 +14,11 @@ from fedgraph_flwr.fleet import agreements
 from fedgraph_flwr.methods.boosting import packed_edges
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node.node import node_of
-from fedgraph_flwr.secure import beginning
+from fedgraph_flwr.secure import beginning, secagg
 from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
 from tests.nodes import model_of
-from tests.safety.coordinator import Coordinator, Run
+from tests.safety.coordinator import Coordinator, Run, keys_of
 from tests.support import bomb
 
 SECURE = ["privacy.secagg=true", "strategy.weighting=uniform"]
@@ -89,6 +89,56 @@ def test_epsilon_does_not_fall_within_a_run(tmp_path):
     assert "this node's audit log lists 2: it is older" in run.opened_sum(3, [0, 1, 2], model)
     path.write_bytes(newer)
     sum_of(run.opened_sum(4, [0, 1, 2], model))
+
+
+def test_a_process_from_before_the_beginning_draws_by_the_members_secret(tmp_path, monkeypatch):
+    """A run of Flower asks for a description, another begins the run, and the first one trains in the same process."""
+    monkeypatch.setattr(node_clients, "forget", lambda run_id: None)
+    coordinator = Coordinator(tmp_path)
+    first = coordinator.run(1)
+    assert not isinstance(first.ask(0, "describe"), str)
+    seed = coordinator.run(1).begin()
+    assert not isinstance(first.ask(0, "train", 1, {MODEL: model_of(first.nodes[0])}), str)
+    context = first.nodes[0].context
+    cfg = node_clients._live[context.run_id, context.node_id][0].cfg
+    assert cfg.seed == seed != cfg.own_seed
+
+
+def masked_term(run, client, server_round, model, dealt):
+    """A member's masked term for a model; nobody needs to open the sum."""
+    place = list(dealt).index(client)
+    own = np.stack([dealt[peer][secagg.SECAGG][secagg.ENVELOPES][place] for peer in dealt])
+    part = {secagg.MEMBERS: np.array(list(dealt), np.int64), secagg.ENVELOPES: own}
+    return run.ask(client, "train", server_round, {MODEL: model, secagg.SECAGG: part})
+
+
+@pytest.mark.parametrize("words", [SECURE, [*SECURE, "privacy.scores=none"]])
+def test_members_of_a_sum_had_the_same_requests_before(tmp_path, words):
+    """Huge gradients in rounds whose sums nobody opens stop the optimisers of two members: later sums are the third's update."""
+    run = Coordinator(tmp_path, *words).run(1)
+    run.begin()
+    model = model_of(run.nodes[0])
+    sum_of(run.opened_sum(1, [0, 1, 2], {MODEL: model}))
+    keys = {c: run.ask(c, secagg.PUBLISH, 2)[secagg.SECAGG] for c in range(3)}
+    dealt = {c: run.ask(c, secagg.DEAL, 2, keys_of(keys)) for c in range(3)}
+    planted = {name: np.full_like(array, 3e4) for name, array in model.items()}
+    for client in (1, 2):
+        assert not isinstance(masked_term(run, client, 2, planted, dealt), str)
+    assert "requested something else before, of the others" in run.opened_sum(3, [0, 1, 2], {MODEL: model})
+
+
+def test_a_checkpoint_of_an_untrained_client_is_no_way_around_its_start(tmp_path):
+    """A second run of Flower stores one, under a round of its choice, and resumes from it over planted parameters."""
+    coordinator = Coordinator(tmp_path, *SECURE)
+    first = coordinator.run(1)
+    first.begin()
+    planted = {name: array + 1 for name, array in model_of(first.nodes[0]).items()}
+    for server_round in (0, 2):
+        again = coordinator.run(1)
+        assert not isinstance(again.ask(0, "describe", server_round, checkpoint=True, run="a"), str)
+        again = coordinator.run(1)
+        assert not isinstance(again.ask(0, "describe", server_round, resume=server_round, run="a"), str)
+        assert "other parameters than its seed" in again.ask(0, "train", server_round + 1, {MODEL: planted})
 
 
 # --- a member that writes the agreement -------------------------------------------------------------------------------

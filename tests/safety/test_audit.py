@@ -1,15 +1,17 @@
 """The audit log of a node: every request and reply is in it, and whoever changes it is noticed."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.secure import audit
-from fedgraph_flwr.secure.spent import spent
+from fedgraph_flwr.secure.spent import SpentPrivacy, spent
 from tests.nodes import model_of
 
 
@@ -57,6 +59,20 @@ def test_all_requests_are_listed_with_what_left(log, tmp_path, capsys):
         fg.audit(state, "5:" + "0" * 64)
     with pytest.raises(fg.FedGraphError, match="ends after line 6, expected 9: line 7 was removed"):
         fg.audit(state, "9:" + "0" * 64)
+
+
+def test_a_power_cut_leaves_the_audit_log_and_the_ledgers(tmp_path, monkeypatch):
+    """A line is on the disk before the head that counts it, and a renamed file once its folder is."""
+    synced, entry = [], dict.fromkeys(("phase", "refused", "noise"), "")
+    audit_chain.append(tmp_path, entry)
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").resolve()))
+    audit_chain.append(tmp_path, entry)
+    assert [path.name[:7] for path in synced] == ["audit.j", ".audit.", tmp_path.name[:7]]
+    synced.clear()
+    noised = ["privacy.secagg=true", "privacy.dp=distributed", "privacy.noise_multiplier=4", "privacy.secagg_bits=20"]
+    SpentPrivacy(tmp_path / "privacy.json", math.inf, "").book("1", compose(noised), 1)
+    assert [path.suffix != "" for path in synced] == [True, False]
+    assert synced[-1] == tmp_path
 
 
 @pytest.mark.parametrize(("phase", "server_round"), [("train", "1"), ("nothing", 1)])

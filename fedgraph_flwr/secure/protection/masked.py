@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
+
+import numpy as np
 
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.downlink import Input
@@ -35,6 +38,9 @@ from fedgraph_flwr.wire.trees import as_arrays
 LISTS = "lists"
 """Part of a client's state: the clients of this run's secure sums, by kind of values."""
 
+HISTORY = "history"
+"""Part of a client's state: the digest of this run's requests of phases with sums."""
+
 _STEP = {
     SECAGG: Input("keys, envelopes and consents of the other clients in a secure sum"),
     SIGNATURES: Input("the clients' signatures of their keys"),
@@ -50,6 +56,7 @@ class Masked(Protection):
 
     Attributes:
         member: the client's part in the current sum.
+        history: digest of all requests of phases with sums so far.
     """
 
     exchanges: tuple[str, ...] = STEPS
@@ -59,7 +66,7 @@ class Masked(Protection):
 
     def __init__(self, inner: Protection, client: int):
         super().__init__(inner.cfg, inner)
-        rules, self.key = inner.cfg.privacy, "privacy.secagg=true"
+        rules, self.key, self.history = inner.cfg.privacy, "privacy.secagg=true", b""
         self.member = Member(client, rules.secagg_threshold, rules.secagg_bits, inner.noise)
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
@@ -89,6 +96,13 @@ class Masked(Protection):
         found = self.inner.take(phase, groups, own)
         return replace(found, groups={**found.groups, SECAGG: part}, digest=digest(common))
 
+    def follow(self, phase: str, taken: Taken) -> Taken:
+        """Bind the masks of sums over one list to all requests before, too: what clients keep of them changes their terms."""
+        if not self.one_list:
+            return taken
+        self.history = sha256(self.history + phase.encode() + taken.digest).digest()
+        return replace(taken, digest=self.history)
+
     def answer(
         self, phase: str, at: tuple[int, int], groups: Mapping[str, Arrays], sizes: Sequence[int], keyring: Keyring
     ) -> dict[str, Arrays]:
@@ -100,6 +114,10 @@ class Masked(Protection):
             return {SECAGG: published | keyring.sign(self._subject(server_round), content)}
         if phase == DEAL:
             dealt = request[CLIENTS], request[KEYS], request[SIZES]
+            if len({len(array) for array in dealt}) > 1:
+                raise RunFailed(
+                    f"client {member.client} received lists of clients, keys and sizes of different lengths"
+                )
             signed = {int(c): publication(k, s) for c, k, s in zip(*dealt, strict=True)}
 
             def verify() -> None:
@@ -162,9 +180,11 @@ class Masked(Protection):
         return self._position if "exchange" in self.member.state else None
 
     def save(self, secrets: bool) -> dict[str, Any]:
-        """Return this round's keys, which no checkpoint stores, and the lists of clients."""
-        return {**({SECAGG: self.member.state} if secrets else {}), LISTS: self.member.lists}
+        """Return this round's keys, which no checkpoint stores, the lists of clients, and the digest of earlier requests."""
+        history = {HISTORY: {"digest": np.frombuffer(self.history, np.uint8).copy()}} if self.history else {}
+        return {**({SECAGG: self.member.state} if secrets else {}), LISTS: self.member.lists, **history}
 
     def load(self, tree: Mapping[str, Any]) -> None:
-        """Restore both."""
+        """Restore them."""
+        self.history = b"".join(array.tobytes() for array in as_arrays(tree.get(HISTORY, {})).values())
         self.member.state, self.member.lists = as_arrays(tree.get(SECAGG, {})), as_arrays(tree.get(LISTS, {}))

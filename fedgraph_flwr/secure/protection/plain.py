@@ -128,6 +128,10 @@ class Protection:
         """
         return self.inner.take(phase, groups, own) if self.inner else Taken(groups.get(MODEL, {}))
 
+    def follow(self, phase: str, taken: Taken) -> Taken:
+        """Return what was taken out of a request of a phase with sums, bound to those before it."""
+        return taken
+
     def answer(
         self, phase: str, at: tuple[int, int], groups: Mapping[str, Arrays], sizes: Sequence[int], keyring: Keyring
     ) -> dict[str, Arrays]:
