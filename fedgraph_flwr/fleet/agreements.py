@@ -36,8 +36,10 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +167,9 @@ class Agreement:
     @property
     def signers(self) -> list[str]:
         """Members whose signatures are valid, in the order of their numbers."""
-        found, signatures = self.pins, self.values["signatures"]
-        return [name for client, name in self.members.items() if _signed(found[client], signatures.get(name), self)]
+        members, signatures, statement = self.values["members"], self.values["signatures"], self.statement
+        names = self.members.values()
+        return [name for name in names if _signed(members[name]["key"], str(signatures.get(name)), statement)]
 
     def sign(self, key: EllipticCurvePrivateKey, replaced: str = "") -> str:
         """Add a member's signature, and return its name.
@@ -271,9 +274,9 @@ class Agreement:
                 f" this node knows that {', '.join(found) or 'nobody'} did"
             )
         for member in sorted(before.keys() & keys.keys()):
-            old = public_key(before[member])
-            if key_text(old) != key_text(public_key(keys[member])) and not _signed(
-                old, values["signatures"].get(member + BEFORE), self
+            old = before[member]
+            if key_text(public_key(old)) != key_text(public_key(keys[member])) and not _signed(
+                old, str(values["signatures"].get(member + BEFORE)), self.statement
             ):
                 raise Refused(
                     f"{name} has another key of {member} than the version before, and that key did not sign: agree sign"
@@ -304,20 +307,25 @@ def read(path: Path) -> Agreement:
         Refused: the file is missing, damaged, or names an impossible agreement.
     """
     try:
-        text = path.read_text()
-        values: Any = yaml.load(text, _Loader) if len(text) < _LIMIT and not _repeats(text) else None
-        values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
-        json.dumps(values, allow_nan=False, sort_keys=True)
+        values, problem = _content(path.read_text())
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
     except Refused as error:
         raise Refused(f"{path}: {error}") from error
     except _MALFORMED as error:
         raise Refused(f"{path} is not an agreement: fedgraph-flwr agree new writes one") from error
-    agreement = Agreement(values, path)
-    if problem := _problem(agreement):
+    if problem:
         raise Refused(f"{path}: {problem}")
-    return agreement
+    return Agreement(deepcopy(values), path)
+
+
+@lru_cache(maxsize=8)
+def _content(text: str) -> tuple[dict[str, Any], str]:
+    """Return the content of a file, and why it is no agreement; a node reads the same one with each message."""
+    values: Any = yaml.load(text, _Loader) if len(text) < _LIMIT and not _repeats(text) else None
+    values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
+    json.dumps(values, allow_nan=False, sort_keys=True)
+    return values, _problem(Agreement(values))
 
 
 def write(agreement: Agreement) -> None:
@@ -485,6 +493,7 @@ def changing(state: Path) -> Iterator[dict[str, Any]]:
         ) from error
 
 
+@lru_cache(maxsize=1024)
 def public_key(text: str) -> EllipticCurvePublicKey:
     """Return an EC P-384 public key from OpenSSH's format, as `fedgraph-flwr fleet join` writes it.
 
@@ -660,10 +669,11 @@ def _replace(path: Path, text: str) -> None:
         os.close(folder)
 
 
-def _signed(key: EllipticCurvePublicKey, signature: Any, agreement: Agreement) -> bool:
+@lru_cache(maxsize=1024)
+def _signed(key: str, signature: str, statement: bytes) -> bool:
     try:
-        key.verify(bytes.fromhex(signature), agreement.statement, ECDSA(SHA384()))
-    except (InvalidSignature, ValueError, TypeError):
+        public_key(key).verify(bytes.fromhex(signature), statement, ECDSA(SHA384()))
+    except (InvalidSignature, ValueError):
         return False
     return True
 
