@@ -8,6 +8,8 @@
     round_000010.safetensors       the last two checkpoints, from which a run resumes
     term_000011_0                  noised terms of an agreed run's secure sums, by round and exchange, which it may repeat
     model_last, model_best         at the end of the run: models for prediction
+    verified.json                  of a run that every node computes: what it signed at its place
+    verified_000010                the last certified state of that run, and the next
 """
 
 import contextlib
@@ -152,17 +154,40 @@ class StateFolder:
             if 0 < int(path.stem[5:11]) < ended:
                 path.unlink(missing_ok=True)
 
-    def write_record(self, name: str, parts: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Write what a node must not forget in this run, with its metadata in ``values``."""
-        self._write(name, parts, values)
+    def write_record(self, name: str, values: dict[str, Any]) -> None:
+        """Write what a node must not forget in this run."""
+        write_bytes(self.folder / f"{name}.json", json.dumps(self.owner | {name: values}).encode())
 
-    def read_record(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return what `write_record` wrote; None: nothing yet."""
-        return self._read(name) if self._file(name).is_file() else None
+    def read_record(self, name: str) -> dict[str, Any] | None:
+        """Return what `write_record` wrote; None: nothing yet.
+
+        Raises:
+            FedGraphError: the file cannot be read, or is another run's.
+        """
+        path = self.folder / f"{name}.json"
+        if not path.is_file():
+            return None
+        values = json.loads(path.read_bytes())
+        if {key: values.get(key) for key in self.owner} != self.owner:
+            raise ValueError("it belongs to another run")
+        return dict(values[name])
+
+    def write_state(self, name: str, server_round: int, state: Mapping[str, NDArray[np.generic]]) -> None:
+        """Write the state of a server's half after a round; delete those of three rounds before and earlier."""
+        exact = {path: torch.from_numpy(_integers(array)) for path, array in state.items()}
+        types = {path: array.dtype.name for path, array in state.items()}
+        self._write(f"{name}_{server_round:06d}", exact, {"types": types})
+        for old in sorted(self.folder.glob(f"{name}_*.safetensors"))[:-3]:
+            old.unlink(missing_ok=True)
+
+    def read_state(self, name: str, server_round: int) -> dict[str, NDArray[np.generic]]:
+        """Return what `write_state` wrote."""
+        tensors, values = self._read(f"{name}_{server_round:06d}")
+        return {path: tensor.numpy().view(values["types"][path]) for path, tensor in tensors.items()}
 
     def write_asked(self, record: dict[str, Any]) -> None:
         """Write the record of requests, before the reply to the latest one."""
-        write_bytes(self.folder / "asked.json", json.dumps(self.owner | {"asked": record}).encode())
+        self.write_record("asked", record)
 
     def read_asked(self) -> Ledger:
         """Return the record of requests in this run.
@@ -170,17 +195,12 @@ class StateFolder:
         Raises:
             FedGraphError: the file cannot be read. Without the record the node refuses every request.
         """
-        path = self.folder / "asked.json"
-        if not path.is_file():
-            return Ledger()
         try:
-            values = json.loads(path.read_bytes())
-            if {key: values.get(key) for key in self.owner} != self.owner:
-                raise ValueError("it belongs to another run")
-            return Ledger(values["asked"])
+            return Ledger(self.read_record("asked"))
         except (OSError, *MALFORMED) as error:
             raise FedGraphError(
-                f"{path} does not hold the requests to this node ({error}): remove the file to start again without them"
+                f"{self.folder / 'asked.json'} does not hold the requests to this node ({error}): remove the file to start"
+                " again without them"
             ) from error
 
     def add_fingerprint(self, exchange: str, digits: str, clients: list[int]) -> None:
@@ -268,6 +288,12 @@ class StateFolder:
                     f"{self._file(name)} has {key}={values.get(key)}, expected {expected}: give each node its own folder"
                 )
         return state, values
+
+
+def _integers(array: NDArray[np.generic]) -> NDArray[Any]:
+    """Return a float array as integers of its bits: files of sparse floats have no −0.0."""
+    kept = np.array(array, order="C")
+    return kept.view(f"int{8 * kept.itemsize}") if kept.dtype.kind == "f" else kept
 
 
 def _term(position: tuple[int, int]) -> str:

@@ -36,7 +36,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
@@ -316,7 +315,8 @@ def read(path: Path) -> Agreement:
         raise Refused(f"{path} is not an agreement: fedgraph-flwr agree new writes one") from error
     if problem:
         raise Refused(f"{path}: {problem}")
-    return Agreement(deepcopy(values), path)
+    members = {name: dict(member) for name, member in values["members"].items()}
+    return Agreement({**values, "members": members, "signatures": dict(values["signatures"])}, path)
 
 
 @lru_cache(maxsize=8)

@@ -100,7 +100,9 @@ class NodeClient:
         early = node.agreement and node.beginning.seeds() is None
         if not client.protection.verified or early:
             return None
-        found = Verified(node, client, self.folder)
+        found: Verified = client.protection.part or Verified(node, client, self.folder)
+        client.protection.part = found
+        found.refresh()
         if found.record.round < 0 and self.requests.read().trained:
             raise Refusal(
                 "this node trained in the run, and its record of what it signed is gone: its owner restores the state"

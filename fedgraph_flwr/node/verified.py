@@ -1,8 +1,8 @@
 """A node's part in rounds that every node computes (`fedgraph_flwr.secure.verified`).
 
-It keeps a record in its state folder, by the agreement and the run's number, and writes it before a reply leaves: the
-certified state, what it has opened since, and what it has signed at the current position. It trains on nothing else than
-what the replica of the server's half requests from that state.
+It keeps a record in its state folder, by the agreement and the run's number, and writes it before a reply leaves: which
+state is certified, which one follows, and what it has signed at the current position. The states have files of their own.
+It trains on nothing else than what the replica of the server's half requests from the certified state.
 """
 
 from collections.abc import Mapping
@@ -52,6 +52,7 @@ from fedgraph_flwr.secure.verified import (
     OPEN,
     PROPOSAL,
     PROPOSE,
+    STATE,
     STATEMENTS,
     SUBJECTS,
     TERMS,
@@ -92,7 +93,7 @@ class Term:
     exchange: int
     held: str
     own: str
-    like: list[tuple[str, str, list[int]]]
+    like: list[list[Any]]
     listed: dict[str, str] = field(default_factory=dict)
     shown: bool = False
 
@@ -104,22 +105,18 @@ class Record:
     Attributes:
         before: hash of all before the current position, in hexadecimal digits.
         round: the last certified round; −1: not even the start is certified.
-        state: the certified state, by path.
-        opened: phases and sums that were opened since.
+        next: digest of the state that the node computed after it from an opened sum; empty: none is open.
         term: what was signed at the current position; None: nothing.
-        keys: the members' keys of the current sum, [N, 4, 32] in their order.
+        keys: the members' keys of the current sum, in their order: [4, 32] in hexadecimal digits each.
         signed: digest of the state whose certificate was signed at the current position.
-        offered: that state.
     """
 
     before: str
     round: int = -1
-    state: Arrays = field(default_factory=dict)
-    opened: list[tuple[str, dict[str, Arrays]]] = field(default_factory=list)
+    next: str = ""
     term: Term | None = None
-    keys: np.ndarray = field(default_factory=lambda: np.zeros((0, 4, 32), np.uint8))
+    keys: list[str] = field(default_factory=list)
     signed: str = ""
-    offered: Arrays = field(default_factory=dict)
 
 
 class Verified:
@@ -150,7 +147,31 @@ class Verified:
         sizes = SIZE_KEYS.values() & text.keys()
         self.described = {c: text | dict.fromkeys(sizes, weights.get(c, 1)) for c in self.members}
         self.sizes = {c: np.array(sizes_of(described)) for c, described in self.described.items()}
-        self.record = _read(folder, self.run)
+        self.record = Record(first(self.run).hex())
+        self._states: dict[int, Arrays] = {}
+
+    def refresh(self) -> None:
+        """Take the record of another process of this node, or a restored one, if it is not the one that is known."""
+        values = self.folder.read_record(FILE)
+        if values and values == asdict(self.record):
+            return
+        self._states, self.record = {}, Record(first(self.run).hex())
+        if values:
+            term = Term(**values["term"]) if values["term"] else None
+            self.record = Record(**{**values, "term": term})
+
+    def state(self, server_round: int) -> Arrays:
+        """Return the certified state, or the one that follows it."""
+        if server_round not in self._states:
+            self._states[server_round] = self.folder.read_state(FILE, server_round)
+        return self._states[server_round]
+
+    def _keep(self, server_round: int, state: Arrays) -> None:
+        self.folder.write_state(FILE, server_round, state)
+        self._states[server_round] = state
+
+    def _write(self) -> None:
+        self.folder.write_record(FILE, asdict(self.record))
 
     @cached_property
     def replica(self) -> Any:
@@ -167,6 +188,9 @@ class Verified:
             Refusal: says what differs.
         """
         phase, part = request.phase, self._part(request)
+        if phase == PUBLISH and CONSENT in part:
+            self._close(request, part, request.round - 1)
+            self._write()
         if phase in (PUBLISH, DEAL, OPEN, PROPOSE, CERTIFY, CLOSE):
             return
         if phase == EVALUATE:
@@ -197,7 +221,7 @@ class Verified:
             else 0
         )
         clients = ArrayField((some,), "int64", 0, LARGEST)
-        signatures = ArrayField((some, 96), "uint8")
+        signatures, hashed = ArrayField((some, 96), "uint8"), ArrayField((32,), "uint8")
         consents = ArrayField((some, SIGNED), "uint8")
         forms = {
             AGREE: {
@@ -207,12 +231,15 @@ class Verified:
             },
             UNMASK: {SIGNERS: clients, CONSENT: consents, STATEMENTS: signatures},
             OPEN: {
+                STATE: hashed,
                 CLIENTS: clients,
                 TERMS: ArrayField((some, size), "uint64"),
                 HELPERS: clients,
                 SHARES: ArrayField((some, count, LIMBS), "uint32", 0, PRIME - 1),
             },
-            CLOSE: {SIGNERS: clients, CONSENT: signatures, BEFORE: ArrayField((32,), "uint8")},
+            CERTIFY: {STATE: hashed} if STATE in part else {SIGNERS: clients, CONSENT: signatures},
+            CLOSE: (closing := {SIGNERS: clients, CONSENT: signatures, BEFORE: hashed}),
+            PUBLISH: closing if part else {},
         }
         if request.phase in forms:
             check(part, forms[request.phase], f"the server sent, in phase '{request.phase}',")
@@ -231,15 +258,14 @@ class Verified:
                 f"the server requests phase '{request.phase}' of round {request.round}, and the last round"
                 f" that members certified here is {record.round}"
             )
-        wanted = self.replica.missing(record.state, request.round, record.opened, self.own)
-        if wanted is None or wanted[0] != request.phase:
-            named = f"phase '{wanted[0]}'" if wanted else "no other phase"
+        known = record.next or self.replica.missing(self.state(record.round), request.round, self.own)
+        if isinstance(known, str) or known[0] != request.phase:
+            named = "no other phase" if record.next else f"phase '{known[0]}'"
             raise Refusal(
                 f"the server requests phase '{request.phase}' of round {request.round}, and by what members"
                 f" opened, {named} comes next"
             )
-        place = {"exchange": [phase for phase, _ in record.opened].count(request.phase)}
-        self._check_groups(request, wanted[1], {**wanted[2], **place})
+        self._check_groups(request, known[1], {**known[2], "exchange": 0})
         sizes = self.member.sizes_of(part.get(MEMBERS, np.empty(0, np.int64)))
         if wrong := [c for c, n in sizes.items() if n.tolist() != self.sizes[c].tolist()]:
             raise Refusal(f"client {wrong[0]} counts otherwise in this sum than members agreed on")
@@ -270,7 +296,8 @@ class Verified:
 
     def _model(self) -> Arrays:
         prefix = "arrays/"
-        return {n[len(prefix) :]: a for n, a in self.record.state.items() if n.startswith(prefix)}
+        state = self.state(self.record.round) if self.record.round >= 0 else {}
+        return {n[len(prefix) :]: a for n, a in state.items() if n.startswith(prefix)}
 
     def _check_list(self, request: Request, part: Arrays) -> None:
         """Refuse a list of terms of which one has no statement at this position."""
@@ -283,9 +310,9 @@ class Verified:
         listed = dict(zip(clients, map(np.ndarray.tobytes, part[TERMS]), strict=True))
         position = self._position(term)
         for client, own, signature in zip(clients, listed.values(), part[STATEMENTS], strict=True):
-            self._check_signed(
-                client, Statement(position, bytes.fromhex(term.held), own), signature
-            )
+            if client != self.own:
+                text = Statement(position, bytes.fromhex(term.held), own)
+                self._check_signed(client, text, text.content, signature)
         if listed[self.own].hex() != term.own:
             raise Refusal("the list has another term of this node than the one that it signed")
         hexed = {str(client): own.hex() for client, own in listed.items()}
@@ -298,26 +325,32 @@ class Verified:
         term = self.record.term
         if term is None or not term.listed:
             raise Refusal("this node signed no list of terms at this place")
-        self._check_enough(self._listing(term), part[SIGNERS], part[STATEMENTS])
+        self._check_enough(self._listing(term), part[SIGNERS], part[STATEMENTS], signed=True)
         term.shown = True
 
-    def _check_signed(self, client: int, text: Any, signature: np.ndarray) -> None:
+    def _check_signed(self, client: int, text: Any, content: bytes, signature: np.ndarray) -> None:
         """Refuse a text that a member did not sign."""
         known = client in self.members
         subject = SUBJECTS[type(text)]
-        if not known or self.client.keyring.unproven(subject, client, text.content, signature):
+        if not known or self.client.keyring.unproven(subject, client, content, signature):
             raise Refusal(f"no signature of client {client} at this place ({subject})")
 
-    def _check_enough(self, text: Any, clients: np.ndarray, signatures: np.ndarray) -> None:
-        """Refuse a list or a certificate that fewer than t members signed."""
-        valid = set()
-        for client, signature in zip(clients.tolist(), signatures, strict=True):
-            self._check_signed(client, text, signature)
+    def _check_enough(
+        self, text: Any, clients: np.ndarray, signatures: np.ndarray, signed: bool
+    ) -> None:
+        """Refuse a list or a certificate that fewer than t members signed; ``signed``: this node is one of them."""
+        valid, enough, content = set[int](), needed(len(self.members)), text.content
+        given = sorted(zip(clients.tolist(), signatures, strict=True), key=lambda one: one[0] != self.own)
+        for client, signature in given:
+            if len(valid) == enough:
+                break
+            if not (signed and client == self.own):
+                self._check_signed(client, text, content, signature)
             valid.add(client)
-        if len(valid) < needed(len(self.members)):
+        if len(valid) < enough:
             raise Refusal(
                 f"{len(valid)} of {len(self.members)} members signed ({SUBJECTS[type(text)]}), expected at least"
-                f" {needed(len(self.members))}"
+                f" {enough}"
             )
 
     def _term(self, request: Request) -> Term:
@@ -350,16 +383,16 @@ class Verified:
             state, declared = self.member.state, self.client.uplink_of[request.phase]
             terms = {n: a for n, a in groups.items() if n in declared and n != SECAGG}
             like = [
-                (group, n, list(a.shape))
+                [group, n, list(a.shape)]
                 for group, arrays in terms.items()
                 for n, a in arrays.items()
             ]
             held, own = part[AGREED].tobytes(), digest_of(flat(terms))
             self.record.term = Term(request.phase, request.exchange, held.hex(), own.hex(), like)
             order = np.argsort(state[CLIENTS])
-            self.record.keys = state[KEYS][order]
+            self.record.keys = [keys.tobytes().hex() for keys in state[KEYS][order]]
             text = Statement(self._position(self.record.term), held, own)
-        _write(self.folder, self.record)
+        self._write()
         if request.phase == UNMASK:
             return reply
         return {**groups, SECAGG: {**part, **self._signature(text)}}, numbers
@@ -374,17 +407,15 @@ class Verified:
             Refusal: the sum, the proposal or the certificate does not follow from what this node knows.
             RunFailed: shares do not open the sum.
         """
-        part = self._part(request)
+        part, phase = self._part(request), request.phase
         found: dict[str, Arrays] = {}
-        if request.phase == OPEN:
+        if phase == OPEN:
             self._open(request, part)
-        elif request.phase == PROPOSE:
-            found = {PROPOSAL: self._next(request)}
-        elif request.phase == CERTIFY:
-            found = {SECAGG: self._certify(request)}
+        if phase == CLOSE:
+            self._close(request, part, request.round)
         else:
-            self._close(request, part)
-        _write(self.folder, self.record)
+            found = self._proposed(request, part)
+        self._write()
         return found, {}
 
     def _open(self, request: Request, part: Arrays) -> None:
@@ -406,55 +437,76 @@ class Verified:
             {client: shaped(row, like) for client, row in zip(clients, part[TERMS], strict=True)},
             dict(zip(part[HELPERS].tolist(), part[SHARES], strict=True)),
             self.members,
-            dict(zip(self.members, record.keys, strict=True)),
+            {c: _keys(text) for c, text in zip(self.members, record.keys, strict=True)},
             threshold(self.member.share, len(self.members)),
             self.member.bits,
             request.round,
             bytes.fromhex(term.held),
         )
-        values = self.replica.opened(record.state, request.round, term.phase, self.sizes, total)
-        record.before = after(self._listing(term)).hex()
-        record.opened.append((term.phase, values))
-        record.term = None
+        state = self.replica.after(
+            self.state(record.round), request.round, term.phase, self.sizes, total
+        )
+        record.before, record.term = after(self._listing(term)).hex(), None
+        self._keep(request.round, state)
+        record.next = digest(state).hex()
 
-    def _next(self, request: Request) -> Arrays:
-        """Return the state after the round, or the start."""
+    def _next(self, server_round: int) -> tuple[str, Arrays]:
+        """Return the state after a round that ends here, or the start, with its digest."""
         record = self.record
-        if request.round != record.round + 1 or record.term:
+        if server_round != record.round + 1 or record.term:
             raise Refusal(
-                f"the server ends round {request.round}, and the last round that members certified here"
+                f"the server ends round {server_round}, and the last round that members certified here"
                 f" is {record.round}"
             )
-        if not request.round:
-            return dict(self.replica.start)
-        if wanted := self.replica.missing(record.state, request.round, record.opened, self.own):
-            raise Refusal(f"round {request.round} is not over: phase '{wanted[0]}' comes next")
-        return dict(self.replica.after(record.state, request.round, record.opened))
+        if not server_round:
+            return digest(self.replica.start).hex(), dict(self.replica.start)
+        if not record.next:
+            raise Refusal(f"round {server_round} is not over: its sum was not opened here")
+        return record.next, self.state(server_round)
 
-    def _certify(self, request: Request) -> Arrays:
-        """Sign a proposed state that is this node's own up to rounding; one at each position."""
-        record, proposed = self.record, request.groups.get(PROPOSAL, {})
-        own = self._next(request)
-        if not alike(own, proposed):
-            raise Refusal(
-                f"the proposed model of round {request.round} is not the one that this node computed"
+    def _proposed(self, request: Request, part: Arrays) -> dict[str, Arrays]:
+        """Reply with a signature of the state that this node computed, or of one that is the same up to rounding.
+
+        The reply is empty if the server named another one by its digest.
+        """
+        (name, own), proposed = self._next(request.round), request.groups.get(PROPOSAL, {})
+        if STATE in part and part[STATE].tobytes().hex() != name:
+            return {}
+        if STATE not in part and request.phase == CERTIFY:
+            name = digest(proposed).hex()
+            text = Certificate(self._end(request.round), bytes.fromhex(name))
+            if not alike(own, proposed):
+                raise Refusal(
+                    f"the proposed model of round {request.round} is not the one that this node computed"
+                )
+            if not part[SIGNERS].size:
+                raise Refusal("no member signed the proposed model")
+            self._check_signed(
+                int(part[SIGNERS][0]), text, text.content, part[CONSENT][0]
             )
-        name = digest(proposed).hex()
-        if record.signed and record.signed != name:
+        if self.record.signed not in ("", name):
             raise Refusal(f"this node signed another model of round {request.round}")
-        record.signed, record.offered = name, proposed
-        return self._signature(Certificate(self._end(request.round), bytes.fromhex(name)))
+        self.record.signed = name
+        text = Certificate(self._end(request.round), bytes.fromhex(name))
+        shown = {PROPOSAL: own} if request.phase == PROPOSE else {}
+        return {SECAGG: self._signature(text), **shown}
 
-    def _close(self, request: Request, part: Arrays) -> None:
+    def _close(self, request: Request, part: Arrays, server_round: int) -> None:
         """Adopt a state that t members certified."""
-        record = self.record
-        if request.round <= record.round:
-            raise Refusal(f"round {request.round} is certified here already")
-        offered = request.groups.get(PROPOSAL) or record.offered
-        before = part[BEFORE].tobytes()
-        certificate = Certificate(self._end(request.round, before), digest(offered))
-        self._check_enough(certificate, part[SIGNERS], part[CONSENT])
-        self.record = Record(after(certificate).hex(), request.round, offered)
+        record, before = self.record, part[BEFORE].tobytes()
+        if server_round <= record.round:
+            raise Refusal(f"round {server_round} is certified here already")
+        if state := request.groups.get(PROPOSAL, {}):
+            name = digest(state).hex()
+        else:
+            name, state = self._next(server_round)
+        certificate = Certificate(self._end(server_round, before), bytes.fromhex(name))
+        signed = record.signed == name and before.hex() == record.before
+        self._check_enough(certificate, part[SIGNERS], part[CONSENT], signed)
+        if name != record.next:
+            self._keep(server_round, state)
+        self._states = {server_round: state}
+        self.record = Record(after(certificate).hex(), server_round)
 
     def _end(self, server_round: int, before: bytes = b"") -> Position:
         return Position(
@@ -462,60 +514,5 @@ class Verified:
         )
 
 
-# --- the record on the node's disk ------------------------------------------------------------------
-
-
-def _write(folder: StateFolder, record: Record) -> None:
-    parts = {f"state/{path}": array for path, array in record.state.items()}
-    parts |= {f"offered/{path}": array for path, array in record.offered.items()} | {
-        KEYS: record.keys
-    }
-    for place, (_, groups) in enumerate(record.opened):
-        parts |= {
-            f"opened/{place}/{group}/{name}": array
-            for group, arrays in groups.items()
-            for name, array in arrays.items()
-        }
-    values = {
-        **{"before": record.before, "certified": record.round, "signed": record.signed},
-        "opened": [phase for phase, _ in record.opened],
-        "term": asdict(record.term) if record.term else None,
-        "types": {name: array.dtype.name for name, array in parts.items()},
-    }
-    exact = {name: torch.from_numpy(_integers(array)) for name, array in parts.items()}
-    folder.write_record(FILE, exact, values)
-
-
-def _integers(array: np.ndarray) -> np.ndarray:
-    """Return a float array as integers of its bits: files of sparse floats have no −0.0."""
-    kept = np.array(array, order="C")
-    return kept.view(f"int{8 * kept.itemsize}") if kept.dtype.kind == "f" else kept
-
-
-def _read(folder: StateFolder, run: str) -> Record:
-    found = folder.read_record(FILE)
-    if found is None:
-        return Record(first(run).hex())
-    tensors, values = found
-    arrays = {name: tensors[name].numpy().view(kind) for name, kind in values["types"].items()}
-    opened: list[tuple[str, dict[str, Arrays]]] = []
-    for place, phase in enumerate(values["opened"]):
-        groups: dict[str, Arrays] = {}
-        for name, array in _below(arrays, f"opened/{place}/").items():
-            group, _, rest = name.partition("/")
-            groups.setdefault(group, {})[rest] = array
-        opened.append((phase, groups))
-    return Record(
-        before=values["before"],
-        round=values["certified"],
-        state=_below(arrays, "state/"),
-        opened=opened,
-        term=Term(**values["term"]) if values["term"] else None,
-        keys=arrays[KEYS],
-        signed=values["signed"],
-        offered=_below(arrays, "offered/"),
-    )
-
-
-def _below(arrays: Arrays, prefix: str) -> Arrays:
-    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
+def _keys(text: str) -> np.ndarray:
+    return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(4, 32)

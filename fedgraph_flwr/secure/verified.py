@@ -8,14 +8,16 @@
     train, ...          up: the masked term, and the statement
     secagg_agree        down: all statements                     up: a signature of the list
     unmask              down: t signatures of the list           up: shares, as in `fedgraph_flwr.secure.secagg`
-    verified_open       down: all terms and shares; each node opens the sum
-    verified_propose    up, by the lowest member: the next state
-    verified_certify    down: that state                         up: a signature of the certificate
-    verified_close      down: t signatures of the certificate
+    verified_open       down: all terms and shares, from which each node opens the sum, and the digest of the next state
+                        up: a signature of the certificate, if that is the state which the node computed
+    secagg_keys         down: t signatures of the certificate, with the next round's first request
 
-The last three end a round, and the set-up. t = ⌊2N/3⌋ + 1, so two lists or certificates at one position need 2t − N > N/3 members
-that sign twice. Each node computes the next state from the opened sums, and trains on a model that it computed, or adopted with a
-certificate. Machines round differently, so a node adopts a proposal that is `alike`.
+In the set-up, ``verified_certify`` replaces ``verified_open``; the last round ends with ``verified_close``, which has the
+certificate. Processors round differently. A node whose state is another one gets the state that another member signed
+(``verified_certify``), and signs it if the two are `alike`; if none signed, the lowest member sends its own (``verified_propose``).
+
+t = ⌊2N/3⌋ + 1, so two lists or certificates at one position need 2t − N > N/3 members that sign twice. Each node computes the next
+state from the opened sums, and trains on a model that it computed, or adopted with a certificate.
 
 Numbers have one form on the wire: a text in JSON, with digests in hexadecimal digits.
 """
@@ -38,9 +40,9 @@ EXCHANGES = (OPEN, PROPOSE, CERTIFY, CLOSE)
 PROPOSAL = "proposal"
 """Group of the server half's next state, by path."""
 
-TERMS, STATEMENTS, HELPERS, BEFORE = "terms", "statements", "helpers", "before"
+TERMS, STATEMENTS, HELPERS, BEFORE, STATE = "terms", "statements", "helpers", "before", "state"
 """Arrays of the group of secure sums: digests of terms [n, 32], or terms [n, P]; signatures of statements [n, 96]; who revealed
-shares [h]; the hash of all before [32]."""
+shares [h]; the hash of all before [32]; the digest of a state [32]."""
 
 ALIKE = 1e-9
 """Largest relative difference of a proposal's numbers from a node's own, besides one rounding of their type."""

@@ -165,6 +165,7 @@ class Loop:
 
     def _finish(self) -> Result:
         """Score the last model, and end the run."""
+        self.live.summation.closed()
         if self._filed.missing:  # no round was left to do so
             self._restore(sorted(self._filed.missing))
         if self.recorder.pending and not self.recorder.should_stop and self._scores_sent:
@@ -655,6 +656,7 @@ class Loop:
         Raises:
             KeyboardInterrupt: always.
         """
+        self.live.summation.closed()
         if not self.server.round.checkpoint_due:
             self.server.round = self.server.round.changed(checkpoint_due=True)
             self._file(server_round, set())

@@ -1,7 +1,6 @@
 """The server's half of a run at its nodes, which make each round for themselves (`fedgraph_flwr.secure.verified`)."""
 
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,6 @@ from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.verified import Verified, bounded, state_of, take_state
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, Reply, from_record
-
-Sums = Sequence[tuple[str, dict[str, Arrays]]]
-"""Phases, and the means and sums that were opened of each, by group."""
 
 
 class Replica:
@@ -45,18 +41,18 @@ class Replica:
         self.start = state_of(self.strategy, self.strategy.arrays)
 
     def missing(
-        self, state: Arrays, server_round: int, opened: Sums, client: int
-    ) -> tuple[str, dict[str, Arrays], dict[str, Any]] | None:
-        """Return the next request of a round to a client: phase, groups and scalars; None: nothing is left to request.
+        self, state: Arrays, server_round: int, client: int
+    ) -> tuple[str, dict[str, Arrays], dict[str, Any]]:
+        """Return the request of a round to a client, whose sum follows: phase, groups and scalars.
 
         Args:
             state: that before the round.
             server_round: the round.
-            opened: what was opened in it.
             client: the client.
         """
+        strategy = self._at(state, server_round)
         try:
-            self.after(state, server_round, opened)
+            replayed_round(strategy, server_round, self.members, [])
         except MissingRequest as request:
             given: Any = request.groups
             if given and all(isinstance(key, int) for key in given):
@@ -66,46 +62,36 @@ class Replica:
                 for name, group in given.items()
             }
             if request.phase == TRAIN:
-                groups[MODEL] = self.strategy.arrays
+                groups[MODEL] = strategy.arrays
             return request.phase, groups, dict(request.config)
-        return None
+        raise AssertionError("a round of a verified run has one sum")
 
-    def after(self, state: Arrays, server_round: int, opened: Sums) -> Arrays:
-        """Return the state after a round.
-
-        Raises:
-            MissingRequest: names the first request that was not opened yet.
-        """
-        strategy, members = self._at(state, server_round), tuple(self.members)
-        entries = [
-            Opened(phase, Reduced([Reply(c) for c in members], deepcopy(groups)), members)
-            for phase, groups in opened
-        ]
-        start = strategy.arrays
-        found = replayed_round(strategy, server_round, members, entries)
-        return state_of(strategy, bounded(strategy, found, start))
-
-    def opened(
+    def after(
         self,
         state: Arrays,
         server_round: int,
         phase: str,
         sizes: Mapping[int, np.ndarray],
         total: dict[str, Arrays],
-    ) -> dict[str, Arrays]:
-        """Return means and sums, from the sum of all members' terms.
+    ) -> Arrays:
+        """Return the state after a round, from the sum of all members' terms.
 
         Args:
             state: that before the round.
             server_round: the round.
-            phase: the phase.
+            phase: the phase of the sum.
             sizes: the members' sizes, by which they count.
             total: Σ p_i x_i by group.
         """
-        strategy = self._at(state, server_round)
+        strategy, members = self._at(state, server_round), tuple(self.members)
         summed = Verified(strategy, Schemas(strategy))
         summed.weigh(phase, self.members, sizes)
-        return summed.values(total, self.members)
+        means = summed.values(total, self.members)
+        start = strategy.arrays
+        opened = Opened(phase, Reduced([Reply(c) for c in members], means), members)
+        return state_of(
+            strategy, bounded(strategy, replayed_round(strategy, server_round, members, [opened]), start)
+        )
 
     def _at(self, state: Arrays, server_round: int) -> Any:
         strategy = self.strategy

@@ -23,13 +23,16 @@ def record_of(run: Run, client: int) -> dict[str, Any]:
     """What a node keeps of a run; empty: nothing yet."""
     state = run.owner.folder / f"state_{client}"
     name = "-".join(run.cfg.agreement.split("/"))[32:]
-    file = state / f"fedavg-{name}" / f"client_{client:04d}" / "verified.safetensors"
+    file = state / f"fedavg-{name}" / f"client_{client:04d}" / "verified.json"
     if not file.is_file():
         return {}
-    with safe_open(file, "np") as found:
-        values = json.loads(found.metadata()["values"])
-        arrays = {n: found.get_tensor(n).view(values["types"][n]) for n in found.keys() if n.startswith("state/")}  # noqa: SIM118
-    return values | {"state": {n.removeprefix("state/"): array for n, array in arrays.items()}}
+    values = json.loads(file.read_text())["verified"]
+    if values["round"] < 0:
+        return values
+    with safe_open(file.with_name(f"verified_{values['round']:06d}.safetensors"), "np") as found:
+        types = json.loads(found.metadata()["values"])["types"]
+        state = {name: found.get_tensor(name).view(types[name]) for name in found.keys()}  # noqa: SIM118
+    return values | {"state": state}
 
 
 class VerifiedPlayer(Player):

@@ -138,6 +138,11 @@ class Summation:
         """Return the shared parameters after a round, or the set-up, on which all members agree."""
         return self.inner.certified(arrays) if self.inner else arrays
 
+    def closed(self) -> None:
+        """Let members know on what they agreed last."""
+        if self.inner:
+            self.inner.closed()
+
     def scores(self, scores: dict[str, Any]) -> dict[str, Any]:
         """Return the scores that may be recorded, from the clients' scores and their means."""
         return scores

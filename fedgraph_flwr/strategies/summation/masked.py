@@ -113,7 +113,7 @@ class Masked(Summation):
             return None
         self.phase = phase
         self.ratios = {}
-        replies = server.request(PUBLISH, clients=clients).replies
+        replies = server.request(PUBLISH, self.opening(), clients).replies
         self.keys = {reply.client: reply.groups[SECAGG][KEYS] for reply in replies}
         sizes = {reply.client: reply.groups[SECAGG][SIZES] for reply in replies}
         self._check_sizes(sizes)
@@ -275,6 +275,10 @@ class Masked(Summation):
         )
 
     # --- what rounds that every node computes send along ------------------------------------------
+
+    def opening(self) -> dict[int, dict[str, Any]]:
+        """Return what clients receive with the first request of a sum, by client."""
+        return {}
 
     def statements(self, replies: list[Reply]) -> Arrays:
         """Return what members receive of each other's terms with the survivors."""

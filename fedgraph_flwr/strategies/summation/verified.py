@@ -1,12 +1,12 @@
 """Secure sums in rounds that every node computes: the server delivers, and computes the same.
 
-    secagg_agree, unmask → verified_open            for each sum
-    verified_propose, verified_certify, _close      after the set-up, and after each round
+    secagg_agree, unmask → verified_open → the next secagg_keys
 
 `fedgraph_flwr.secure.verified` says what nodes sign and check. They believe nothing of what the
 server computes, whose operator wants the model.
 """
 
+from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -27,6 +27,7 @@ from fedgraph_flwr.secure.verified import (
     OPEN,
     PROPOSAL,
     PROPOSE,
+    STATE,
     STATEMENTS,
     TERMS,
     Certificate,
@@ -59,14 +60,18 @@ class Verified(Masked):
     Attributes:
         before: hash of all before the next position.
         state: the server half's state after the round, by path.
+        delivered: terms and shares of a sum that no node has yet.
+        closing: the certificate of the round before, by client, that no node has yet.
     """
 
-    __slots__ = ("before", "state")
+    __slots__ = ("before", "closing", "delivered", "state")
 
     def __init__(self, server: GraphStrategy, schemas: Schemas):
         super().__init__(server, schemas)
         self.before = verified.first(server.cfg.agreement)
         self.state: Arrays = {}
+        self.delivered: Arrays = {}
+        self.closing: dict[int, dict[str, Any]] = {}
 
     def position(self, phase: str) -> Position:
         """Return the position of the current exchange of a phase."""
@@ -81,11 +86,16 @@ class Verified(Masked):
         """Return the schema of a reply to an exchange around a sum, or at the end of a round."""
         if phase == AGREE:
             return ReplySchema({SECAGG: {CONSENT: ArrayField((64,), "uint8"), **_SIGNATURE}})
+        if phase in (OPEN, CERTIFY):
+            return ReplySchema({SECAGG: {SIGNATURE: replace(_SIGNATURE[SIGNATURE], optional=True)}})
         if phase == PROPOSE:
-            return ReplySchema({PROPOSAL: like(self.state)})
-        if phase == CERTIFY:
-            return ReplySchema({SECAGG: _SIGNATURE})
-        return ReplySchema({}) if phase in (OPEN, CLOSE) else super().own_schema(phase)
+            return ReplySchema({PROPOSAL: like(self.state), SECAGG: _SIGNATURE})
+        return ReplySchema({}) if phase == CLOSE else super().own_schema(phase)
+
+    def opening(self) -> dict[int, dict[str, Any]]:
+        """Return what members receive with the first request of a sum: the certificate of the round before."""
+        closing, self.closing = self.closing, {}
+        return closing
 
     def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
         """Return the schema of a reply whose groups are masked, with a statement."""
@@ -116,14 +126,13 @@ class Verified(Masked):
     def deliver(
         self, masked: dict[int, dict[str, Arrays]], shares: dict[int, np.ndarray]
     ) -> None:
-        """Let every node open the sum."""
-        part = {
+        """Keep terms and shares, which nodes receive once the next state is known."""
+        self.delivered = {
             CLIENTS: np.array(list(masked), np.int64),
             TERMS: np.stack([self._term(groups) for groups in masked.values()]),
             HELPERS: np.array(list(shares), np.int64),
             SHARES: np.stack(list(shares.values())),
         }
-        self.server.request(OPEN, {SECAGG: part}, list(masked))
 
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return the mean of the models, within ``max_update``; there are no other sums."""
@@ -146,32 +155,66 @@ class Verified(Masked):
         self.state = state_of(server, bounded(server, arrays, server.arrays))
         if not server.server_round:
             self._announce(sum(array.size for array in arrays.values()))
-        state: Arrays = (
-            server.request(PROPOSE, clients=everyone[:1]).replies[0].groups[PROPOSAL]
-        )
-        state = {path: state[path] for path in self.state}
-        position = self.position(CERTIFY)
-        certificate = Certificate(position, digest(state))
-        replies = server.request(CERTIFY, {PROPOSAL: state}, everyone).replies
+        part = {STATE: np.frombuffer(digest(self.state), np.uint8), **self.delivered}
+        self.delivered = {}
+        phase = OPEN if CLIENTS in part else CERTIFY
+        signed = self._signed(phase, {SECAGG: part}, everyone)
+        if behind := [client for client in everyone if client not in signed]:
+            signed |= self._proposed(signed, behind)
         needed = verified.needed(server.cfg.num_clients)
-        if len(replies) < needed:
+        if len(signed) < needed:
             raise RunFailed(
-                f"round {server.server_round}: {len(replies)} of {len(everyone)} members certified"
+                f"round {server.server_round}: {len(signed)} of {len(everyone)} members certified"
                 f" the next model, expected at least {needed}"
             )
-        signed = {
-            SIGNERS: np.array([reply.client for reply in replies], np.int64),
-            CONSENT: np.stack([reply.groups[SECAGG][SIGNATURE] for reply in replies]),
-            BEFORE: np.frombuffer(position.before, np.uint8),
+        certificate = {
+            SIGNERS: np.array(list(signed), np.int64),
+            CONSENT: np.stack(list(signed.values())),
+            BEFORE: np.frombuffer(self.before, np.uint8),
         }
-        behind = set(everyone) - {reply.client for reply in replies}
-        closing: dict[int, dict[str, Any]] = {
-            client: {SECAGG: signed} | ({PROPOSAL: state} if client in behind else {})
+        self.closing = {
+            client: {SECAGG: certificate} | ({PROPOSAL: self.state} if client in behind else {})
             for client in everyone
         }
-        server.request(CLOSE, closing, everyone)
-        self.before = verified.after(certificate)
-        return take_state(server, state, arrays)
+        self.before = verified.after(Certificate(self._end, digest(self.state)))
+        return take_state(server, self.state, arrays)
+
+    def _signed(
+        self, phase: str, groups: dict[str, Arrays], clients: list[int]
+    ) -> dict[int, np.ndarray]:
+        """Return the signatures of the next state by member, of those that computed it."""
+        replies = self.server.request(phase, groups, clients).replies
+        return {
+            reply.client: reply.groups[SECAGG][SIGNATURE]
+            for reply in replies
+            if reply.groups.get(SECAGG)
+        }
+
+    def _proposed(
+        self, signed: dict[int, np.ndarray], behind: list[int]
+    ) -> dict[int, np.ndarray]:
+        """Let members whose processors round otherwise sign the state of one that signed it."""
+        server = self.server
+        found = dict[int, np.ndarray]()
+        if not signed:  # this server's processor rounds otherwise
+            (reply,) = server.request(PROPOSE, clients=behind[:1]).replies
+            self.state = {path: reply.groups[PROPOSAL][path] for path in self.state}
+            signed = found = {reply.client: reply.groups[SECAGG][SIGNATURE]}
+        (witness, signature), *_ = sorted(signed.items())
+        part = {SIGNERS: np.array([witness], np.int64), CONSENT: signature[None]}
+        left = [client for client in behind if client not in found]
+        return found | self._signed(CERTIFY, {SECAGG: part, PROPOSAL: self.state}, left)
+
+    @property
+    def _end(self) -> Position:
+        return Position(
+            self.server.cfg.agreement, self.server.server_round, CERTIFY, 0, self.before
+        )
+
+    def closed(self) -> None:
+        """Let members have the last round's certificate."""
+        if self.closing:
+            self.server.request(CLOSE, self.opening(), sorted(self.server.clients))
 
     def _announce(self, numbers: int) -> None:
         """Log what the run costs, before its first round."""
