@@ -306,7 +306,7 @@ def read(path: Path) -> Agreement:
         Refused: the file is missing, damaged, or names an impossible agreement.
     """
     try:
-        values, problem = _content(path.read_text())
+        content, problem = _content(path.read_text())
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
     except Refused as error:
@@ -315,17 +315,16 @@ def read(path: Path) -> Agreement:
         raise Refused(f"{path} is not an agreement: fedgraph-flwr agree new writes one") from error
     if problem:
         raise Refused(f"{path}: {problem}")
-    members = {name: dict(member) for name, member in values["members"].items()}
-    return Agreement({**values, "members": members, "signatures": dict(values["signatures"])}, path)
+    return Agreement(json.loads(content), path)
 
 
 @lru_cache(maxsize=8)
-def _content(text: str) -> tuple[dict[str, Any], str]:
-    """Return the content of a file, and why it is no agreement; a node reads the same one with each message."""
+def _content(text: str) -> tuple[str, str]:
+    """Return the content of a file in JSON, and why it is no agreement; a node reads the same one with each message."""
     values: Any = yaml.load(text, _Loader) if len(text) < _LIMIT and not _repeats(text) else None
     values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
-    json.dumps(values, allow_nan=False, sort_keys=True)
-    return values, _problem(Agreement(values))
+    json.dumps(values, sort_keys=True)  # names of one type
+    return json.dumps(values, allow_nan=False), _problem(Agreement(values))
 
 
 def write(agreement: Agreement) -> None:

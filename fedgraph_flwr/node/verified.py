@@ -258,7 +258,9 @@ class Verified:
                 f"the server requests phase '{request.phase}' of round {request.round}, and the last round"
                 f" that members certified here is {record.round}"
             )
-        known = record.next or self.replica.missing(self.state(record.round), request.round, self.own)
+        known = record.next or self.replica.missing(
+            self.state(record.round), request.round, self.own
+        )
         if isinstance(known, str) or known[0] != request.phase:
             named = "no other phase" if record.next else f"phase '{known[0]}'"
             raise Refusal(
@@ -340,7 +342,9 @@ class Verified:
     ) -> None:
         """Refuse a list or a certificate that fewer than t members signed; ``signed``: this node is one of them."""
         valid, enough, content = set[int](), needed(len(self.members)), text.content
-        given = sorted(zip(clients.tolist(), signatures, strict=True), key=lambda one: one[0] != self.own)
+        given = sorted(
+            zip(clients.tolist(), signatures, strict=True), key=lambda one: one[0] != self.own
+        )
         for client, signature in given:
             if len(valid) == enough:
                 break
@@ -481,9 +485,7 @@ class Verified:
                 )
             if not part[SIGNERS].size:
                 raise Refusal("no member signed the proposed model")
-            self._check_signed(
-                int(part[SIGNERS][0]), text, text.content, part[CONSENT][0]
-            )
+            self._check_signed(int(part[SIGNERS][0]), text, text.content, part[CONSENT][0])
         if self.record.signed not in ("", name):
             raise Refusal(f"this node signed another model of round {request.round}")
         self.record.signed = name

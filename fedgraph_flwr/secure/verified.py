@@ -13,11 +13,11 @@
     secagg_keys         down: t signatures of the certificate, with the next round's first request
 
 In the set-up, ``verified_certify`` replaces ``verified_open``; the last round ends with ``verified_close``, which has the
-certificate. Processors round differently. A node whose state is another one gets the state that another member signed
-(``verified_certify``), and signs it if the two are `alike`; if none signed, the lowest member sends its own (``verified_propose``).
+certificate. Processors round differently: if fewer than t sign, the others get the state that a member signed
+(``verified_certify``), and sign it if theirs is `alike`; if none signed, the lowest sends its own (``verified_propose``).
 
-t = ⌊2N/3⌋ + 1, so two lists or certificates at one position need 2t − N > N/3 members that sign twice. Each node computes the next
-state from the opened sums, and trains on a model that it computed, or adopted with a certificate.
+t = ⌊2N/3⌋ + 1, so two lists or certificates at one position need 2t − N > N/3 members that sign twice. Each node computes the
+next state from the opened sums, and trains on a model that it computed, or adopted with a certificate.
 
 Numbers have one form on the wire: a text in JSON, with digests in hexadecimal digits.
 """

@@ -90,7 +90,8 @@ class Replica:
         start = strategy.arrays
         opened = Opened(phase, Reduced([Reply(c) for c in members], means), members)
         return state_of(
-            strategy, bounded(strategy, replayed_round(strategy, server_round, members, [opened]), start)
+            strategy,
+            bounded(strategy, replayed_round(strategy, server_round, members, [opened]), start),
         )
 
     def _at(self, state: Arrays, server_round: int) -> Any:

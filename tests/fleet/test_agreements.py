@@ -12,7 +12,7 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.fleet import flower_patches
+from fedgraph_flwr.fleet import agreements, flower_patches
 from fedgraph_flwr.fleet.agreements import (
     Agreement,
     Refused,
@@ -538,3 +538,16 @@ def test_members_upgrade_one_after_the_other(folder):
 def test_secure_sums_of_changing_members_are_refused(folder, capsys):
     assert new(*WORDS, "privacy.secagg=true", "strategy.weighting=uniform", "strategy.fraction=0.5") == 2
     assert "need strategy.fraction=1: other members in each run show single updates" in capsys.readouterr().err
+
+
+def test_a_content_is_parsed_and_its_signatures_are_checked_once(folder, monkeypatch):
+    """A node reads its agreement with each message; whoever changes what was read changes no later reading."""
+    first = agree()
+    assert len(first.signers) == len(MEMBERS)
+    monkeypatch.setattr(agreements.yaml, "load", lambda *text: pytest.fail("parsed again"))
+    monkeypatch.setattr(agreements, "public_key", lambda text: pytest.fail("checked again"))
+    first.values["signatures"].clear()
+    next(iter(first.values["members"].values()))["client"] = 7
+    again = read(yaml_file())
+    assert sorted(again.members) == [0, 1, 2]
+    assert again.signers == list(MEMBERS)

@@ -20,6 +20,7 @@ from fedgraph_flwr.secure import policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
+from fedgraph_flwr.strategies.replica import Replica
 from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN
 from tests.conftest import client_graph
 from tests.nodes import agreed, party_nodes
@@ -79,24 +80,43 @@ def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, m
     assert done.summary["failures"] == {}
     assert len(done.rounds) == 2
     assert_same_arrays(done.arrays, usual.arrays)
+    more = done.summary["exchanges_per_round"] - usual.summary["exchanges_per_round"]
+    assert more == 1.5, "verified_open, and one verified_close: the certificate travels with the next request for keys"
 
 
 @pytest.mark.slow
 def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, monkeypatch):
     """One rounding of each number; a larger difference ends the run, since all of three members have to certify."""
-    usual, own, step = members("verified", *VERIFIED), node_verified.Verified._next, np.float32(1e-3)
+    usual, own, step = members("verified", *VERIFIED), Replica.after, np.float32(1e-3)
 
-    def rounds_otherwise(self, request):
-        return rounded(own(self, request)) if self.own == 1 else own(self, request)
+    def of(change, who):
+        """A replica whose members' processors change the state, by the number of their first description."""
 
-    def differs(self, request):
-        found = own(self, request)
-        return {name: a + step for name, a in found.items()} if self.own == 1 and request.round else found
+        def after(self, *given):
+            found = own(self, *given)
+            return change(found) if self.own in who else found
 
-    monkeypatch.setattr(node_verified.Verified, "_next", rounds_otherwise)
-    assert_same_arrays(members("rounding", *VERIFIED).arrays, usual.arrays)
-    monkeypatch.setattr(node_verified.Verified, "_next", differs)
-    with pytest.raises(RunFailed, match="round 1: 2 of 3 members certified the next model, expected at least 3"):
+        return after
+
+    machine = node_verified.Verified.replica.func
+
+    def replica(self):
+        found = machine(self)
+        found.own = self.own
+        return found
+
+    monkeypatch.setattr(node_verified.Verified.replica, "func", replica)
+    for who in ((1,), (0, 1, 2)):  # a member, and all but the server
+        monkeypatch.setattr(Replica, "after", of(rounded, who))
+        done = members(f"rounding{len(who)}", *VERIFIED)
+        assert done.summary["failures"] == {}
+        if who == (1,):
+            assert_same_arrays(done.arrays, usual.arrays)
+    differs = of(lambda found: {name: a + step for name, a in found.items()}, (1,))
+    monkeypatch.setattr(Replica, "after", differs)
+    with pytest.raises(
+        RunFailed, match="client 1: the proposed model of round 1 is not the one that this node computed"
+    ):
         members("another", *VERIFIED)
 
 
@@ -303,7 +323,7 @@ def test_an_earlier_checkpoint_of_private_state(player):
 def test_a_node_whose_record_is_gone_signs_nothing(player, uncounted):
     """It would adopt an old certificate, and sign a second statement."""
     player, run = player
-    (record,) = (run.owner.folder / "state_0").rglob("verified.safetensors")
+    (record,) = (run.owner.folder / "state_0").rglob("verified.json")
     record.unlink()
     refused(run, 0, PROPOSE, 0, None, "its record of what it signed is gone")
 
@@ -376,26 +396,30 @@ def test_half_opened_sums(player, uncounted):
     for array in wrong[1][MODEL].values():
         array += np.uint64(2**40)
     player.open(run, (wrong, shares), 2)
-    assert record_of(run, 0)["opened"] == []
+    assert record_of(run, 0)["next"] == ""
     assert "not those of the list" in player.refusals[-1]
     player.before = bytes.fromhex(record_of(run, 0)["before"])  # none opened it
     player.open(run, (terms, shares), 2)
     player.certify(run, 2)
-    assert record_of(run, 3)["certified"] == 2
+    assert record_of(run, 3)["round"] == 2
 
 
 def test_mixed_models_and_two_certificates(player, uncounted):
     """Proposals that differ by a rounding are certified for at most one of two halves; a chosen one for none."""
     player, run = player
     player.open(run, player.agree(run, player.terms(run, 2, player._model(run)), 2), 2)
-    state = run.ask(0, PROPOSE, 2)[PROPOSAL]
+    signed = {0: run.ask(0, PROPOSE, 2)}
+    state = signed[0][PROPOSAL]
     chosen = {name: array + np.float32(1e-3) for name, array in state.items()}
-    refused(run, 0, CERTIFY, 2, {PROPOSAL: chosen}, "not the one that this node computed")
-    signed = {c: run.ask(c, CERTIFY, 2, {PROPOSAL: state}) for c in (0, 1)}
-    signed |= {c: run.ask(c, CERTIFY, 2, {PROPOSAL: rounded(state)}) for c in (2, 3)}
-    refused(run, 0, CERTIFY, 2, {PROPOSAL: rounded(state)}, "signed another model of round 2")
+    refused(run, 1, CERTIFY, 2, player.proposed(run, 0, chosen, 2), "not the one that this node computed")
+    unsigned = {**player.proposed(run, 0, state, 2), PROPOSAL: rounded(state)}
+    refused(run, 1, CERTIFY, 2, unsigned, "no signature of client 0")
+    signed[1] = run.ask(1, CERTIFY, 2, player.proposed(run, 0, state, 2))
+    other = player.proposed(run, 0, rounded(state), 2)  # member 0 colludes
+    signed |= {c: run.ask(c, CERTIFY, 2, other) for c in (2, 3)}
+    refused(run, 0, CERTIFY, 2, other, "signed another model of round 2")
     for offered, signers in ((state, (0, 1)), (rounded(state), (2, 3))):
-        _, close = player.closing(run, {c: signed[c] for c in signers}, offered, 2)
+        _, close = player.certificate({c: signed[c] for c in signers}, offered, 2, run.cfg.agreement)
         refused(run, min(signers), CLOSE, 2, {**close, PROPOSAL: offered}, "2 of 4 members signed")
     with pytest.raises(Refused):
         player._round(run, 3, {})
@@ -408,11 +432,11 @@ def test_a_member_that_missed_a_round_adopts_what_others_certified(player):
     ask, run.ask = run.ask, lambda c, phase, *a, **k: "lost" if (c, phase) == (3, OPEN) else ask(c, phase, *a, **k)
     player.open(run, (terms, shares), 2)
     run.ask = ask
-    assert record_of(run, 3)["certified"] == 1
+    assert record_of(run, 3)["round"] == 1
     player.certify(run, 2)
-    assert record_of(run, 3)["certified"] == 2
+    assert record_of(run, 3)["round"] == 2
     player._round(run, 3, {})
-    assert [record_of(run, c)["certified"] for c in range(4)] == [3] * 4
+    assert [record_of(run, c)["round"] for c in range(4)] == [3] * 4
 
 
 def test_replay_over_runs(player, uncounted):
@@ -423,9 +447,9 @@ def test_replay_over_runs(player, uncounted):
     for old, message in player.sent:
         if old is run and message[1] in (secagg.AGREE, secagg.UNMASK, *verified.EXCHANGES):
             other.ask(message[0], message[1], message[2], message[3])
-    assert record_of(other, 0)["certified"] == 0
+    assert record_of(other, 0)["round"] == 0
     player._round(other, 1, {})
-    assert record_of(other, 0)["certified"] == 1
+    assert record_of(other, 0)["round"] == 1
 
 
 def test_the_checks_see_a_node_that_signs_twice(player):

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 
 from fedgraph_flwr.secure import secagg, verified
-from fedgraph_flwr.secure.keyring import SIGNATURE
+from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
 from fedgraph_flwr.secure.masked import digest, flat
 from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
@@ -41,10 +41,16 @@ class VerifiedPlayer(Player):
     Attributes:
         before: hash of all before the next position, as the coordinator knows it.
         state: the last certified state.
+        proposal: the state that the lowest member computed in this round, with its signature; empty: not yet known.
+        signed: the replies of members that signed its certificate.
+        closing: the certificate of the last round by member, which travels with the next request for keys.
     """
 
     before: bytes
     state: Arrays
+    proposal: Groups
+    signed: dict[int, Groups]
+    closing: dict[int, Groups]
     rounds = ([1, 2, 3], [1, 2, 3, 4])
 
     def play(self) -> int:
@@ -66,6 +72,7 @@ class VerifiedPlayer(Player):
     def _begin(self, run: Run) -> None:
         super()._begin(run)
         self.before, self.state = verified.first(run.cfg.agreement), {}
+        self.proposal, self.signed, self.closing = {}, {}, {}
         self.certify(run, 0)
 
     def _model(self, run: Run) -> dict[str, np.ndarray]:
@@ -80,7 +87,11 @@ class VerifiedPlayer(Player):
     def terms(self, run: Run, server_round: int, model: Arrays, who: Any = None) -> dict[int, Groups]:
         """Masked terms of members that train a model."""
         who = list(self.members if who is None else who)
-        keys = {c: r[secagg.SECAGG] for c, r in self._each(run, secagg.PUBLISH, None, server_round, who).items()}
+        keys = {}
+        for c in who:
+            if reply := self._send(run, (c, secagg.PUBLISH, server_round, self.closing.get(c), {})):
+                keys[c] = reply[secagg.SECAGG]
+        self.closing = {}
         dealt = self._each(run, secagg.DEAL, keys_of(keys), server_round, list(keys)) if keys else {}
         found = {}
         for place, c in enumerate(keys):
@@ -131,44 +142,68 @@ class VerifiedPlayer(Player):
         held = next(iter(terms.values()))[secagg.SECAGG][secagg.AGREED].tobytes()
         listed = {c: verified.digest_of(flat({MODEL: r[MODEL]})) for c, r in terms.items()}
         part = {
+            verified.STATE: np.zeros(32, np.uint8),
             secagg.CLIENTS: np.array(list(terms), np.int64),
             verified.TERMS: np.stack([flat({MODEL: r[MODEL]}) for r in terms.values()]),
             verified.HELPERS: np.array(list(shares), np.int64),
             secagg.SHARES: np.stack([r[secagg.SECAGG][secagg.SHARES] for r in shares.values()]),
         }
-        self._each(run, OPEN, {secagg.SECAGG: part}, server_round)
+        self.proposal, self.signed = {}, {}
+        left = list(self.members)
+        if self.random.random() < 0.5:  # the others receive the digest of what the lowest computed
+            self._send(run, (left.pop(0), OPEN, server_round, {secagg.SECAGG: part}, {}))
+            self.proposal = self._send(run, (0, PROPOSE, server_round, None, {})) or {}
+            named = digest(self.proposal.get(PROPOSAL, {}))
+            part = part | {verified.STATE: np.frombuffer(named, np.uint8)}
+        replies = self._each(run, OPEN, {secagg.SECAGG: part}, server_round, left)
+        self.signed = {c: reply for c, reply in replies.items() if reply}
         position = verified.Position(run.cfg.agreement, server_round, TRAIN, 0, self.before)
         self.before = verified.after(verified.Listing(position, held, listed))
 
     def certify(self, run: Run, server_round: int) -> None:
         """Let members certify the state after a round."""
-        proposed = self._send(run, (0, PROPOSE, server_round, None, {}))
+        proposed = self.proposal or self._send(run, (0, PROPOSE, server_round, None, {}))
         if not proposed:
             raise Refused("no proposal")
-        state = proposed[PROPOSAL]
-        told = dict.fromkeys(self.members, state)
-        if self.random.random() < self.rate:  # two halves are told of states that differ by a rounding
-            told |= dict.fromkeys(list(self.members)[::2], rounded(state))
-        signed = {c: r for c in told if (r := self._send(run, (c, CERTIFY, server_round, {PROPOSAL: told[c]}, {})))}
-        if not signed:
-            raise Refused("no certificate")
-        certificate, close = self.closing(run, signed, state, server_round)
+        state, signed = proposed[PROPOSAL], {0: proposed, **self.signed}
+        self.proposal, self.signed = {}, {}
+        told = {c: self.proposed(run, 0, state, server_round) for c in self.members if c not in signed}
+        if self.random.random() < self.rate:  # two halves: member 0 signs both states
+            told |= dict.fromkeys(list(told)[::2], self.proposed(run, 0, rounded(state), server_round))
+        signed |= {c: r for c, group in told.items() if (r := self._send(run, (c, CERTIFY, server_round, group, {})))}
+        certificate, close = self.certificate(signed, state, server_round, run.cfg.agreement)
+        self.closing = dict.fromkeys(self.members, close)
         for c in self.members:
-            late = {PROPOSAL: state} if c not in signed or self.random.random() < self.rate else {}
-            self._send(run, (c, CLOSE, server_round, {**close, **late}, {}))
+            late = {PROPOSAL: state} if c in told or self.random.random() < self.rate else {}
+            self.closing[c] = {**close, **late}
+        if not self.rate or self.random.random() < 0.5:
+            for c, group in self.closing.items():
+                self._send(run, (c, CLOSE, server_round, group, {}))
+            self.closing = {}
         self.before, self.state = verified.after(certificate), state
 
-    def closing(
-        self, run: Run, signed: dict[int, Groups], state: Arrays, server_round: int
+    def proposed(self, run: Run, witness: int, state: Arrays, server_round: int) -> Groups:
+        """The message that proposes a state which a member signed, with that member's key."""
+        key = read_key(str(run.owner.folder / "keys" / f"node_{witness}"))
+        text = verified.Certificate(self.end(run.cfg.agreement, server_round), digest(state))
+        signature = Keyring(witness, run.cfg.agreement, key).sign("verified_certificate", text.content)[SIGNATURE]
+        part = {secagg.SIGNERS: np.array([witness], np.int64), secagg.CONSENT: signature[None]}
+        return {secagg.SECAGG: part, PROPOSAL: state}
+
+    def end(self, agreement: str, server_round: int) -> verified.Position:
+        """The position of a round's certificate."""
+        return verified.Position(agreement, server_round, CERTIFY, 0, self.before)
+
+    def certificate(
+        self, signed: dict[int, Groups], state: Arrays, server_round: int, agreement: str
     ) -> tuple[verified.Certificate, Groups]:
         """A certificate, and the message that relays it."""
-        position = verified.Position(run.cfg.agreement, server_round, CERTIFY, 0, self.before)
         part = {
             secagg.SIGNERS: np.array(list(signed), np.int64),
             secagg.CONSENT: np.stack([r[secagg.SECAGG][SIGNATURE] for r in signed.values()]),
             verified.BEFORE: np.frombuffer(self.before, np.uint8),
         }
-        return verified.Certificate(position, digest(state)), {secagg.SECAGG: part}
+        return verified.Certificate(self.end(agreement, server_round), digest(state)), {secagg.SECAGG: part}
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -185,11 +220,11 @@ class VerifiedPlayer(Player):
             self.facts.only("two lists at one position", term["listed"], *place)
         if record["signed"]:
             self.facts.only("two certificates at one position", record["signed"], *place)
-        if record["certified"] >= 0:
-            self.facts.only("two states of a round", digest(record["state"]), number, record["certified"])
+        if record["round"] >= 0:
+            self.facts.only("two states of a round", digest(record["state"]), number, record["round"])
         if phase == TRAIN:
             own = {PREFIX + name: array for name, array in (groups or {})[MODEL].items()}
-            required(record["certified"] == server_round - 1, "training ahead of a certificate", place, server_round)
+            required(record["round"] == server_round - 1, "training ahead of a certificate", place, server_round)
             required(digest(own) == digest(record["state"]), "training on another model", place, server_round)
 
 

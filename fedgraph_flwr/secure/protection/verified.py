@@ -22,4 +22,6 @@ class Verified(Masked):
         held = Input("terms and shares of a secure sum, and signatures of what members opened")
         state = Input("the next state of the server's half, by path")
         found = super().downlink(summed)
-        return found | {phase: {**found.get(phase, {}), SECAGG: held, PROPOSAL: state} for phase in (PUBLISH, *EXCHANGES)}
+        return found | {
+            phase: {**found.get(phase, {}), SECAGG: held, PROPOSAL: state} for phase in (PUBLISH, *EXCHANGES)
+        }

@@ -87,13 +87,15 @@ class Verified(Masked):
         if phase == AGREE:
             return ReplySchema({SECAGG: {CONSENT: ArrayField((64,), "uint8"), **_SIGNATURE}})
         if phase in (OPEN, CERTIFY):
-            return ReplySchema({SECAGG: {SIGNATURE: replace(_SIGNATURE[SIGNATURE], optional=True)}})
+            return ReplySchema(
+                {SECAGG: {SIGNATURE: replace(_SIGNATURE[SIGNATURE], optional=True)}}
+            )
         if phase == PROPOSE:
             return ReplySchema({PROPOSAL: like(self.state), SECAGG: _SIGNATURE})
         return ReplySchema({}) if phase == CLOSE else super().own_schema(phase)
 
     def opening(self) -> dict[int, dict[str, Any]]:
-        """Return what members receive with the first request of a sum: the certificate of the round before."""
+        """Return the certificate of the round before, which travels with a request for keys."""
         closing, self.closing = self.closing, {}
         return closing
 
@@ -159,9 +161,10 @@ class Verified(Masked):
         self.delivered = {}
         phase = OPEN if CLIENTS in part else CERTIFY
         signed = self._signed(phase, {SECAGG: part}, everyone)
-        if behind := [client for client in everyone if client not in signed]:
-            signed |= self._proposed(signed, behind)
+        behind = [client for client in everyone if client not in signed]
         needed = verified.needed(server.cfg.num_clients)
+        if len(signed) < needed:
+            signed |= self._proposed(signed, behind)
         if len(signed) < needed:
             raise RunFailed(
                 f"round {server.server_round}: {len(signed)} of {len(everyone)} members certified"
