@@ -115,6 +115,7 @@ _CHECK = """
 --ca FILE  certificate authority of the server (default: ca.crt next to the key)
 --graph FILE  this party's client file or party.yaml
 --schema FILE  schema shared by the parties (fedgraph-flwr schema)
+--policy FILE  this party's policy, to see whether it accepts a run of default keys
 """
 
 
@@ -254,7 +255,7 @@ def _check(args: argparse.Namespace) -> int:
 
     wrong = 0
     authority, graph = args.ca or args.key.parent / "ca.crt", client_file(args.graph) if args.graph else None
-    for found in check(check_address(args.server, "--server"), args.key, authority, graph, args.schema):
+    for found in check(check_address(args.server, "--server"), args.key, authority, graph, args.schema, args.policy):
         print(f"{found.what:10} {_MARKS[found.right]:4} {found.explanation}", flush=True)
         wrong += found.right is False
     return 1 if wrong else 0

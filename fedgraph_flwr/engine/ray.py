@@ -515,6 +515,7 @@ class Pool:
         self.address = address
         self.folder = scratch_folder("ray")
         self.idle: dict[tuple[float, float], list[Any]] = {}
+        self.made = itertools.count(1)  # numbers in the names of actors
         self.machines: set[str] = set()  # ids of those that were up when the current run started
         self._error: BaseException | None = None
         self._up = threading.Event()
@@ -558,7 +559,11 @@ class Pool:
         """Return a new actor in a separate process."""
         return (
             ray.remote(ClientActor)
-            .options(num_cpus=cfg.client_cpus, num_gpus=cfg.client_gpus)
+            .options(
+                name=f"fedgraph-{os.getpid()}-{next(self.made)}",
+                num_cpus=cfg.client_cpus,
+                num_gpus=cfg.client_gpus,
+            )
             .remote()
         )
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from ray.util import list_named_actors
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.config import compose
@@ -173,6 +174,7 @@ def test_an_exchange_is_one_call_an_actor_and_the_model_goes_once(both, monkeypa
     monkeypatch.setattr(RayGrid, "_send", lambda self, share, call: (calls.append(call), send(self, share, call)))
     monkeypatch.setattr(engine.ray, "put", lambda shared: puts.append(len(pickle.dumps(shared))) or put(shared))
     both("strategy=fedavg", "rounds=2", "model.hidden=500")
+    assert len([name for name in list_named_actors() if name.startswith(f"fedgraph-{os.getpid()}-")]) >= 2
     model = 500 * (64 + 1) * 4
     assert len(calls) == 2 * len(puts) == 2 * 5  # describe, two rounds, the last scores, what is kept; two actors
     assert [size > model for size in puts] == [False, True, True, True, False]

@@ -26,12 +26,14 @@ from cryptography import x509
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, ServerAddress
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import keys as fleet_keys
 from fedgraph_flwr.fleet import operating
-from fedgraph_flwr.fleet.checking import Finding, clock, reach, same_schema, same_versions
+from fedgraph_flwr.fleet.checking import Finding, accepts_defaults, clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
 from fedgraph_flwr.fleet.processes import environment, free_port
+from fedgraph_flwr.secure.policy import read_policy
 from fedgraph_flwr.wire.messages import PROTOCOL
 from tests.conftest import client_graph
 from tests.support import PATIENCE, wait_for
@@ -376,6 +378,24 @@ def test_a_graph_that_was_not_imported_has_no_schema_to_compare(tmp_path):
     assert same_schema(tmp_path / "graph.safetensors", None).right is None
     (tmp_path / "other.safetensors").write_bytes(b"x")
     assert same_schema(tmp_path / "other.safetensors", None).right is False
+
+
+@pytest.mark.parametrize(
+    ("text", "right", "message"),
+    [
+        ("min_nodes: 20", True, "accepts a run of default keys"),
+        ("min_clients: 3", None, "refuses strategy.min_clients=1: it accepts at least 3 clients"),
+        ("min_client: 3", False, "'min_client' is unknown"),
+    ],
+)
+def test_a_check_says_whether_a_policy_accepts_the_default_run(tmp_path, text, right, message):
+    (tmp_path / "policy.yaml").write_text(text)
+    found = accepts_defaults(tmp_path / "policy.yaml")
+    assert found.right is right
+    assert message in found.explanation
+    if right is None:
+        policy = read_policy(str(tmp_path / "policy.yaml"))
+        policy.check_run(compose(["engine=fleet", "num_clients=3", "strategy.min_clients=3"]))
 
 
 # --- a node that cannot come up ---------------------------------------------------------------------------------------
