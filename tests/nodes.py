@@ -88,6 +88,8 @@ def agreed(path: Path, cfg: RunConfig, keys: Path, names: Sequence[str] = (), **
         },
         **{"configuration": signed_part(json.loads(to_json(resolved(cfg)))), "signatures": {}, **values},
     }
+    if content["changed"] and not content["continues"]:
+        content.update(version=2, continues="0" * 64)  # which no node knows
     agreement = Agreement(content, path)
     for client in range(len(members)):
         agreement.sign(check_key(keys / f"node_{client}"))

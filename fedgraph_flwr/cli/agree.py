@@ -10,16 +10,19 @@ Examples:
 """
 
 import argparse
+import contextlib
+import functools
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import agreements, audit_chain
-from fedgraph_flwr.fleet.agreements import Agreement
+from fedgraph_flwr.fleet.agreements import Agreement, Refused
 from fedgraph_flwr.launch.agreed import opened, refusals
 from fedgraph_flwr.party.options import add_options
 
@@ -44,6 +47,13 @@ _NEW = """
 """
 
 
+_PROOFS = """
+--peers DIR  the members' public keys, NAME.pub or node_N.pub of client N, as they gave them to you; another key is refused
+--code FILE...  Flower's bundle of the runs, where it is not that of this installation; read it before you sign
+--before FILE  the version before (default: found by its digest in the agreement's folder)
+"""
+
+
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the actions of ``agree``."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -55,12 +65,13 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_options(new, _NEW, **options)
     new.set_defaults(func=_new)
     for name, run, about, text in (
-        ("show", _show, "say in words what members agree on, what leaves a node, and who learns what", ""),
+        ("show", _show, "say in words what members agree on, what leaves a node, and who learns what", _PROOFS),
         (
             "sign",
             _sign,
-            "sign it with your node's key",
-            "--key FILE  your node's private key (fleet join)\n--replaced NAME  your name, with the key that a new one replaces",
+            "print what show prints, and sign it with your node's key",
+            "--key FILE  your node's private key (fleet join)\n--replaced NAME  your name, with the key that a new one replaces"
+            + _PROOFS,
         ),
         (
             "status",
@@ -79,7 +90,8 @@ def register(parser: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, help=about)
         action.add_argument("file", **_FILE)  # type: ignore[arg-type]
         if text:
-            add_options(action, text, key={"required": True}, state={"required": name != "status"}, last={"default": 0})
+            more: dict[str, dict[str, Any]] = {"key": {"required": True}, "state": {"required": name != "status"}}
+            add_options(action, text.strip(), last={"default": 0}, **more)
         action.set_defaults(func=run)
 
 
@@ -122,23 +134,39 @@ def _new(args: argparse.Namespace) -> int:
     except FedGraphError:
         args.out.unlink()
         raise
-    print("\n".join(described(agreement)))
+    proofs = dict.fromkeys(keys, "of the file that you gave")
+    print("\n".join(described(agreement, proofs, _known_code(args.code), earlier)))
     print(f"wrote {args.out}: each member reads it (agree show) and signs it (agree sign --key FILE)")
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
-    print("\n".join(described(opened(args.file))))
+    _print(opened(args.file), args)
     return 0
+
+
+def _print(agreement: Agreement, args: argparse.Namespace, own: str = "") -> list[str]:
+    """Print what members sign, and return the digests of code that this installation does not know."""
+    proofs = _proofs(agreement, args.peers, own)
+    before = opened(args.before) if args.before else _before(agreement)
+    if before and before.digest != agreement.values["continues"]:
+        raise FedGraphError(f"{args.before} is not the version that {agreement.path} continues")
+    known = _known_code(args.code)
+    print("\n".join(described(agreement, proofs, known, before)))
+    return [code for code in agreement.codes if code not in (*known, agreements.RELEASES)]
 
 
 def _sign(args: argparse.Namespace) -> int:
     from fedgraph_flwr.fleet.keys import check_key
 
-    agreement = opened(args.file)
+    agreement, key = opened(args.file), check_key(args.key)
+    if other := _print(agreement, args, agreements.key_text(key.public_key())):
+        raise FedGraphError(
+            f"{args.file} names code that is not this installation's, {other[0]}: read its bundle, and pass it as --code FILE"
+        )
     with refusals():
         agreement.check_time(time.time())
-        name = agreement.sign(check_key(args.key), args.replaced or "")
+        name = agreement.sign(key, args.replaced or "")
     with system_errors(f"cannot write {args.file}"):
         agreements.write(agreement)
     print(f"signed as {name}; {_signed(agreement)}; digest {agreement.digest}")
@@ -205,26 +233,51 @@ def _withdraw(args: argparse.Namespace) -> int:
     return 0
 
 
-def described(agreement: Agreement) -> Iterator[str]:
-    """Yield lines that say in words what members agree on, and who learns what."""
+def described(
+    agreement: Agreement, proofs: Mapping[str, str], known: Mapping[str, str], before: Agreement | None
+) -> Iterator[str]:
+    """Yield lines that say in words what members agree on, and who learns what.
+
+    Args:
+        agreement: the agreement.
+        proofs: for members whose keys are known, how.
+        known: where code is from, by its digest.
+        before: the version before, if it is there.
+    """
     from fedgraph_flwr.cli.describe import described as run_lines
+    from fedgraph_flwr.cli.describe import link_rules
     from fedgraph_flwr.config import compose
+    from fedgraph_flwr.config.lookup import locate
+    from fedgraph_flwr.config.repeating import unusual
+    from fedgraph_flwr.methods.declared import uplink_of
+    from fedgraph_flwr.methods.uplink import Relay, shown
 
     values, names = agreement.values, list(agreement.members.values())
     cfg = compose([], json.dumps(values["configuration"] | {"engine": "fleet"}))
     weights = values["weights"] if agreement.weights else "all count alike"
-    yield f"{values['name']}, version {values['version']}: {values['purpose']}"
+    yield f"{values['name']}, version {values['version']}: {_shown(values['purpose'])}"
     yield f"members: {', '.join(names)}; until {values['until']}; at most {values['runs']} runs; weights: {weights}"
+    for client, key in agreement.pins.items():
+        proof = proofs.get(names[client], "UNPROVEN")
+        yield f"  {names[client]}, client {client}: key {agreements.fingerprint(key)} ({proof})"
+    if len(proofs) < len(names):
+        yield "  compare unproven keys with their owners by telephone (ssh-keygen -lf NAME.pub), or pass --peers DIR"
+    any_release = {agreements.RELEASES: "whatever a key of node --trusted signs, also later"}
+    for code in agreement.codes:
+        yield f"code: {(any_release | dict(known)).get(code, f'OTHER than that of this installation: {code}')}"
+    yield f"tables: of {f'the schema {_shown(schema)}' if (schema := values['schema']) else 'any schema that all members share'}"
     begins = {agreements.SEED: "anew", agreements.CONTINUES: "with a model that members trained"}
     yield f"each run starts {begins.get(values['start'], 'with the model ' + values['start'])}"
     if values["changed"]:
         yield f"joined, left or counts otherwise since the version before: {', '.join(values['changed'])}"
-    yield from run_lines(cfg)
+    yield from run_lines(cfg, values["runs"])
     secure, noised = cfg.privacy.secagg, agreement.noised
     what = "one sum per round over all members" if secure else "each member's updates"
-    yield f"the coordinator learns: {what}{', with noise' if cfg.privacy.dp != 'none' else ''}; whatever the lines above name"
-    others = "the model; " + _others_learn(len(names), secure, noised)
-    yield f"each other member learns: {others}"
+    if link_rules(cfg) is None:
+        yield f"the coordinator learns: {what}{', with noise' if cfg.privacy.dp != 'none' else ''}; whatever the lines above name"
+        relays = any(isinstance(one, Relay) for _, _, one in shown(uplink_of(locate(cfg.strategy.client), cfg)))
+        model = "the model, and what is forwarded to it" if relays else "the model"
+        yield f"each other member learns: {model}; {_others_learn(len(names), secure, noised)}"
     if values["coordinator"] == agreements.VERIFIED:
         yield "nodes compute each model: the coordinator can only deliver messages, or stop a run"
         yield f"a member that colludes with it moves the model by at most {cfg.privacy.max_update:g} a round (max_update)"
@@ -233,7 +286,71 @@ def described(agreement: Agreement) -> Iterator[str]:
     if values["accepted"]:
         yield f"accepted: {values['accepted']}"
     yield from _waits(values["absent"], secure, noised)
+    yield "configuration, as far as it is not what this package uses by itself:"
+    found = unusual(cfg, values["configuration"])
+    yield from (f"  {key}: {_shown(found[key])}" for key in sorted(found.keys() - {*agreements.FREE}))
+    yield from _changes(agreement, before)
     yield f"{_signed(agreement)}; digest {agreement.digest}"
+
+
+def _proofs(agreement: Agreement, peers: Path | None, own: str) -> dict[str, str]:
+    """Return how members' keys are known, by name.
+
+    Raises:
+        FedGraphError: a member gave another key, or one who signs compares and has none.
+    """
+    found: dict[str, str] = {}
+    for client, key in agreement.pins.items():
+        name, text = agreement.members[client], agreements.key_text(key)
+        files = [peers / f"{stem}.pub" for stem in (name, f"node_{client}")] if peers else []
+        if file := next(filter(Path.is_file, files), None):
+            if _public_text(file) != text:
+                raise FedGraphError(
+                    f"{agreement.path} has another key of {name} than {file}: ask {name} before you sign"
+                )
+            found[name] = f"as {file}"
+        elif text == own:
+            found[name] = "yours"
+        elif own and peers:
+            raise FedGraphError(f"--peers {peers} has no key of {name}: expected {name}.pub or node_{client}.pub")
+    return found
+
+
+def _before(agreement: Agreement) -> Agreement | None:
+    """Return the version before, if it is in the agreement's folder."""
+    for path in sorted(agreement.path.parent.glob("*.yaml")) if agreement.values["continues"] else ():
+        with contextlib.suppress(Refused):
+            if (found := agreements.read(path)).digest == agreement.values["continues"]:
+                return found
+    return None
+
+
+def _changes(agreement: Agreement, before: Agreement | None) -> Iterator[str]:
+    """Yield the differences to the version before, of all that members sign."""
+    values = agreement.values
+    if before is None:
+        if values["continues"]:
+            yield f"NOT COMPARED with the version before ({values['continues'][:12]}), which is not here: pass --before FILE"
+        return
+    yield f"changes since {before.path}, version {before.values['version']}, {_signed(before)}:"
+    old, new = _content(before), _content(agreement)
+    for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
+        yield f"  {key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
+
+
+def _content(agreement: Agreement) -> dict[str, Any]:
+    """Return what a version has besides its place after others, by dotted key, with fingerprints of keys."""
+    named = {
+        name: value | {"key": agreements.fingerprint(agreements.public_key(value["key"]))}
+        for name, value in agreement.values["members"].items()
+    }
+    found = flat(agreement.values | {"members": named})
+    place = ("version", "continues", "changed")
+    return {key: value for key, value in found.items() if key not in place and not key.startswith("signatures.")}
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _others_learn(count: int, secure: bool, noised: bool) -> str:
@@ -293,16 +410,26 @@ def _schema(file: Path | None) -> Sequence[int]:
 
 
 def _codes(bundles: list[str]) -> str | list[str]:
-    digests = [agreements.code_digest(_bundle(Path(file))) for file in bundles]
-    return digests if len(digests) > 1 else agreements.code_digest(_bundle(None)) if not digests else digests[0]
+    digests = [agreements.code_digest(_bundle(Path(file))) for file in bundles] or [_installed()]
+    return digests if len(digests) > 1 else digests[0]
 
 
-def _bundle(app: Path | None) -> bytes:
-    """Return a bundle's content: the file, or what a run of this installation would ship."""
-    if app is not None:
-        if not app.is_file():
-            raise FedGraphError(f"--code {app}: no such file; `flwr build` writes one")
-        return app.read_bytes()
+def _known_code(bundles: list[str]) -> dict[str, str]:
+    """Return where the code of bundles, and that of this installation, is from, by digest."""
+    found = {agreements.code_digest(_bundle(Path(file))): f"that of {file}" for file in bundles}
+    found |= {_installed(): "that of this installation"}
+    return {digest: f"{source} ({digest[:12]})" for digest, source in found.items()}
+
+
+def _bundle(app: Path) -> bytes:
+    if not app.is_file():
+        raise FedGraphError(f"--code {app}: no such file; `flwr build` writes one")
+    return app.read_bytes()
+
+
+@functools.cache
+def _installed() -> str:
+    """Return the digest of what a run of this installation would ship."""
     import tempfile
 
     from flwr.cli.build import build_fab_from_disk
@@ -310,5 +437,4 @@ def _bundle(app: Path | None) -> bytes:
     from fedgraph_flwr.engine.flower import app_folder
 
     with tempfile.TemporaryDirectory() as folder:
-        content: bytes = build_fab_from_disk(app_folder(Path(folder)))
-    return content
+        return agreements.code_digest(build_fab_from_disk(app_folder(Path(folder))))

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.lookup import locate, method_params
 from fedgraph_flwr.methods.declarations import model_name
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.uplink import (
@@ -20,12 +20,23 @@ from fedgraph_flwr.methods.uplink import (
     released_once,
     releases,
 )
+from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.accounting import cost
 
 
-def described(cfg: RunConfig) -> Iterator[str]:
-    """Yield lines that describe a run: training, what leaves a client in each phase, its protections and ε."""
+def described(cfg: RunConfig, runs: int = 1) -> Iterator[str]:
+    """Yield lines that describe a run: training, what leaves a client in each phase, its protections and ε.
+
+    Args:
+        cfg: its configuration.
+        runs: number of such runs, for ε of what a link shares.
+    """
     kind = locate(cfg.strategy.client)
+    if rules := link_rules(cfg):
+        yield f"links tables of {cfg.num_clients} parties, and trains nothing"
+        yield from rules.in_words(runs)
+        yield "the server forwards sealed envelopes: it sees who, when, and sizes up to the next power of two"
+        return
     uplink, size = uplink_of(kind, cfg), _model_size(kind, cfg)
     yield f"trains {model_name(cfg)} with {cfg.strategy.name} on {cfg.task.name}, {cfg.num_clients} clients, {cfg.rounds} rounds"
     yield "each client sends, besides its numbers of training nodes, features and classes:"
@@ -37,8 +48,19 @@ def described(cfg: RunConfig) -> Iterator[str]:
         "none": "no scores",
         "noised": "the mean of its scores, with noise",
     }
-    yield f"  after evaluations: {scores.get(cfg.privacy.scores, cfg.privacy.scores)}"
+    more = (
+        ", its confusion matrix (numbers of test items by true and predicted class)" if cfg.evaluation.confusion else ""
+    )
+    more += ", the scores of the model that it trained" if cfg.evaluation.trained else ""
+    yield f"  after evaluations: {scores.get(cfg.privacy.scores, cfg.privacy.scores)}{more}"
     yield from _protections(cfg, releases_of(cfg))
+
+
+def link_rules(cfg: RunConfig) -> LinkRules | None:
+    """Return the rules of a link; None: the run trains."""
+    kind = locate(cfg.strategy.client)
+    rules = method_params(kind, cfg) if issubclass(kind.Params, LinkRules) else None
+    return rules
 
 
 def releases_of(cfg: RunConfig) -> int:

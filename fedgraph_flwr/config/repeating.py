@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgraph_flwr.config.composition import GROUPS, compose, group_path
@@ -13,12 +13,7 @@ from fedgraph_flwr.errors import FedGraphError
 
 def overrides_of(cfg: RunConfig) -> list[str] | None:
     """Return few overrides that compose this configuration, without its folder; None if they do not."""
-    chosen = []
-    for group in GROUPS:
-        part = getattr(cfg, group)
-        name = part if isinstance(part, str) else part.name
-        if name != "none" and group_path(group, name):
-            chosen.append(f"{group}={name}")
+    chosen = _chosen(cfg)
     try:
         for word in list(chosen):  # a dataset or a method may choose the others, as may the defaults
             fewer = [other for other in chosen if other != word]
@@ -29,6 +24,38 @@ def overrides_of(cfg: RunConfig) -> list[str] | None:
         return words if _composed(words) == wanted else None
     except FedGraphError:
         return None
+
+
+def unusual(cfg: RunConfig, written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that differ from those that this package gives the same dataset, model, task and method, by key.
+
+    Args:
+        cfg: the configuration.
+        written: what it was read from, nested: a value that was read as another counts as written.
+    """
+    given = flat(dataclasses.asdict(cfg)) | flat(written)
+    try:
+        usual = flat(dataclasses.asdict(compose(_chosen(cfg))))
+    except FedGraphError:  # what was chosen needs other values than the usual ones
+        usual = flat(dataclasses.asdict(RunConfig()))
+    named = {
+        key: value
+        for group in GROUPS
+        for key in (group, f"{group}.name")
+        if (value := given.get(key)) not in (None, "none")
+    }
+    return named | {key: given.get(key) for key in usual.keys() | given.keys() if given.get(key) != usual.get(key)}
+
+
+def _chosen(cfg: RunConfig) -> list[str]:
+    """Return the overrides that select what has a file in this package."""
+    chosen = []
+    for group in GROUPS:
+        part = getattr(cfg, group)
+        name = part if isinstance(part, str) else part.name
+        if name != "none" and group_path(group, name):
+            chosen.append(f"{group}={name}")
+    return chosen
 
 
 def _composed(words: Sequence[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ The check belongs to the installed node. It runs before the bundle is unpacked, 
 modules, since they would replace those of the bundle. So this file imports none either.
 """
 
+import base64
 import fcntl
 import hashlib
 import json
@@ -253,7 +254,7 @@ class Agreement:
         known = records.get(values["continues"], {})
         before = known.get("members")
         if before is None:
-            if (own and values["version"] > 1) or any(one["version"] >= values["version"] for one in own):
+            if own:
                 raise Refused(
                     f"{name} is version {values['version']} of '{values['name']}' and does not continue one that this node knows:"
                     " agree new --continues FILE, or another --name"
@@ -263,6 +264,12 @@ class Agreement:
             raise Refused(
                 f"{name} continues '{known['name']}' by another name, whose ledger of ε would be empty: agree new --name"
                 f" {known['name']}"
+            )
+        others = [one["version"] for one in own if one["continues"] == values["continues"]]
+        if values["version"] != known["version"] + 1 or others:
+            raise Refused(
+                f"{name} is version {values['version']} after version {known['version']}, and this node knows version"
+                f" {max([known['version'], *others])}: agree new --continues FILE of that one"
             )
         keys = {member: value["key"] for member, value in values["members"].items()}
         counted = self.counted
@@ -513,6 +520,12 @@ def key_text(key: EllipticCurvePublicKey) -> str:
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
 
 
+def fingerprint(key: EllipticCurvePublicKey) -> str:
+    """Return what ``ssh-keygen -l`` prints of a public key: SHA256: and 43 characters."""
+    content = base64.b64decode(key_text(key).split()[1])
+    return "SHA256:" + base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+
+
 def _problem(agreement: Agreement) -> str:
     """Return why this is no agreement; empty if it is one."""
     values = agreement.values
@@ -543,11 +556,17 @@ def _problem(agreement: Agreement) -> str:
     right_weights = weights == UNIFORM or (
         fixed and weights.keys() == values["members"].keys() and all(type(w) is int and w > 0 for w in weights.values())
     )
-    start, code = values["start"], agreement.codes
+    start, code, continues = values["start"], agreement.codes, values["continues"]
     goes_on = values["changed"] and start != SEED
     rules: list[tuple[bool, str]] = [
         (values["agreement"] == 1, f"agreement={values['agreement']}: this version reads format 1"),
         (bool(_NAME.fullmatch(values["name"])), f"name={values['name']!r}: expected letters, digits, _ and -"),
+        (
+            bool(_DIGEST.fullmatch(continues)) if values["version"] > 1 else (values["version"], continues) == (1, ""),
+            f"version={values['version']} and continues={continues[:80]!r}: version 1 continues none, each later one a digest",
+        ),
+        (bool(continues) or not values["changed"], "changed names members, and no version is continued"),
+        (values["accepted"] in ("", DIFFERENCE), f"accepted: expected nothing, or {DIFFERENCE}"),
         (1 <= values["runs"] <= 100_000, f"runs={values['runs']}: expected a number from 1 to 100000"),
         (
             values["coordinator"] == (coordinator := _key(config, "privacy", "coordinator", CURIOUS)),

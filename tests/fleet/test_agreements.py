@@ -1,6 +1,9 @@
 """Agreements: what members sign, which runs a node accepts, and what it refuses."""
 
+import base64
+import hashlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +13,7 @@ from flwr.app import Message, RecordDict
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import agreements, flower_patches
@@ -35,6 +39,8 @@ NOW = 1_800_000_000.0  # 2027-01-15
 BUNDLE = b"a bundle"
 WORDS = ["strategy=fedprox", "rounds=3", "num_clients=3", "engine=fleet"]
 MEMBERS = ("alice", "bob", "carol")
+CODE = ["--code", "app.fab"]
+"""What a member passes who signs code that is not this installation's."""
 
 
 @pytest.fixture
@@ -59,7 +65,7 @@ def agree(*signers, **options):
     """An agreement that these members signed."""
     assert new(**options) == 0
     for name in signers or MEMBERS:
-        assert main(["agree", "sign", "agreement.yaml", "--key", name]) == 0
+        assert main(["agree", "sign", "agreement.yaml", "--key", name, *CODE]) == 0
     return read(yaml_file())
 
 
@@ -120,6 +126,16 @@ def test_show_says_what_others_learn_from_a_sum(folder, capsys):
         (lambda v: v.update(until="soon"), "until needs a date"),
         (lambda v: v.update(until="20270101"), "until needs a date"),  # as text, after each day of 2027
         (lambda v: v.update(until="2027-W01-1"), "until needs a date"),
+        (
+            lambda v: v.update(version=0),
+            "version=0 and continues='': version 1 continues none, each later one a digest",
+        ),
+        (lambda v: v.update(version=-4), "version 1 continues none"),
+        (lambda v: v.update(version=2), "version 1 continues none"),
+        (lambda v: v.update(continues="0" * 64), "version 1 continues none"),
+        (lambda v: v.update(version=2, continues="one"), "version 1 continues none"),
+        (lambda v: v.update(changed=["bob"]), "changed names members, and no version is continued"),
+        (lambda v: v.update(accepted="all is well"), "accepted: expected nothing, or the difference"),
         (lambda v: v.update(changed=[3]), "changed needs names of members"),
         (
             lambda v: v.update(purpose="rings\n\u03b5 of all runs together: at most 1"),
@@ -231,7 +247,7 @@ def test_an_owner_withdraws(folder, capsys):
 
 def test_a_stranger_does_not_sign(folder, capsys):
     agree("alice")
-    assert main(["agree", "sign", "agreement.yaml", "--key", "mallory"]) == 2
+    assert main(["agree", "sign", "agreement.yaml", "--key", "mallory", *CODE]) == 2
     assert "this key is none of alice, bob, carol" in capsys.readouterr().err
     other = Agreement(read(yaml_file()).values | {"purpose": "another"})
     other.values["signatures"]["bob"] = read(yaml_file()).values["signatures"]["alice"]
@@ -307,7 +323,7 @@ def test_a_link_is_agreed_on(folder, monkeypatch, capsys):
     assert main([*words, "--write-config", "link.yaml"]) == 0
     assert new("config=link.yaml") == 0
     for name in MEMBERS:
-        assert main(["agree", "sign", "--key", name]) == 0
+        assert main(["agree", "sign", "--key", name, *CODE]) == 0
     sent = {}
     monkeypatch.setattr("fedgraph_flwr.launch.runner.run", lambda cfg, on_wait: sent.update(config=to_json(cfg)) or {})
     assert main([*words, "--agreement", "agreement.yaml"]) == 0
@@ -373,7 +389,7 @@ def test_a_node_that_cannot_check_does_not_start(folder, capsys, monkeypatch, mo
 def test_releases_need_trusted_keys(folder, capsys, monkeypatch):
     assert main(["agree", "new", *WORDS, "--releases", *_options()]) == 0
     for name in MEMBERS:
-        assert main(["agree", "sign", "--key", name]) == 0
+        assert main(["agree", "sign", "--key", name, *CODE]) == 0
     monkeypatch.setattr("fedgraph_flwr.cli.node.supernode_options", lambda args: [])
     words = ["node", "--server", "h:1", "--key", "k", "--graph", "g.safetensors"]
     assert main([*words, "--agreement", "agreement.yaml", "--state", "s"]) == 2
@@ -437,9 +453,9 @@ def version(number, before, *signers, members=MEMBERS, old=(), **content):
     agreement.values.update({"version": number, "continues": before.digest, **content})
     write(agreement)
     for name in members:
-        assert main(["agree", "sign", str(path), "--key", f"{name}-new" if name in old else name]) == 0
+        assert main(["agree", "sign", str(path), "--key", f"{name}-new" if name in old else name, *CODE]) == 0
     for name in signers:
-        assert main(["agree", "sign", str(path), "--key", name, "--replaced", name]) == 0
+        assert main(["agree", "sign", str(path), "--key", name, "--replaced", name, *CODE]) == 0
     return read(path)
 
 
@@ -453,13 +469,28 @@ def test_a_node_compares_a_version_with_the_one_that_it_knows(folder):
         "says that nobody joined, left or counts otherwise since the version before; this node knows that mallory did"
         in (refusal(hidden, run_of(hidden, words=words), folder / "state"))
     )
-    unrelated = version(2, first, continues="", changed=[])
+    unrelated = version(1, first, continues="", changed=[], purpose="another")
     assert "does not continue one that this node knows" in refusal(unrelated, run_of(unrelated), folder / "state")
     second = version(2, first, members=new_member)
     assert second.values["changed"] == ["mallory"]
     assert accepted(second, run_of(second, words=words), folder / "state")
     assert "was replaced by version 2, which this node knows" in refusal(first, run_of(first), folder / "state")
     assert accepted(hidden, run_of(hidden, words=words), folder / "newcomer"), "a new member knows no version before"
+
+
+def test_a_node_follows_one_line_of_versions(folder):
+    """Two that continue the same one are not compared with each other, nor are those that a gap is between."""
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    second, other, far = version(2, first), version(2, first, purpose="another"), version(5, first)
+    assert "is version 5 after version 1, and this node knows version 1" in refusal(far, run_of(far), folder / "state")
+    assert accepted(second, run_of(second), folder / "state")
+    assert "is version 2 after version 1, and this node knows version 2" in (
+        refusal(other, run_of(other), folder / "state")
+    )
+    assert accepted(second, run_of(second, 2), folder / "state")
+    third = version(3, second)
+    assert accepted(third, run_of(third), folder / "state")
 
 
 def test_a_version_hides_no_other_weights(folder, capsys):
@@ -505,7 +536,7 @@ def test_a_member_changes_its_key_with_the_old_one(folder):
         refusal(stolen, run_of(stolen), folder / "state")
     )
     forged = version(2, first, old=["bob"])
-    assert main(["agree", "sign", str(forged.path), "--key", "mallory", "--replaced", "bob"]) == 0
+    assert main(["agree", "sign", str(forged.path), "--key", "mallory", "--replaced", "bob", *CODE]) == 0
     assert "that key did not sign" in refusal(read(forged.path), run_of(forged), folder / "state")
     second = version(2, first, "bob", old=["bob"])
     assert second.values["changed"] == []
@@ -551,3 +582,165 @@ def test_a_content_is_parsed_and_its_signatures_are_checked_once(folder, monkeyp
     again = read(yaml_file())
     assert sorted(again.members) == [0, 1, 2]
     assert again.signers == list(MEMBERS)
+
+
+# --- what a member sees before it signs -------------------------------------------------------------------------------
+
+
+def shown(capsys, *words, action="show", **options):
+    """What an action prints of an agreement with these words."""
+    assert new(*words, **options) == 0
+    capsys.readouterr()
+    assert main(["agree", action, "agreement.yaml", *CODE]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_member_signs_no_code_that_it_was_not_shown(folder, capsys):
+    (folder / "evil.fab").write_bytes(b"another bundle")
+    assert new(code="evil.fab") == 0
+    digest = code_digest(b"another bundle")
+    for words in ([], ["--code", "app.fab"]):
+        capsys.readouterr()
+        assert main(["agree", "sign", "--key", "bob", *words]) == 2
+        caught = capsys.readouterr()
+        assert f"code: OTHER than that of this installation: {digest}" in caught.out
+        assert f"agreement.yaml names code that is not this installation's, {digest}: read its bundle" in caught.err
+    assert read(yaml_file()).signers == []
+    assert main(["agree", "sign", "--key", "bob", "--code", "evil.fab"]) == 0
+    assert f"code: that of evil.fab ({digest[:12]})" in capsys.readouterr().out
+    assert new(code="") == 0
+    assert main(["agree", "sign", "--key", "bob"]) == 0
+    assert "code: that of this installation (" in capsys.readouterr().out
+    assert main(["agree", "new", *WORDS, "--releases", *_options()]) == 0
+    assert main(["agree", "sign", "--key", "bob"]) == 0
+    assert "code: whatever a key of node --trusted signs, also later" in capsys.readouterr().out
+
+
+def test_a_member_sees_and_proves_the_keys_of_the_others(folder, capsys):
+    """Else an author with two names of its own subtracts its own terms."""
+    agreement = agree()
+    signs = ["agree", "sign", "--key", "alice", *CODE]
+    capsys.readouterr()
+    assert main(signs) == 0
+    out = capsys.readouterr().out
+    for client, name in enumerate(MEMBERS):
+        blob = base64.b64decode(Path(f"{name}.pub").read_text().split()[1])
+        key = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")  # as ssh-keygen -lf prints it
+        proof = "UNPROVEN" if client else "yours"
+        assert f"  {name}, client {client}: key SHA256:{key} ({proof})" in out
+    assert "compare unproven keys with their owners by telephone" in out
+    for form in ("{name}.pub", "node_{client}.pub"):  # of `agree new`, and of `node --peers`
+        peers = folder / form[:4]
+        peers.mkdir()
+        for client, name in enumerate(MEMBERS):
+            (peers / form.format(name=name, client=client)).write_text(Path(f"{name}.pub").read_text())
+        assert main([*signs, "--peers", str(peers)]) == 0
+        out = capsys.readouterr().out
+        assert "UNPROVEN" not in out
+        assert "telephone" not in out
+    (peers / "node_2.pub").unlink()
+    assert main([*signs, "--peers", str(peers)]) == 2
+    assert "has no key of carol: expected carol.pub or node_2.pub" in capsys.readouterr().err
+    agreement.values["members"]["bob"]["key"] = key_text(check_key(Path("mallory")).public_key())
+    write(agreement)
+    for words in (signs, ["agree", "show"]):
+        assert main([*words, "--peers", "."]) == 2
+        assert "agreement.yaml has another key of bob than bob.pub: ask bob before you sign" in capsys.readouterr().err
+    assert read(yaml_file()).signers == []
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("evaluation.confusion=true", ", its confusion matrix (numbers of test items by true and predicted class)"),
+        ("evaluation.trained=true", ", the scores of the model that it trained"),
+        ("train.lr=1", "  train.lr: 1.0"),
+        ("model.hidden=1024", "  model.hidden: 1024"),
+        ("train.local_steps=2", "  train.local_steps: 2"),
+        ("strategy.min_clients=3", "  strategy.min_clients: 3"),
+        ("strategy.prox.mu=7", "  strategy.prox.mu: 7.0"),
+        ("evaluation.every=7", "  evaluation.every: 7"),
+    ],
+)
+def test_whatever_is_configured_is_shown(folder, capsys, words, line):
+    usual, out = (shown(capsys, *WORDS, *more) for more in ([], [words]))
+    assert line in out
+    assert line not in usual
+
+
+def test_no_value_of_a_configuration_is_left_out(folder, capsys):
+    """Whichever key differs from what the reader's package would use: each of them, and what it reads otherwise."""
+    usual = shown(capsys, *WORDS)
+    agreement = read(yaml_file())
+    plain = flat(agreement.values["configuration"])
+    lines = {line.strip().partition(": ")[0] for line in usual.splitlines() if line.startswith("  ")}
+    written = agreement.values["configuration"] | {"evaluate": "march", "threads": 16, "checkpoint_every": 3}
+    written["evaluation"] = written["evaluation"] | {"every": 5, "metric": "macro_f1"}
+    agreement.values["configuration"] = written
+    write(agreement)
+    assert main(["agree", "show", *CODE]) == 0
+    now = {line.strip().partition(": ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    changed = {key for key, value in flat(written).items() if plain.get(key) != value}
+    assert len(changed) == 5
+    assert changed <= now - lines
+
+
+def test_a_version_is_compared_with_the_file_before(folder, capsys):
+    """Not with what its author wrote."""
+    assert new() == 0
+    yaml_file().rename("first.yaml")
+    words = [*WORDS[:2], "num_clients=4", WORDS[3], "train.lr=0.5"]
+    four = {"members": (*MEMBERS, "mallory"), "continues": "first.yaml", "runs": "90"}
+    assert new(*words, **four) == 0
+    agreement = read(yaml_file())
+    agreement.values["members"]["bob"]["key"], agreement.values["changed"] = read_key("dora"), []
+    write(agreement)
+    capsys.readouterr()
+    assert main(["agree", "show", *CODE]) == 0
+    out = capsys.readouterr().out
+    before, _, changes = out.partition(
+        "changes since first.yaml, version 1, signed by nobody; missing: alice, bob, carol:\n"
+    )
+    assert before
+    assert "  runs: 2 → 90\n" in changes
+    assert "  configuration.train.lr: 0.01 → 0.5\n" in changes
+    assert "  configuration.num_clients: 3 → 4\n" in changes
+    assert "  members.mallory.client: nothing → 3\n" in changes
+    assert re.search(r"  members.bob.key: \"SHA256:\S{43}\" → \"SHA256:\S{43}\"\n", changes)
+    assert "purpose" not in changes
+    Path("first.yaml").rename("elsewhere.txt")
+    assert main(["agree", "show", *CODE]) == 0
+    assert "NOT COMPARED with the version before (" in capsys.readouterr().out
+    assert main(["agree", "show", "--before", "elsewhere.txt", *CODE]) == 0
+    assert "  runs: 2 → 90\n" in capsys.readouterr().out
+    assert main(["agree", "show", "--before", "agreement.yaml", *CODE]) == 2
+    assert "agreement.yaml is not the version that agreement.yaml continues" in capsys.readouterr().err
+
+
+def read_key(name):
+    make_node(Path(name))
+    return key_text(check_key(Path(name)).public_key())
+
+
+def test_a_link_says_what_peers_read(folder, capsys):
+    words = ["link", "engine=far", "num_clients=3", "--share", "amount:exact,n_*:eps=1", "--min-records", "4"]
+
+    def shown_link(*more):
+        assert main([*words, *more, "--write-config", "link.yaml"]) == 0
+        return shown(capsys, "config=link.yaml")
+
+    out = shown_link()
+    assert "match=payments, entities=edges: each peer reads shared records: the rows of both ends" in out
+    assert "one_sided=drop: each peer learns nothing of records that only one party has" in out
+    assert "each peer reads columns amount of accounts with 4 records or more, unchanged" in out
+    assert (
+        "columns n_* of accounts with 4 records or more, drawn by randomised response: local ε = 1 per account" in out
+    )
+    assert ", 2 in 2 runs" in out
+    assert "the model" not in out
+    assert "each peer learns ALL RECORDS that only one party has" in shown_link("--one-sided", "disclose")
+    assert "a dry run: each peer learns the number of matches" in shown_link("--dry-run")
+    words[3:] = ["--match", "ids"]
+    out = shown_link()
+    assert "each peer learns which identities both have" in out
+    assert "reads columns" not in out

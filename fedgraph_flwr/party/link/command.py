@@ -133,11 +133,12 @@ def _consent(args: argparse.Namespace, rules: Any) -> int:
         given = {"parties": args.parties, "purpose": args.purpose, "expires": args.until}
         consent = Consent(**given, **agreed_rules(rules))
         write_consent(args.new_consent, consent)
+        print("\n".join(consent.in_words()))
         print(f"wrote {args.new_consent}: each party signs it with --sign-consent, then all store the same file")
         return 0
     if args.key is None or args.client is None:
         raise FedGraphError("--sign-consent needs --key FILE and --client I")
-    sign_consent(args.sign_consent, args.client, check_key(args.key))
+    print("\n".join(sign_consent(args.sign_consent, args.client, check_key(args.key)).in_words()))
     print(f"signed {args.sign_consent} as client {args.client}")
     return 0
 

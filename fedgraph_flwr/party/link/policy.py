@@ -151,6 +151,8 @@ class Consent:
 
     def __post_init__(self) -> None:
         numbers = self.parties, self.max_ids, self.min_records
+        if hidden := [text for text in (self.purpose, self.expires, *self.share) if not str(text).isprintable()]:
+            raise FedGraphError(f"a consent has characters that no terminal shows as they are: {ascii(hidden[0])[:80]}")
         if any(type(number) is not int for number in numbers) or not str(self.purpose).strip():
             raise FedGraphError(
                 f"a consent needs a purpose, got {self.purpose!r}, and whole numbers of parties, max_ids and min_records, got"
@@ -158,11 +160,18 @@ class Consent:
             )
         LinkRules(**agreed_rules(self))
         try:
-            date.fromisoformat(self.expires)
+            if date.fromisoformat(self.expires).isoformat() != self.expires:
+                raise ValueError("another form")
         except (TypeError, ValueError) as error:
             raise FedGraphError(
                 f"expires of a consent must be a day such as 2026-12-31, got {self.expires!r}"
             ) from error
+
+    def in_words(self) -> Iterator[str]:
+        """Yield lines that say what a party signs."""
+        yield f"consent of clients 0 to {self.parties - 1}, whose keys each node pins, until {self.expires}, for {self.purpose!r}"
+        yield from LinkRules(**agreed_rules(self)).in_words()
+        yield f"at most {self.max_ids:,} records or identities for a peer"
 
     @property
     def statement(self) -> bytes:
@@ -186,16 +195,24 @@ def read_consent(path: Path) -> tuple[Consent, dict[str, str]]:
         FedGraphError: the file is missing or invalid.
     """
     try:
-        body = json.loads(path.read_text())
+        body = json.loads(path.read_text(), object_pairs_hook=_each_once)
         return Consent(**body["consent"]), {str(k): str(v) for k, v in body["signatures"].items()}
     except (OSError, *MALFORMED) as error:
         raise FedGraphError(
-            f"{path} is not a consent file: write one with `fedgraph-flwr link --new-consent {path}`"
+            f"{path} is not a consent file ({first_line(error)}): write one with `fedgraph-flwr link --new-consent {path}`"
         ) from error
 
 
-def sign_consent(path: Path, client: int, key: EllipticCurvePrivateKey) -> None:
-    """Add a party's signature to a consent.
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON, of whose repeated keys readers may take either."""
+    names = [name for name, _ in pairs]
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)} comes twice")
+    return found
+
+
+def sign_consent(path: Path, client: int, key: EllipticCurvePrivateKey) -> Consent:
+    """Add a party's signature to a consent, and return the consent.
 
     Raises:
         FedGraphError: the file is invalid, or has no such party.
@@ -205,6 +222,7 @@ def sign_consent(path: Path, client: int, key: EllipticCurvePrivateKey) -> None:
         raise FedGraphError(f"{path} is a consent of clients 0 to {consent.parties - 1}, got --client {client}")
     signed = key.sign(consent.statement + f"\n{client}".encode(), ECDSA(SHA384())).hex()
     write_consent(path, consent, signatures | {str(client): signed})
+    return consent
 
 
 def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, today: date | None = None) -> bytes:

@@ -1,5 +1,6 @@
 """Rules of a link run (`linking`)."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +12,18 @@ from fedgraph_flwr.errors import RunFailed
 MATCHES = ("payments", "routed", "ids")
 ONE_SIDED = ("drop", "stub", "disclose")
 ENTITIES = ("edges", "overlap", "columns")
+
+_LEARNT = {
+    "payments": "each peer reads shared records: the rows of both ends, the edge's columns and label",
+    "routed": "each peer reads shared records: the rows of both ends, the edge's columns and label; it can test guesses",
+    "ids": "each peer learns which identities both have, and reads their rows",
+}
+_OF_ONE_SIDE = {
+    "drop": "nothing of records that only one party has",
+    "stub": "how many accounts only one party's records name",
+    "disclose": "ALL RECORDS that only one party has",
+}
+_FORMS = {"exact": "unchanged", "buckets": "rounded down to a power of two"}
 
 NOTHING = "shares no record with any party that its records name"
 """Part of the error message of a party whose link found nothing."""
@@ -88,6 +101,20 @@ class LinkRules(Section):
             " dry_run out",
         ),
     )
+
+    def in_words(self, runs: int = 1) -> Iterator[str]:
+        """Yield lines that say what these rules tell a peer, in at most so many runs."""
+        if self.dry_run:
+            yield f"match={self.match}, a dry run: each peer learns the number of matches, and nothing is written"
+            return
+        yield f"match={self.match}, entities={self.entities}: {_LEARNT[self.match]}"
+        yield f"one_sided={self.one_sided}: each peer learns {_OF_ONE_SIDE[self.one_sided]}"
+        for entry in parse_share(self.share):
+            epsilon = (
+                f"local ε = {entry.epsilon:g} per account, column and link, {entry.epsilon * runs:g} in {runs} runs"
+            )
+            told = _FORMS.get(entry.form, f"drawn by randomised response: {epsilon}")
+            yield f"each peer reads columns {entry.pattern} of accounts with {self.min_records} records or more, {told}"
 
     @property
     def joins(self) -> bool:

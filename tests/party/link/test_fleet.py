@@ -133,6 +133,15 @@ def test_consent_of_all_parties_is_accepted_by_each(signed, keys):
         ({"purpose": "another one"}, IDS, 2, TODAY, "is not signed by client 0's key"),
         ({"expires": "2030-01-01"}, IDS, 2, TODAY, "is not signed by client 0's key"),
         ({"expires": "soon"}, IDS, 2, TODAY, "expires of a consent must be a day"),
+        ({"expires": "20261231"}, IDS, 2, TODAY, "expires of a consent must be a day"),
+        (
+            {"purpose": "fraud\x1b[8m"},
+            IDS,
+            2,
+            TODAY,
+            r"characters that no terminal shows as they are: 'fraud\\x1b\[8m'",
+        ),
+        ({"share": ["a\u202e"]}, IDS, 2, TODAY, "characters that no terminal shows as they are"),
     ],
 )
 def test_consent_to_something_else_is_refused(signed, keys, change, rules, clients, today, message):
@@ -171,8 +180,26 @@ def test_the_command_writes_and_signs_a_consent(tmp_path, keys, capsys):
     consent, signatures = read_consent(tmp_path / "c.json")
     assert consent == CONSENT
     assert list(signatures) == ["0"]
+    out = capsys.readouterr().out
+    for line in (
+        "consent of clients 0 to 1, whose keys each node pins, until 2026-12-31, for 'a model of fraud'",
+        "match=ids, entities=overlap: each peer learns which identities both have, and reads their rows",
+        "at most 1,000,000 records or identities for a peer",
+    ):
+        assert out.count(line) == 2, "where it is written, and where it is signed"
     assert cli.main(["link", "--sign-consent", path, "--client", "0"]) == 2
     assert "--sign-consent needs --key FILE and --client I" in capsys.readouterr().err
+
+
+def test_a_key_of_a_consent_that_comes_twice_is_refused(tmp_path, keys):
+    """A reader sees the first of two values, and json takes the last."""
+    path = tmp_path / "c.json"
+    write_consent(path, replace(CONSENT, entities="edges", share=["amount:buckets"]))
+    text = path.read_text()
+    path.write_text(text.replace('"share"', '"share": ["*:exact"],\n  "share"'))
+    assert path.read_text() != text
+    with pytest.raises(FedGraphError, match=r"is not a consent file \(the key share comes twice\)"):
+        sign_consent(path, 0, keys[0])
 
 
 def test_one_run_a_day_and_peer(tmp_path, keys, caplog):
