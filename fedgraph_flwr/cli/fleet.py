@@ -1,7 +1,9 @@
 """Command ``fleet``: create keys and certificates, admit nodes, show status, diagnose."""
 
 import argparse
+import itertools
 import re
+from functools import partial
 from pathlib import Path
 
 from fedgraph_flwr.errors import FedGraphError, system_errors
@@ -16,7 +18,7 @@ from fedgraph_flwr.fleet.certificates import (
     revoked,
     warnings,
 )
-from fedgraph_flwr.fleet.checking import check
+from fedgraph_flwr.fleet.checking import Finding, check
 from fedgraph_flwr.fleet.keys import FLEET, ROLES, Places, make_fleet, make_node, make_operator, read_fleet
 from fedgraph_flwr.fleet.operating import (
     Removed,
@@ -250,12 +252,30 @@ def _status(args: argparse.Namespace) -> int:
     return 0
 
 
+def accepts_defaults(policy: Path) -> Finding:
+    """Check whether a policy accepts a run that sets no key; one that bounds `min_clients`, for example, does not."""
+    from fedgraph_flwr.config import compose
+    from fedgraph_flwr.secure.policy import read_policy
+
+    found = partial(Finding, "policy")
+    try:
+        rules = read_policy(str(policy))
+    except FedGraphError as error:
+        return found(False, str(error))
+    try:
+        rules.check_run(compose(["engine=fleet"]))
+    except FedGraphError as error:
+        return found(None, f"runs must set what differs from their defaults: {error}")
+    return found(True, f"{policy} accepts a run of default keys")
+
+
 def _check(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.party_file import client_file
 
     wrong = 0
     authority, graph = args.ca or args.key.parent / "ca.crt", client_file(args.graph) if args.graph else None
-    for found in check(check_address(args.server, "--server"), args.key, authority, graph, args.schema, args.policy):
+    findings = check(check_address(args.server, "--server"), args.key, authority, graph, args.schema)
+    for found in itertools.chain(findings, [accepts_defaults(args.policy)] if args.policy else []):
         print(f"{found.what:10} {_MARKS[found.right]:4} {found.explanation}", flush=True)
         wrong += found.right is False
     return 1 if wrong else 0

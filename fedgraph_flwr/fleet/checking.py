@@ -51,12 +51,7 @@ class Finding:
 
 
 def check(
-    server: tuple[str, int],
-    key: Path,
-    authority: Path,
-    graph: Path | None,
-    schema: Path | None,
-    policy: Path | None = None,
+    server: tuple[str, int], key: Path, authority: Path, graph: Path | None, schema: Path | None
 ) -> Iterator[Finding]:
     """Yield the results in order; stop if a failure makes the remaining checks pointless.
 
@@ -66,7 +61,6 @@ def check(
         authority: the server's `ca.crt`, optionally with `fleet.json` next to it.
         graph: the node's client file.
         schema: the parties' schema: a YAML file, or another party's client file.
-        policy: the node's policy file.
     """
     host, port = server
     try:
@@ -82,8 +76,6 @@ def check(
     yield same_versions(authority.parent)
     if graph:
         yield same_schema(graph, schema)
-    if policy:
-        yield accepts_defaults(policy)
 
 
 def reach(host: str, port: int, authority: Path) -> Finding:
@@ -258,23 +250,6 @@ def same_versions(folder: Path) -> Finding:
 def _minor(number: str) -> str:
     """Return a version without its last part."""
     return number.rpartition(".")[0]
-
-
-def accepts_defaults(policy: Path) -> Finding:
-    """Check whether a policy accepts a run that sets no key; one that bounds `min_clients`, for example, does not."""
-    from fedgraph_flwr.config import compose
-    from fedgraph_flwr.secure.policy import read_policy
-
-    found = partial(Finding, "policy")
-    try:
-        rules = read_policy(str(policy))
-    except FedGraphError as error:
-        return found(False, str(error))
-    try:
-        rules.check_run(compose(["engine=fleet"]))
-    except FedGraphError as error:
-        return found(None, f"runs must set what differs from their defaults: {error}")
-    return found(True, f"{policy} accepts a run of default keys")
 
 
 def same_schema(graph: Path, agreed: Path | None) -> Finding:

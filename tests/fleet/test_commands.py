@@ -25,12 +25,13 @@ import pytest
 from cryptography import x509
 
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.fleet import accepts_defaults
 from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import keys as fleet_keys
 from fedgraph_flwr.fleet import operating
-from fedgraph_flwr.fleet.checking import Finding, accepts_defaults, clock, reach, same_schema, same_versions
+from fedgraph_flwr.fleet.checking import Finding, clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
 from fedgraph_flwr.fleet.processes import environment, free_port
 from fedgraph_flwr.secure.policy import read_policy
