@@ -831,7 +831,11 @@ class PrivacyConfig(Section, group="privacy"):
         ("dp=distributed*", "scores!=none|exact", "is for an untrusted server, but {} shows it each client's scores"),
         ("reveal!=[]", "secagg!=true", "lists groups that {} does not hide"),
         ("coordinator=verified", "secagg!=true", "opens secure sums at the nodes, but {}"),
-        ("coordinator=verified", "dp!=none", "cannot open sums with {} at the nodes yet"),
+        (
+            "coordinator=verified",
+            "dp=distributed_adaptive",
+            "needs norms of the configuration, and those of {} follow sums",
+        ),
         ("coordinator=verified", "reveal!=[]", "opens sums alone, but {} sends single values"),
         ("coordinator=verified", "scores!=none", "lets sums alone leave a node, but {} sends its scores"),
         ("coordinator=verified", "max_update=0", "needs a bound of a round's mean update, such as 1, but {}"),

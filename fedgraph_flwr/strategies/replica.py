@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.reducing import Reduced
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.replay import (
     MissingRequest,
     Opened,
@@ -84,7 +85,8 @@ class Replica:
             total: Σ p_i x_i by group.
         """
         strategy, members = self._at(state, server_round), tuple(self.members)
-        summed = Verified(strategy, Schemas(strategy))
+        account = Privacy(strategy.cfg) if strategy.counting.private else None
+        summed = Verified(strategy, Schemas(strategy), account)
         summed.weigh(phase, self.members, sizes)
         means = summed.values(total, self.members)
         start = strategy.arrays

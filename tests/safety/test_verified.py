@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import verified as node_verified
-from fedgraph_flwr.secure import policy, secagg, verified
+from fedgraph_flwr.secure import noise, policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
@@ -82,6 +84,25 @@ def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, m
     assert_same_arrays(done.arrays, usual.arrays)
     more = done.summary["exchanges_per_round"] - usual.summary["exchanges_per_round"]
     assert more == 1.5, "verified_open, and one verified_close: the certificate travels with the next request for keys"
+
+
+@pytest.mark.slow
+def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(members, monkeypatch, tmp_path):
+    """The draws are alike in both runs; a node books each round once, and refuses one above its bound."""
+    monkeypatch.setattr(noise, "source", lambda: noise.SecureNoise(b"k" * 32))
+    words = ["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg_bits=20"]
+    runs = []
+    for name, more in (("curious", []), ("verified", VERIFIED)):
+        runs.append(done := members(name, *words, *more, epsilon=50.0))
+        assert done.summary["failures"] == {}
+        ledger = json.loads((tmp_path / "state" / "state_0" / f"privacy_{name}.json").read_text())
+        assert [entry["releases"] for entry in ledger.values()] == [2]
+        shutil.rmtree(tmp_path / "state")
+    assert_same_arrays(runs[0].arrays, runs[1].arrays)
+    spent = runs[1].summary["privacy"]["epsilon"]
+    assert spent == runs[0].summary["privacy"]["epsilon"] > 0
+    with pytest.raises(RunFailed, match="max_epsilon"):
+        members("bounded", *words, *VERIFIED, epsilon=0.9 * spent)
 
 
 @pytest.mark.slow
@@ -152,7 +173,10 @@ REFUSED = {
     "fedomd": (["strategy=fedomd", "strategy.cmd_range=unit"], "fedomd needs"),
     "without sums": (["privacy.secagg=false"], "opens secure sums at the nodes, but privacy.secagg=false"),
     "scores": (["privacy.scores=exact"], "lets sums alone leave a node, but privacy.scores=exact sends its scores"),
-    "noise": (["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg_bits=20"], "cannot open sums"),
+    "adaptive norms": (
+        ["privacy.dp=distributed_adaptive", "privacy.noise_multiplier=1", "privacy.secagg_bits=20"],
+        "needs norms of the configuration",
+    ),
     "no bound": (["privacy.max_update=0"], "needs a bound of a round's mean update"),
     "some members": (["strategy.fraction=0.5", "num_clients=8"], "needs all members in each round"),
     "class weights": (["train.class_weights=federated", "train.loss=weighted"], "cannot open the sums before round 1"),

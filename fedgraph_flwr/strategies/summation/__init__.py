@@ -42,7 +42,7 @@ def summation_of(
     account = Privacy(cfg) if server.counting.private else None
     summed: Summation
     if server.counting.protection.verified:
-        summed = Verified(server, schemas)
+        summed = Verified(server, schemas, account)
     elif cfg.privacy.secagg:
         summed = Masked(server, schemas, OpenedStore(folder), account)
     elif cfg.ray.aggregate:

@@ -35,6 +35,7 @@ from fedgraph_flwr.secure.verified import (
     Position,
 )
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import Arrays, Reply
@@ -56,6 +57,7 @@ class Verified(Masked):
     Args:
         server: the run's server.
         schemas: what the method declares.
+        account: of sums that are released with noise; None: they are not.
 
     Attributes:
         before: hash of all before the next position.
@@ -66,8 +68,8 @@ class Verified(Masked):
 
     __slots__ = ("before", "closing", "delivered", "state")
 
-    def __init__(self, server: GraphStrategy, schemas: Schemas):
-        super().__init__(server, schemas)
+    def __init__(self, server: GraphStrategy, schemas: Schemas, account: Privacy | None = None):
+        super().__init__(server, schemas, account=account)
         self.before = verified.first(server.cfg.agreement)
         self.state: Arrays = {}
         self.delivered: Arrays = {}
