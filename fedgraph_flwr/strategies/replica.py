@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.strategies.connection import ClientInfo
-from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.replay import (
     MissingRequest,
     Opened,
