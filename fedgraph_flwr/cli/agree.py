@@ -146,11 +146,20 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _print(agreement: Agreement, args: argparse.Namespace, own: str = "") -> list[str]:
-    """Print what members sign, and return the digests of code that this installation does not know."""
-    proofs = _proofs(agreement, args.peers, own)
+    """Print what members sign, and return the digests of code that this installation does not know.
+
+    Raises:
+        FedGraphError: a member gave another key, or a file is another's, or the key is none that the version before has.
+    """
+    proofs = proofs_of(agreement, args.peers, own)
     before = opened(args.before) if args.before else _before(agreement)
     if before and before.digest != agreement.values["continues"]:
         raise FedGraphError(f"{args.before} is not the version that {agreement.path} continues")
+    if replaced := own and args.replaced:
+        had = before.values["members"].get(replaced, {}).get("key") if before else None
+        if had != own:
+            where = before.path if before else "the version before, which is not here (--before FILE)"
+            raise FedGraphError(f"this key is not that of {replaced} in {where}")
     known = _known_code(args.code)
     print("\n".join(described(agreement, proofs, known, before)))
     return [code for code in agreement.codes if code not in (*known, agreements.RELEASES)]
@@ -188,6 +197,10 @@ def _status(args: argparse.Namespace) -> int:
 
 def _confirm(args: argparse.Namespace) -> int:
     agreement = opened(args.file)
+    if not 0 <= args.last <= agreement.values["runs"]:
+        raise FedGraphError(
+            f"--last {args.last}: expected a run from 0 to {agreement.values['runs']}, as {args.file} allows"
+        )
     with refusals():
         _book_lost(agreement, args.state, args.last)
         agreements.confirm(args.state, agreement.digest, audit_chain.read_head(args.state)["n"], args.last)
@@ -247,8 +260,9 @@ def described(
     from fedgraph_flwr.cli.describe import described as run_lines
     from fedgraph_flwr.cli.describe import link_rules
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.config.lookup import locate
+    from fedgraph_flwr.config.lookup import locate, named_code
     from fedgraph_flwr.config.repeating import unusual
+    from fedgraph_flwr.data.plugins import BASELINES, packages
     from fedgraph_flwr.methods.declared import uplink_of
     from fedgraph_flwr.methods.uplink import Relay, shown
 
@@ -270,10 +284,14 @@ def described(
     yield f"each run starts {begins.get(values['start'], 'with the model ' + values['start'])}"
     if values["changed"]:
         yield f"joined, left or counts otherwise since the version before: {', '.join(values['changed'])}"
-    yield from run_lines(cfg, values["runs"])
+    ours = (__name__.partition(".")[0], BASELINES, *packages())
+    if own := [target for target in named_code(cfg).values() if target.partition(".")[0].partition(":")[0] not in ours]:
+        yield f"NOT DESCRIBED, since this is no code of this package: {', '.join(own)}; read it before you sign"
+    else:
+        yield from run_lines(cfg, values["runs"])
     secure, noised = cfg.privacy.secagg, agreement.noised
     what = "one sum per round over all members" if secure else "each member's updates"
-    if link_rules(cfg) is None:
+    if not own and link_rules(cfg) is None:
         yield f"the coordinator learns: {what}{', with noise' if cfg.privacy.dp != 'none' else ''}; whatever the lines above name"
         relays = any(isinstance(one, Relay) for _, _, one in shown(uplink_of(locate(cfg.strategy.client), cfg)))
         model = "the model, and what is forwarded to it" if relays else "the model"
@@ -282,7 +300,7 @@ def described(
         yield "nodes compute each model: the coordinator can only deliver messages, or stop a run"
         yield f"a member that colludes with it moves the model by at most {cfg.privacy.max_update:g} a round (max_update)"
     bound = "no bound" if values["epsilon"] is None else f"at most {values['epsilon']:g}"
-    yield f"ε of all runs together: {bound}"
+    yield f"ε of all runs of agreements named {values['name']}: {bound}"
     if values["accepted"]:
         yield f"accepted: {values['accepted']}"
     yield from _waits(values["absent"], secure, noised)
@@ -293,7 +311,7 @@ def described(
     yield f"{_signed(agreement)}; digest {agreement.digest}"
 
 
-def _proofs(agreement: Agreement, peers: Path | None, own: str) -> dict[str, str]:
+def proofs_of(agreement: Agreement, peers: Path | None, own: str = "") -> dict[str, str]:
     """Return how members' keys are known, by name.
 
     Raises:
@@ -305,9 +323,7 @@ def _proofs(agreement: Agreement, peers: Path | None, own: str) -> dict[str, str
         files = [peers / f"{stem}.pub" for stem in (name, f"node_{client}")] if peers else []
         if file := next(filter(Path.is_file, files), None):
             if _public_text(file) != text:
-                raise FedGraphError(
-                    f"{agreement.path} has another key of {name} than {file}: ask {name} before you sign"
-                )
+                raise FedGraphError(f"{agreement.path} has another key of {name} than {file}: compare them with {name}")
             found[name] = f"as {file}"
         elif text == own:
             found[name] = "yours"

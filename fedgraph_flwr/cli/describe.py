@@ -5,6 +5,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate, method_params
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.declarations import model_name
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.uplink import (
@@ -59,6 +60,8 @@ def described(cfg: RunConfig, runs: int = 1) -> Iterator[str]:
 def link_rules(cfg: RunConfig) -> LinkRules | None:
     """Return the rules of a link; None: the run trains."""
     kind = locate(cfg.strategy.client)
+    if not (hasattr(kind, "uplink") and hasattr(kind, "Params")):
+        raise FedGraphError(f"strategy.client={cfg.strategy.client} is no client: expected module:Class of a method")
     rules = method_params(kind, cfg) if issubclass(kind.Params, LinkRules) else None
     return rules
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import audit_chain, flower_patches
-from fedgraph_flwr.fleet.agreements import RELEASES, Refused, remember
+from fedgraph_flwr.fleet.agreements import RELEASES, Refused, remember, remembered
 from fedgraph_flwr.fleet.certificates import WARNED
 from fedgraph_flwr.fleet.checking import Finding, admission, reach
 from fedgraph_flwr.fleet.keys import check_key
@@ -177,6 +177,7 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
         args.agreement = read_party(args.graph).path("agreement", args.graph.parent)
     if not args.agreement:
         return []
+    from fedgraph_flwr.cli.agree import proofs_of
     from fedgraph_flwr.launch.agreed import opened, refusals
 
     if not args.state:
@@ -190,6 +191,8 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
         file = agreement.path
         with refusals():
             agreement.check_signed()
+        if args.peers:
+            proofs_of(agreement, args.peers)
         if agreement.values["code"] == RELEASES and not args.trusted:
             raise FedGraphError(f"{file} has code: {RELEASES}: pass --trusted FILE with the keys that sign them")
         try:
@@ -197,6 +200,9 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
         except Refused as error:
             say(str(error))
             continue
+        others = {one.get("name", "") for one in remembered(args.state).values()} - {"", agreement.values["name"]}
+        if agreement.noised and others:
+            say(f"{', '.join(sorted(others))} and {file} count ε apart: max_epsilon of a policy bounds all together")
         say(f"this node accepts runs of {file} ({agreement.digest[:12]}), which {', '.join(agreement.signers)} signed")
     return ["--agreement", args.agreement.absolute(), "--state", args.state.absolute()]
 

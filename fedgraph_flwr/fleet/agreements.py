@@ -34,6 +34,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -97,6 +98,9 @@ _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _HEAD = b"fedgraph-flwr agreement\n"
 _NAME, _DIGEST = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile("[0-9a-f]{64}")
 _LIMIT = 1_000_000
+_BLANK = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
+"""Characters that count as printable and show nothing."""
+
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
 
 
@@ -162,7 +166,7 @@ class Agreement:
     @property
     def noised(self) -> bool:
         """Whether the sums of its runs carry noise."""
-        return _key(self.values["configuration"], "privacy", "dp", "none").startswith("distributed")
+        return str(_key(self.values["configuration"], "privacy", "dp", "none")).startswith("distributed")
 
     @property
     def signers(self) -> list[str]:
@@ -259,6 +263,7 @@ class Agreement:
                     f"{name} is version {values['version']} of '{values['name']}' and does not continue one that this node knows:"
                     " agree new --continues FILE, or another --name"
                 )
+            self._check_model(records)
             return
         if known["name"] != values["name"]:
             raise Refused(
@@ -287,6 +292,22 @@ class Agreement:
                 raise Refused(
                     f"{name} has another key of {member} than the version before, and that key did not sign: agree sign"
                     f" --key OLD --replaced {member}; a member that lost it leaves, and joins by another name"
+                )
+
+    def _check_model(self, records: Mapping[str, Any]) -> None:
+        """Refuse exact sums from a model in which other members of agreements that the node knows may have a part.
+
+        Raises:
+            Refused: members did not accept what the difference shows.
+        """
+        exact = _key(self.values["configuration"], "privacy", "secagg", False) and not self.noised
+        if self.values["start"] == SEED or self.values["accepted"] or not exact:
+            return
+        for one in records.values():
+            if "weights" in one and changes(one["weights"], self.counted):
+                raise Refused(
+                    f"{self.path.name} goes on from a model with other members than '{one['name']}', which this node knows, and"
+                    f" without noise: set start: {SEED}, or accepted: {DIFFERENCE}"
                 )
 
     def check_configuration(self, config: str) -> None:
@@ -378,13 +399,20 @@ def chosen(place: Path, digest: str) -> Agreement:
         Refused: there is none, or it is damaged.
     """
     files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
-    held = [read(path) for path in files]
-    for agreement in held:
+    known = []
+    for path in files:
+        try:
+            agreement = read(path)
+        except Refused as error:
+            known.append(str(error).replace(str(path), path.name))
+            continue
         if agreement.digest == digest:
             return agreement
-    known = ", ".join(f"{one.path.name} ({one.digest[:12]})" for one in held) or "none"
+        known.append(f"{path.name} ({agreement.digest[:12]})")
     wanted = f"the run is under agreement {digest[:12]}" if digest else "the run is under no agreement"
-    raise Refused(f"{wanted}, and this node accepts {known}: start it with fedgraph-flwr run --agreement FILE")
+    raise Refused(
+        f"{wanted}, and this node accepts {', '.join(known) or 'none'}: start it with fedgraph-flwr run --agreement FILE"
+    )
 
 
 def check(
@@ -535,13 +563,19 @@ def _problem(agreement: Agreement) -> str:
     if wrong:
         return f"{wrong[0]}={values[wrong[0]]!r} has another type than fedgraph-flwr agree new writes"
     config, noised = values["configuration"], agreement.noised
-    if hidden := [text for text in _texts(values) if not text.isprintable()]:
+    if hidden := [text for text in _texts(values) if not text.isprintable() or _BLANK.search(text)]:
         return f"{ascii(hidden[0])[:80]} has characters that no terminal shows as they are"
-    if not all(isinstance(name, str) for name in values["changed"]):
+    if any("${" in text for text in _texts(values)):
+        return "a text contains '${', which readers would resolve to their own values"
+    if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in values["changed"]):
         return "changed needs names of members"
+    if any(type(member) is dict and set(member) != {"client", "key"} for member in values["members"].values()):
+        return "a member has other keys than client and key"
+    if any(type(number) is not int for number in values["schema"]):
+        return "schema needs whole numbers"
     try:
         pins = agreement.pins
-        if sorted(pins) != list(range(len(values["members"]))):
+        if any(type(client) is not int for client in pins) or sorted(pins) != list(range(len(values["members"]))):
             return "members need the client numbers 0, 1, 2, …, each once"
         if len({key_text(key) for key in pins.values()}) < len(pins):
             return "two members have one key"
@@ -576,14 +610,18 @@ def _problem(agreement: Agreement) -> str:
             coordinator == CURIOUS or (values["absent"] == FORBIDDEN and start == SEED and len(pins) > 2),
             f"coordinator={VERIFIED} needs three members or more, absent={FORBIDDEN}, and start={SEED}",
         ),
+        (
+            len(values["purpose"]) <= 200 and "  " not in values["purpose"],
+            "purpose: expected at most 200 characters, one space at a time",
+        ),
         (values["absent"] in (FORBIDDEN, ALLOWED), f"absent={values['absent']!r}: expected {FORBIDDEN} or {ALLOWED}"),
         (
             values["absent"] == FORBIDDEN or noised,
             f"absent={ALLOWED} needs privacy.dp=distributed: a sum with a member and one without it show its update",
         ),
         (
-            values["epsilon"] is None or values["epsilon"] > 0,
-            f"epsilon={values['epsilon']}: expected more than 0, or null",
+            values["epsilon"] is None or 0 < values["epsilon"] <= 1e12,
+            f"epsilon={str(values['epsilon'])[:40]}: expected more than 0, or null; at most 1e12",
         ),
         (right_weights, f"weights: expected {UNIFORM}, or a whole number above 0 for each member"),
         (
@@ -674,8 +712,8 @@ def _repeats(text: str) -> bool:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file so that a power cut leaves the old or the new content."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w") as file:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # a name that nobody can link elsewhere beforehand
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -141,6 +141,16 @@ def test_show_says_what_others_learn_from_a_sum(folder, capsys):
             lambda v: v.update(purpose="rings\n\u03b5 of all runs together: at most 1"),
             "has characters that no terminal shows",
         ),
+        (lambda v: v.update(purpose="rings\u3164"), "has characters that no terminal shows"),
+        (lambda v: v.update(purpose="rings" + 80 * " " + "members: alice"), "purpose: expected at most 200 characters"),
+        (lambda v: v.update(purpose="${oc.env:HOME}"), "which readers would resolve to their own values"),
+        (lambda v: v.update(changed=["members: alice"]), "changed needs names of members"),
+        (lambda v: v["members"]["bob"].update(client=True), "members need the client numbers"),
+        (lambda v: v["members"]["bob"].update(client=1.0), "members need the client numbers"),
+        (lambda v: v["members"]["bob"].update(note="trusted"), "a member has other keys than client and key"),
+        (lambda v: v.update(schema=["any"]), "schema needs whole numbers"),
+        (lambda v: v.update(epsilon=10**400), "expected more than 0, or null; at most 1e12"),
+        (lambda v: v["configuration"]["privacy"].update(dp=3), "lacks the signature of alice, bob, carol"),
         (lambda v: v.update(purpose="rings\x1b[8m"), "has characters that no terminal shows"),
         (lambda v: v["configuration"].update({"x\u202e": 1}), "has characters that no terminal shows"),
     ],
@@ -233,7 +243,9 @@ def test_a_power_cut_leaves_the_record_of_an_answered_run(folder, monkeypatch):
     agreement, synced = agree(), []
     monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").resolve()))
     accepted(agreement, run_of(agreement), folder / "state")
-    assert [path.name for path in synced] == [".agreements.json.part", "state"]
+    file, state = synced
+    assert file.name.startswith(".agreements.json.")
+    assert state == folder / "state"
 
 
 def test_an_owner_withdraws(folder, capsys):
@@ -290,6 +302,11 @@ def test_several_agreements_are_told_apart_by_their_digests(folder):
         assert (
             check(folder / "held", run_of(one), BUNDLE, 7, folder / "state", NOW).values["name"] == one.values["name"]
         )
+    (folder / "held" / "bad.yaml").write_text("x: [")
+    (folder / "held" / "draft.yaml").write_text(yaml.safe_dump(agreement.values | {"runs": 0}))
+    assert check(folder / "held", run_of(agreement, 2), BUNDLE, 7, folder / "state", NOW), "whatever else is there"
+    for name in ("bad", "draft"):
+        (folder / "held" / f"{name}.yaml").rename(folder / f"{name}.txt")
     with pytest.raises(Refused, match=r"under agreement 000000000000, and this node accepts one.yaml \("):
         check(folder / "held", {"config": json.dumps({"agreement": f"{'0' * 64}/1"})}, BUNDLE, 7, folder / "state", NOW)
 
@@ -527,7 +544,7 @@ def refusal(agreement, run, state):
     return str(error.value)
 
 
-def test_a_member_changes_its_key_with_the_old_one(folder):
+def test_a_member_changes_its_key_with_the_old_one(folder, capsys):
     make_node(folder / "bob-new")
     first = agree()
     accepted(first, run_of(first), folder / "state")
@@ -536,7 +553,12 @@ def test_a_member_changes_its_key_with_the_old_one(folder):
         refusal(stolen, run_of(stolen), folder / "state")
     )
     forged = version(2, first, old=["bob"])
-    assert main(["agree", "sign", str(forged.path), "--key", "mallory", "--replaced", "bob", *CODE]) == 0
+    signs = ["agree", "sign", str(forged.path), "--replaced", "bob", *CODE, "--key"]
+    capsys.readouterr()
+    assert main([*signs, "mallory"]) == 2
+    assert "this key is not that of bob in agreement.yaml" in capsys.readouterr().err
+    forged.sign(check_key(Path("mallory")), "bob")
+    write(forged)
     assert "that key did not sign" in refusal(read(forged.path), run_of(forged), folder / "state")
     second = version(2, first, "bob", old=["bob"])
     assert second.values["changed"] == []
@@ -645,7 +667,7 @@ def test_a_member_sees_and_proves_the_keys_of_the_others(folder, capsys):
     write(agreement)
     for words in (signs, ["agree", "show"]):
         assert main([*words, "--peers", "."]) == 2
-        assert "agreement.yaml has another key of bob than bob.pub: ask bob before you sign" in capsys.readouterr().err
+        assert "agreement.yaml has another key of bob than bob.pub: compare them with bob" in capsys.readouterr().err
     assert read(yaml_file()).signers == []
 
 
@@ -744,3 +766,71 @@ def test_a_link_says_what_peers_read(folder, capsys):
     out = shown_link()
     assert "each peer learns which identities both have" in out
     assert "reads columns" not in out
+
+
+def test_signing_follows_no_link_that_came_with_the_file(folder):
+    """A folder of another member's may link every name that could be guessed to a file of the signer's."""
+    assert new() == 0
+    (folder / "home").write_text("mine")
+    for ending in ("part", "tmp", "new"):
+        (folder / f".agreement.yaml.{ending}").symlink_to(folder / "home")
+    assert main(["agree", "sign", "--key", "alice", *CODE]) == 0
+    assert read(yaml_file()).signers == ["alice"]
+    assert (folder / "home").read_text() == "mine"
+    assert not yaml_file().is_symlink()
+
+
+@pytest.mark.parametrize(("client", "said"), [("evil:Client", "NOT DESCRIBED"), ("os:system", "NOT DESCRIBED")])
+def test_show_imports_nothing_that_a_file_names(folder, capsys, monkeypatch, client, said):
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "evil.py").write_text("raise SystemExit('imported')")
+    assert new() == 0
+    agreement = read(yaml_file())
+    agreement.values["configuration"]["strategy"]["client"] = client
+    write(agreement)
+    capsys.readouterr()
+    assert main(["agree", "show", *CODE]) == 0
+    out = capsys.readouterr().out
+    assert f"{said}, since this is no code of this package: {client}; read it before you sign" in out
+    agreement.values["configuration"]["strategy"]["client"] = "fedgraph_flwr.fleet.keys:Places"
+    write(agreement)
+    assert main(["agree", "show", *CODE]) == 2
+    assert "is no client: expected module:Class of a method" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("last", ["-5", "3", "99999999999"])
+def test_a_confirmed_run_is_one_of_the_agreement(folder, capsys, last):
+    agree()
+    assert main(["agree", "confirm", "--state", "state", "--last", last]) == 2
+    assert f"--last {last}: expected a run from 0 to 2, as agreement.yaml allows" in capsys.readouterr().err
+
+
+def test_another_name_does_not_hide_who_joined(folder):
+    """Sums without noise from one model, over other members than those of an agreement that a node knows."""
+    secure = [*WORDS, "privacy.secagg=true", "strategy.weighting=uniform"]
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    members = (*MEMBERS, "mallory")
+    words = [*secure, "num_clients=4"]
+    for sentence in ("", agreements.DIFFERENCE):
+        assert new(*words, members=members, name="r1ngs", start="continues", out="other.yaml") == 0
+        other = read(Path("other.yaml"))
+        other.values["accepted"] = sentence
+        for name in members:
+            other.sign(check_key(Path(name)))
+        write(other)
+        run = run_of(other, words=words)
+        if sentence:
+            assert accepted(other, run, folder / "state")
+        else:
+            assert "goes on from a model with other members than 'rings'" in refusal(other, run, folder / "state")
+
+
+def test_a_node_compares_an_agreement_with_the_keys_that_its_owner_pinned(folder, capsys, monkeypatch):
+    agree()
+    (folder / "peers").mkdir()
+    (folder / "peers" / "node_1.pub").write_text(Path("mallory.pub").read_text())
+    monkeypatch.setattr("fedgraph_flwr.cli.node.supernode_options", lambda args: [])
+    words = ["node", "--server", "h:1", "--key", "k", "--graph", "g.safetensors", "--agreement", "agreement.yaml"]
+    assert main([*words, "--state", "s", "--peers", "peers"]) == 2
+    assert "agreement.yaml has another key of bob than peers/node_1.pub" in capsys.readouterr().err
