@@ -21,7 +21,6 @@ from fedgraph_flwr.fleet.monitor import monitor
 from fedgraph_flwr.fleet.processes import free_port
 from fedgraph_flwr.fleet.status import RunStatus
 from fedgraph_flwr.secure.audit_numbers import AuditNumbers
-from tests.fleet.test_status import INFOS, watched
 from tests.support import wait_for
 
 FOLDER = Path(__file__).parents[2] / "docs" / "fleet"
@@ -52,17 +51,24 @@ def test_the_dashboard_has_the_structure_that_grafana_imports():
         assert len({*names}) == len(names)
 
 
-def grow(folder: Path) -> None:
-    """Let a run's counters grow: another exchange with a refused and a late reply, and one of its round."""
+INFOS = [
+    {"node": "11", "party": "bank_a", "status": "online", "online_since": "2026-11-28 08:00:00Z", "offline_since": ""},
+    {"node": "22", "party": "bank_b", "status": "offline", "online_since": "", "offline_since": "2026-11-28 08:01:00Z"},
+]
+
+
+def exchange(folder: Path, number: int) -> None:
+    """An exchange of a run with a refused and a late reply, its round, and the requests of the next."""
     with run_identity(1):
         status = RunStatus(folder, 5, strategy="fedavg", rounds=6)
-        status.add_up(json.loads((folder / "status.json").read_text()))
+        if number > 1:
+            status.add_up(json.loads((folder / "status.json").read_text()))
         status.late(22)
         costs = {"seconds": 2.0, "bytes_up": 10, "bytes_down": 20}
-        status.exchanged("train", 2, costs, {22: "rounds=500 exceeds 200"}, {22: "refused"})
+        status.exchanged("train", number, costs, {22: "rounds=500 exceeds 200"}, {22: "refused"})
         spent = {"epsilon": 0.5, "delta": 1e-5, "budget": 2.0}
-        status.took_round({"round": 2, "seconds": 2.0, "privacy": spent})
-        status.asked("train", 3, [11, 22])
+        status.took_round({"round": number, "seconds": 2.0, "privacy": spent})
+        status.asked("train", number + 1, [11, 22])
 
 
 @pytest.mark.slow
@@ -73,8 +79,8 @@ def test_a_real_prometheus_answers_each_panel_and_loads_the_rules(tmp_path, monk
     monkeypatch.setattr("fedgraph_flwr.cli.server.node_infos", lambda name: INFOS)
     monkeypatch.setattr("fedgraph_flwr.cli.server.runs", lambda name: [{"status": "pending"}])
     assert main(["fleet", "init", str(tmp_path / "keys")]) == 0
-    with run_identity(1):
-        folder = watched(tmp_path)
+    (folder := tmp_path / "runs" / "first").mkdir(parents=True)
+    exchange(folder, 1)
     health = Health("https://127.0.0.1:1", tmp_path / "keys" / "ca.crt", folder.parent)
     health.superexec = SimpleNamespace(up=True, restarts=0)
     parties = Parties("fleet", folder.parent)
@@ -109,7 +115,7 @@ def test_a_real_prometheus_answers_each_panel_and_loads_the_rules(tmp_path, monk
             return False
 
         wait_for(begun, "Prometheus to read both pages", 60)
-        grow(folder)
+        exchange(folder, 2)
         note_request(state)
         expressions = {panel["title"]: [t["expr"] for t in panel["targets"]] for panel in DASHBOARD["panels"]}
         for title, several in expressions.items():
