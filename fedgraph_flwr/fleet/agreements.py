@@ -607,8 +607,8 @@ def _problem(agreement: Agreement) -> str:
             f"coordinator={values['coordinator']!r}, and privacy.coordinator={coordinator} of the configuration",
         ),
         (
-            coordinator == CURIOUS or (values["absent"] == FORBIDDEN and start == SEED and len(pins) > 2),
-            f"coordinator={VERIFIED} needs three members or more, absent={FORBIDDEN}, and start={SEED}",
+            coordinator == CURIOUS or (values["absent"] == FORBIDDEN and start in (SEED, CONTINUES) and len(pins) > 2),
+            f"coordinator={VERIFIED} needs three members or more, absent={FORBIDDEN}, and start={SEED} or {CONTINUES}",
         ),
         (
             len(values["purpose"]) <= 200 and "  " not in values["purpose"],

@@ -65,7 +65,8 @@ def check_start(
             )
         return
     if client.cfg.init:
-        _check_earlier(client, received, root)
+        if not client.protection.verified:  # else a certificate says which model it is
+            _check_earlier(client, received, root)
         return
     reseed(derive_seed(client.cfg.seed, "model"), client.device)
     first = client.build_model().to(client.device, client.dtype).state_dict()

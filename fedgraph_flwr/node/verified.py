@@ -8,6 +8,7 @@ It trains on nothing else than what the replica of the server's half requests fr
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fedgraph_flwr.clients.replies import announced
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import Refusal
+from fedgraph_flwr.fleet.agreements import Agreement, remembered
 from fedgraph_flwr.methods.downlink import SCALARS
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, sizes_of
 from fedgraph_flwr.node.node import Node
@@ -140,6 +142,7 @@ class Verified:
             )
         assert isinstance(client.protection, Masked)
         self.client, self.folder, self.member = client, folder, client.protection.member
+        self.earlier = _earlier(node, client, agreement) if client.cfg.init else None
         self.own = client.graph.client
         self.run = node.sent_cfg.agreement
         weights, text = agreement.weights or {}, announced(client)
@@ -177,7 +180,7 @@ class Verified:
     def replica(self) -> Any:
         """The replica of the server's half."""
         with torch.random.fork_rng(devices=[]):
-            return locate(REPLICA)(self.client.cfg, self.described)
+            return locate(REPLICA)(self.client.cfg, self.described, self.earlier)
 
     # --- before a reply ---------------------------------------------------------------------------
 
@@ -223,6 +226,12 @@ class Verified:
         clients = ArrayField((some,), "int64", 0, LARGEST)
         signatures, hashed = ArrayField((some, 96), "uint8"), ArrayField((32,), "uint8")
         consents = ArrayField((some, SIGNED), "uint8")
+        terms = {
+            CLIENTS: clients,
+            TERMS: ArrayField((some, size), "uint64"),
+            HELPERS: clients,
+            SHARES: ArrayField((some, count, LIMBS), "uint32", 0, PRIME - 1),
+        }
         forms = {
             AGREE: {
                 SURVIVORS: clients,
@@ -230,14 +239,8 @@ class Verified:
                 STATEMENTS: signatures,
             },
             UNMASK: {SIGNERS: clients, CONSENT: consents, STATEMENTS: signatures},
-            OPEN: {
-                STATE: hashed,
-                CLIENTS: clients,
-                TERMS: ArrayField((some, size), "uint64"),
-                HELPERS: clients,
-                SHARES: ArrayField((some, count, LIMBS), "uint32", 0, PRIME - 1),
-            },
-            CERTIFY: {STATE: hashed} if STATE in part else {SIGNERS: clients, CONSENT: signatures},
+            OPEN: {STATE: hashed, **(terms if request.round else {})},
+            CERTIFY: {SIGNERS: clients, CONSENT: signatures},
             CLOSE: (closing := {SIGNERS: clients, CONSENT: signatures, BEFORE: hashed}),
             PUBLISH: closing if part else {},
         }
@@ -299,7 +302,7 @@ class Verified:
     def _model(self) -> Arrays:
         prefix = "arrays/"
         state = self.state(self.record.round) if self.record.round >= 0 else {}
-        return {n[len(prefix) :]: a for n, a in state.items() if n.startswith(prefix)}
+        return _below(state, prefix)
 
     def _check_list(self, request: Request, part: Arrays) -> None:
         """Refuse a list of terms of which one has no statement at this position."""
@@ -413,7 +416,7 @@ class Verified:
         """
         part, phase = self._part(request), request.phase
         found: dict[str, Arrays] = {}
-        if phase == OPEN:
+        if phase == OPEN and request.round:
             self._open(request, part)
         if phase == CLOSE:
             self._close(request, part, request.round)
@@ -463,7 +466,9 @@ class Verified:
                 f" is {record.round}"
             )
         if not server_round:
-            return digest(self.replica.start).hex(), dict(self.replica.start)
+            unknown = self.client.cfg.init and self.earlier is None
+            start = {} if unknown else dict(self.replica.start)
+            return digest(start).hex(), start
         if not record.next:
             raise Refusal(f"round {server_round} is not over: its sum was not opened here")
         return record.next, self.state(server_round)
@@ -476,7 +481,7 @@ class Verified:
         (name, own), proposed = self._next(request.round), request.groups.get(PROPOSAL, {})
         if STATE in part and part[STATE].tobytes().hex() != name:
             return {}
-        if STATE not in part and request.phase == CERTIFY:
+        if request.phase == CERTIFY:
             name = digest(proposed).hex()
             text = Certificate(self._end(request.round), bytes.fromhex(name))
             if not alike(own, proposed):
@@ -486,6 +491,10 @@ class Verified:
             if not part[SIGNERS].size:
                 raise Refusal("no member signed the proposed model")
             self._check_signed(int(part[SIGNERS][0]), text, text.content, part[CONSENT][0])
+        if not own:
+            raise Refusal(
+                "this node has no certified model of an earlier run: it adopts that of other members"
+            )
         if self.record.signed not in ("", name):
             raise Refusal(f"this node signed another model of round {request.round}")
         self.record.signed = name
@@ -514,6 +523,28 @@ class Verified:
         return Position(
             self.run, server_round, CERTIFY, 0, before or bytes.fromhex(self.record.before)
         )
+
+
+def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> Arrays | None:
+    """Return the last certified parameters of the latest run before, of this version of the agreement or the one before it.
+
+    None: this node trained in none.
+    """
+    current, _, number = node.sent_cfg.agreement.partition("/")
+    records = remembered(Path(node.root))
+    for version in (current, agreement.values["continues"]):
+        runs = sorted(map(int, records.get(version, {}).get("runs", ())), reverse=True)
+        for k in runs if version != current else [k for k in runs if k < int(number)]:
+            names = f"{version[32:]}-{k}", client.cfg.strategy.name, client.graph.client
+            folder = StateFolder(node.root, *names)
+            known = folder.read_record(FILE)
+            if known and known["round"] > 0:
+                return _below(folder.read_state(FILE, known["round"]), "arrays/")
+    return None
+
+
+def _below(arrays: Arrays, prefix: str) -> Arrays:
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def _keys(text: str) -> np.ndarray:

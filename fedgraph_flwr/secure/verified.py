@@ -12,9 +12,9 @@
                         up: a signature of the certificate, if that is the state which the node computed
     secagg_keys         down: t signatures of the certificate, with the next round's first request
 
-In the set-up, ``verified_certify`` replaces ``verified_open``; the last round ends with ``verified_close``, which has the
-certificate. Processors round differently: if fewer than t sign, the others get the state that a member signed
-(``verified_certify``), and sign it if theirs is `alike`; if none signed, the lowest sends its own (``verified_propose``).
+In the set-up, ``verified_open`` has the digest alone; the last round ends with ``verified_close``, which has the certificate.
+Processors round differently: if fewer than t sign, the others get the state that a member signed (``verified_certify``), and
+sign it if theirs is `alike`; if none signed, the lowest sends its own (``verified_propose``).
 
 t = ⌊2N/3⌋ + 1, so two lists or certificates at one position need 2t − N > N/3 members that sign twice. Each node computes the
 next state from the opened sums, and trains on a model that it computed, or adopted with a certificate.

@@ -112,7 +112,10 @@ class Replay(Exchange):
 
 
 def replayed_setup(
-    cfg: RunConfig, clients: Mapping[int, ClientInfo], opened: Iterable[Opened]
+    cfg: RunConfig,
+    clients: Mapping[int, ClientInfo],
+    opened: Iterable[Opened],
+    start: Arrays | None = None,
 ) -> GraphStrategy:
     """Return a strategy after its set-up.
 
@@ -120,11 +123,12 @@ def replayed_setup(
         cfg: the run's configuration.
         clients: the clients' descriptions.
         opened: what was opened in the set-up.
+        start: the shared parameters with which the run begins; None: those of its seed.
     """
     strategy: GraphStrategy = locate(cfg.strategy.server)(cfg)
     strategy.bind(clients)
     strategy.connect(Replay(strategy, opened))
-    strategy.adopt(strategy.initial_arrays())
+    strategy.adopt(start or strategy.initial_arrays())
     strategy.set_up()
     return strategy
 

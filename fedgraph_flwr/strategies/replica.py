@@ -1,6 +1,7 @@
 """The server's half of a run at its nodes, which make each round for themselves (`fedgraph_flwr.secure.verified`)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,15 +31,21 @@ class Replica:
     Args:
         cfg: the run's configuration.
         descriptions: of all members.
+        start: the shared parameters with which the run begins; None: those of its seed.
 
     Attributes:
         start: the state after the set-up.
     """
 
-    def __init__(self, cfg: RunConfig, descriptions: Mapping[int, Mapping[str, Any]]):
+    def __init__(
+        self,
+        cfg: RunConfig,
+        descriptions: Mapping[int, Mapping[str, Any]],
+        start: Arrays | None = None,
+    ):
         clients = {c: ClientInfo(c, c, dict(text)) for c, text in descriptions.items()}
         self.members = sorted(clients)
-        self.strategy = replayed_setup(cfg, clients, [])
+        self.strategy = replayed_setup(replace(cfg, init=""), clients, [], start)
         self.start = state_of(self.strategy, self.strategy.arrays)
 
     def missing(

@@ -1,6 +1,7 @@
 """Rounds that every node computes: the bits of a server that follows the protocol, and attacks by one that does not."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import re
@@ -11,13 +12,14 @@ import pytest
 
 from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import verified as node_verified
+from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.secure import noise, policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
@@ -26,8 +28,8 @@ from fedgraph_flwr.strategies.replica import Replica
 from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN
 from tests.conftest import client_graph
 from tests.nodes import agreed, party_nodes
-from tests.safety.coordinator import Refused, keys_of
-from tests.safety.schedules import Broken, watched
+from tests.safety.coordinator import Coordinator, Refused, keys_of
+from tests.safety.schedules import KINDS, Broken, Player, watched
 from tests.safety.verified_schedules import VerifiedPlayer, record_of, rounded
 from tests.support import assert_same_arrays
 
@@ -53,13 +55,13 @@ def members(tmp_path, monkeypatch, run):
     monkeypatch.setattr(beginning, "seed_of", lambda run, nonces: 7)
     monkeypatch.setattr(node_beginning, "own_seed", lambda run, secret: 8)
 
-    def go(name, *words, **values):
+    def go(name, *words, number=1, **values):
         given = [*WORDS, *words, f"graph={tmp_path / 'graphs'}"]
         file = tmp_path / f"{name}.yaml"
         digest = agreed(file, compose(given), tmp_path / "keys", name=name, **values)
         graphs = sorted((tmp_path / "graphs").glob("*.safetensors"))
         party_nodes(monkeypatch, graphs, tmp_path / "policy.yaml", tmp_path / "state", tmp_path / "keys", file)
-        return run(*given, f"agreement={digest}/1")
+        return run(*given, f"agreement={digest}/{number}")
 
     return go
 
@@ -106,6 +108,20 @@ def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(member
 
 
 @pytest.mark.slow
+def test_a_run_continues_with_the_last_certified_model(members):
+    """The bits of a curious run; whatever folder the operator names, nodes begin with the model that they certified."""
+    done = []
+    for name, more in (("curious", []), ("verified", VERIFIED)):
+        first = members(name, *more, start="continues")
+        done.append(members(name, *more, f"init={first.out}", number=2, start="continues"))
+    assert_same_arrays(done[0].arrays, done[1].arrays)
+    other = members("other", "seed=5")
+    third = members("verified", *VERIFIED, f"init={other.out}", number=3, start="continues")
+    usual = members("curious", f"init={done[0].out}", number=3, start="continues")
+    assert_same_arrays(third.arrays, usual.arrays)
+
+
+@pytest.mark.slow
 def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, monkeypatch):
     """One rounding of each number; a larger difference ends the run, since all of three members have to certify."""
     usual, own, step = members("verified", *VERIFIED), Replica.after, np.float32(1e-3)
@@ -124,6 +140,8 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
     def replica(self):
         found = machine(self)
         found.own = self.own
+        if self.own == 2:
+            found.start = rounded(found.start)
         return found
 
     monkeypatch.setattr(node_verified.Verified.replica, "func", replica)
@@ -201,7 +219,7 @@ def test_an_agreement_says_what_its_configuration_says(tmp_path):
     cfg = compose([*WORDS, *VERIFIED])
     for values, reason in (
         ({"coordinator": "curious"}, "and privacy.coordinator=verified of the configuration"),
-        ({"start": "continues"}, "coordinator=verified needs three members or more, absent=forbidden, and start=seed"),
+        ({"start": 64 * "a"}, "coordinator=verified needs three members or more, absent=forbidden, and start=seed or"),
     ):
         with pytest.raises(Exception, match=reason):
             agreed(tmp_path / "agreement.yaml", cfg, tmp_path / "keys", **values)
@@ -461,6 +479,36 @@ def test_a_member_that_missed_a_round_adopts_what_others_certified(player):
     assert record_of(run, 3)["round"] == 2
     player._round(run, 3, {})
     assert [record_of(run, c)["round"] for c in range(4)] == [3] * 4
+
+
+def test_a_new_member_adopts_the_start_that_others_certified(tmp_path, uncounted):
+    """It signs none; a model that a member chose is certified by nobody."""
+    found = VerifiedPlayer(tmp_path / "of", "verified", seed=3, rate=0)
+    words = [*KINDS["verified"], "privacy.scores=none"]
+    found.owner = Coordinator(tmp_path / "members", *words, members=4, runs=9, start="continues")
+    found.cfg = dataclasses.replace(resolved(found.owner.cfg), init="earlier")
+    with watched():
+        first = found._run(1)
+        first.cfg = dataclasses.replace(first.cfg, init="")
+        for node in first.nodes:
+            node.context.run_config = {"config": to_json(first.cfg), "overrides": ""}
+        found._begin(first)
+        found._round(first, 1, {})
+        last = found._model(first)
+        (earlier,) = (tmp_path / "members" / "state_3").glob("fedavg-*")
+        shutil.rmtree(earlier)
+        second = found._run(2)
+        Player._begin(found, second)
+        found.before = verified.first(second.cfg.agreement)
+        chosen = {"arrays/" + name: array + np.float32(1) for name, array in last.items()}
+        refused(second, 1, CERTIFY, 0, found.proposed(second, 0, chosen, 0), "not the one that this node computed")
+        refused(second, 3, PROPOSE, 0, None, "adopts that of other members")
+        found.proposal, found.signed, found.closing = {}, {}, {}
+        found.certify(second, 0)
+        assert [record_of(second, c)["round"] for c in range(4)] == [0] * 4
+        assert_same_arrays(found._model(second), last)
+        found._round(second, 1, {})
+        assert record_of(second, 3)["round"] == 1
 
 
 def test_replay_over_runs(player, uncounted):
