@@ -509,10 +509,12 @@ def sweep(
         fg.sweep(strategy=["fedavg", "fedprox"], seed=range(3), dataset="csbm", **{"train.lr": [0.01, 0.003]})
         fg.sweep("sweep.yaml")
         fg.sweep(graphs, strategy=["fedavg", "fedprox"], seed=range(3))
+        fg.sweep(lambda seed: [draw(seed), draw(seed + 100)], strategy=["fedavg", "fedprox"], seed=range(3))
 
     Args:
         overrides: ``key=value,value`` as on the command line, or one sweep file; or a graph, or a list of graphs.
-        data: as of `run`. The graph is stored in the folder of the results, and each run partitions it.
+        data: as of `run`. The graph is stored in the folder of the results, and each run partitions it. Or a function that
+            returns the graph, or a list of graphs, of a seed.
         graphs: as of `run`. They are stored in the folder of the results, once per seed, which draws their split.
         classes: as of `run`.
         target: as of `run`.

@@ -487,6 +487,19 @@ def test_a_sweep_takes_graphs_in_memory_as_a_run_does(folder):
         assert "| shops |" in markdown
 
 
+def test_a_sweep_takes_a_function_that_returns_the_graphs_of_a_seed(folder):
+    keys = {"dataset": "shops", "rounds": 2, "strategy": "fedavg", "progress": False}
+    cut = {"partition": "random", "num_clients": 2}
+    for make, more in ((lambda seed: [data(seed), data(seed + 5)], {}), (data, cut)):
+        swept = fg.sweep(make, **more, **keys, seed=[1, 2], baselines=False)
+        assert swept.rows.parameters.nunique() == 2
+        for row in swept.rows.itertuples():
+            assert row.parameters == parameters(fg.run(make(row.seed), **more, **keys, seed=row.seed).path)
+        assert f"Made by `fg.sweep({make.__name__}, " in swept.path.with_suffix(".md").read_text()
+    with pytest.raises(fg.FedGraphError, match="with masks, or without, for every seed"):
+        fg.sweep(lambda seed: data(seed, **(dict.fromkeys(("train_mask", "val_mask", "test_mask")) if seed else {})), **cut, **keys, seed=[0, 1])
+
+
 @pytest.mark.parametrize(
     ("given", "keys", "message"),
     [

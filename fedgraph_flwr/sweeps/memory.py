@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isroutine
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ class Stored:
 def stored(
     given: Sequence[str], folder: Path, data: Any, graphs: Sequence[Any] | None, classes: Sequence[str], target: str
 ) -> Stored:
-    """Store one graph, which each run partitions, or one graph per client.
+    """Store one graph, which each run partitions, or one graph per client; of each seed, if a function makes them.
 
     Args:
         given: ``key=value,value`` of the sweep.
         folder: folder of its results.
-        data: the graph; None with ``graphs``.
+        data: the graph, or a function that returns graph or graphs of a seed; None with ``graphs``.
         graphs: graphs of the clients; None with ``data``.
         classes: as of `fedgraph_flwr.run`.
         target: as of `fedgraph_flwr.run`.
@@ -51,6 +52,20 @@ def stored(
         FedGraphError: a key that graphs in memory replace, or that changes their files between runs; errors of `objects`.
     """
     values = {key: value for key, _, value in (word.partition("=") for word in given)}
+    seeds = seeds_of(values.get("seed", "0"), "seed=")
+    if isroutine(data):
+        made = {}
+        for seed in seeds:
+            one = data(seed)
+            held = (None, one) if isinstance(one, list | tuple) else (one, None)
+            made[seed] = stored([*given, f"seed={seed}"], folder, *held, classes, target)
+        # defaults and, last, the place of the graphs
+        first, *others = ([word for word in one.words[:-1] if not word.startswith("seed=")] for one in made.values())
+        if any(other != first for other in others):
+            raise FedGraphError("the function of seeds must return graphs with masks, or without, for every seed")
+        words = [*first, f"seed={values.get('seed', '0')}", made[seeds[0]].words[-1]]
+        command = f"fg.sweep({', '.join([data.__name__, *map(repr, given)])})"
+        return Stored(words, {seed: [one.words[-1]] for seed, one in made.items()}, command)
     words = [word for word in given if not word.startswith("dataset=")]
     several = graphs is not None
     name = objects.name_of(values.get("dataset"), words, several)
@@ -80,7 +95,6 @@ def stored(
             raise FedGraphError(
                 f"strategy={method} keeps each client's node types private, so its files differ: {loop}"
             )
-    seeds = seeds_of(values.get("seed", "0"), "seed=")
     folders = {}
     for seed in seeds:
         cfg = configuration([*defaults, *split, f"seed={seed}", f"num_clients={len(graphs)}"])
