@@ -496,8 +496,9 @@ def test_a_sweep_takes_a_function_that_returns_the_graphs_of_a_seed(folder):
         for row in swept.rows.itertuples():
             assert row.parameters == parameters(fg.run(make(row.seed), **more, **keys, seed=row.seed).path)
         assert f"Made by `fg.sweep({make.__name__}, " in swept.path.with_suffix(".md").read_text()
+    bare = dict.fromkeys(("train_mask", "val_mask", "test_mask"))
     with pytest.raises(fg.FedGraphError, match="with masks, or without, for every seed"):
-        fg.sweep(lambda seed: data(seed, **(dict.fromkeys(("train_mask", "val_mask", "test_mask")) if seed else {})), **cut, **keys, seed=[0, 1])
+        fg.sweep(lambda seed: data(seed, **(bare if seed else {})), **cut, **keys, seed=[0, 1])
 
 
 @pytest.mark.parametrize(

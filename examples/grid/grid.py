@@ -24,8 +24,8 @@ import fedgraph_flwr as fg
 
 MODELS = {"gcn": ["fedavg", "fedgcn", "central"], "sage": ["fedavg", "central"]}
 METHODS = {"local": "own", "fedavg": "FedAvg", "fedgcn": "FedGCN", "central": "pooled"}
-KEYS = {"train.lr": 0.01, "train.local_steps": 5, "train.loss": "weighted", "model.hidden": 64}
-SCORES = {"evaluation.metric": "average_precision", "evaluation.every": 5}
+KEYS: dict[str, Any] = {"train.lr": 0.01, "train.local_steps": 5, "train.loss": "weighted", "model.hidden": 64}
+SCORES: dict[str, Any] = {"evaluation.metric": "average_precision", "evaluation.every": 5}
 TRAIN, VAL = 0.5, 0.2
 """Shares of the load cases."""
 

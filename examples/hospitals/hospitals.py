@@ -27,17 +27,17 @@ SHARES = (0.5, 0.3, 0.2)
 TRAIN, VAL, NEIGHBOURS = 0.3, 0.2, 5
 """Shares of a hospital's patients with a label for training and for validation; how many similar patients each is joined to."""
 
-MODELS = {"GCN": {"name": "gcn"}, "linear": {"name": "mlp", "layers": 1, "dropout": 0}}
+MODELS: dict[str, dict[str, Any]] = {"GCN": {"name": "gcn"}, "linear": {"name": "mlp", "layers": 1, "dropout": 0}}
 METHODS = {"Local": "own", "fedavg": "federated", "central": "pooled"}
-KEYS = {"train.lr": 0.03, "train.weight_decay": 0.0, "evaluation.average": "test_nodes"}
-PRIVACY = {
-    "unit": "row",
-    "dp": "local",
-    "rows": 50,  # public: about a hospital's number of training patients
-    "batch": 0,
-    "delta": 0.01,
-    "clipping_norm": 1.0,
-    "scores": "none",
+KEYS: dict[str, Any] = {"train.lr": 0.03, "train.weight_decay": 0.0, "evaluation.average": "test_nodes"}
+PRIVACY: dict[str, Any] = {
+    "privacy.unit": "row",
+    "privacy.dp": "local",
+    "privacy.rows": 50,  # public: about a hospital's number of training patients
+    "privacy.batch": 0,
+    "privacy.delta": 0.01,
+    "privacy.clipping_norm": 1.0,
+    "privacy.scores": "none",
 }
 COLUMNS = ["model", "method", "seed", "all", "A", "B", "C"]
 
@@ -79,18 +79,17 @@ def private(seed: int, noise: float, rounds: int, folder: Path) -> dict[str, Any
         dataset="hospitals",
         strategy="fedgrad",
         model=MODELS["linear"],
-        privacy={**PRIVACY, "noise_multiplier": noise},
         rounds=rounds,
         seed=seed,
         out=folder / f"private-{noise:g}-{seed}",
         overwrite=True,
         progress=False,
-        **KEYS | {"train.lr": 0.3},
+        **KEYS | PRIVACY | {"privacy.noise_multiplier": noise, "train.lr": 0.3},
     )
     right = []
     for client, graph in enumerate(graphs):
-        labels = torch.tensor([int(label) for label in run.predict(graph, client=client).labels])
-        right.append((labels == graph.y)[graph.test_mask].double())
+        predicted = torch.tensor(run.predict(graph, client=client).to_frame()["class"].astype(int).to_numpy())
+        right.append((predicted == graph.y)[graph.test_mask].double())
     method = f"federated, ε = {run.summary['privacy']['epsilon']:.1f}"
     scores = [each.mean().item() for each in (torch.cat(right), *right)]
     return dict(zip(COLUMNS, ["linear", method, seed, *scores], strict=True))

@@ -57,8 +57,8 @@ def stored(
         made = {}
         for seed in seeds:
             one = data(seed)
-            held = (None, one) if isinstance(one, list | tuple) else (one, None)
-            made[seed] = stored([*given, f"seed={seed}"], folder, *held, classes, target)
+            single, many = (None, one) if isinstance(one, list | tuple) else (one, None)
+            made[seed] = stored([*given, f"seed={seed}"], folder, single, many, classes, target)
         # defaults and, last, the place of the graphs
         first, *others = ([word for word in one.words[:-1] if not word.startswith("seed=")] for one in made.values())
         if any(other != first for other in others):
