@@ -162,6 +162,17 @@ def follow(handlers: Any, runs: Path, state: Any) -> None:
     keep_parties(runs, state.get_node_info())
 
 
+def wait_for_database(mixin: Any) -> None:
+    """Let requests wait a minute for a locked database instead of Flower's 5 s, after which a node's reply is lost.
+
+    Twenty nodes that reply at once on a busy machine need longer.
+
+    Args:
+        mixin: Flower's module that opens databases.
+    """
+    mixin.SQLITE_PRAGMAS = (*mixin.SQLITE_PRAGMAS, ("busy_timeout", "60000"))
+
+
 def nodes_and_runs(state: Any) -> dict[str, Any]:
     """Return the nodes and the newest runs of a SuperLink's state, for `fleet status`."""
     runs = state.get_run_info(order_by="pending_at", ascending=False, limit=20)
@@ -171,6 +182,7 @@ def nodes_and_runs(state: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Run a SuperLink; ``sys.argv`` has its options, and the environment the folder of runs."""
+    from flwr.supercore import sql_mixin
     from flwr.superlink import main as superlink
     from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.control import control_handlers
@@ -193,6 +205,7 @@ def main() -> None:
     if keys := os.environ.get(KEYS):
         refuse_removed_keys(control_handlers, Path(keys))
     reload_in_uvicorn()
+    wait_for_database(sql_mixin)
     flower_superlink()
 
 

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.supercore import sql_mixin
 from flwr.supercore.error import FlowerError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from sqlalchemy import create_engine, event, text
 
 from fedgraph_flwr.cli import main, superlink
 from fedgraph_flwr.engine.flower import _result
@@ -126,6 +128,16 @@ def test_a_stopped_run_is_listed_as_stopped_and_the_data_of_a_fleet_as_unknown(f
     assert "stopped by CN=eve" in lines({"nodes": [], "runs": [shown]})[-1]
     assert main(["runs", str(folder.parent)]) == 0
     assert "stopped, 0 of 4" in capsys.readouterr().out
+
+
+def test_requests_wait_for_a_locked_database(tmp_path, monkeypatch):
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
+    superlink.wait_for_database(sql_mixin)
+    engine = create_engine(f"sqlite:///{tmp_path / 'superlink.db'}")
+    event.listen(engine, "connect", sql_mixin._set_sqlite_pragmas)
+    with engine.connect() as connection:
+        assert connection.execute(text("PRAGMA busy_timeout")).scalar() == 60000
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
 
 
 def test_a_server_registers_no_removed_key_whoever_asks(tmp_path):
