@@ -334,6 +334,7 @@ def test_tests_mirror_the_package():
         "board",
         "bundle",
         "docs",
+        "examples",
         "house",
         "notebook",
         "payments_worth",
