@@ -178,4 +178,5 @@ class RunKeys(TypedDict, total=False):
     tracking_clients: bool
     tracking_group: str
     agreement: str
+    weights: Sequence[int]
     graph: Place

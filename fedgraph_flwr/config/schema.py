@@ -1028,6 +1028,8 @@ class RunConfig(Section):
     tracking_clients: bool = False  # also send scores of single clients to trackers
     tracking_group: str = ""  # group of this run in trackers; a sweep sets its own
     agreement: str = ""  # DIGEST/NUMBER: the run of an agreement of members, which `run --agreement FILE` sets
+    # numbers by client that each counts as in means, by its agreement, which `run --agreement FILE` sets; []: sizes of files
+    weights: list[int] = field(default_factory=list)
     graph: str = ""  # folder of client files (`fedgraph-flwr partition`); empty: created from dataset and partition
 
     clashes = (

@@ -60,7 +60,7 @@ KEY = "agreement"
 
 FREE = (
     *("out", "overwrite", "resume", "tracking", "tracking_clients", "tracking_group", "engine", "ray"),
-    *("graph", "seed", "init", "parties", KEY),
+    *("graph", "seed", "init", "parties", "weights", KEY),
 )
 """Keys of a configuration that members do not sign: they change nothing at a party's node; seed and init follow otherwise."""
 
@@ -98,6 +98,9 @@ _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _HEAD = b"fedgraph-flwr agreement\n"
 _NAME, _DIGEST = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile("[0-9a-f]{64}")
 _LIMIT = 1_000_000
+_DIGITS = re.compile("[0-9:_]{1000}")
+"""Digits in a row whose number takes long to compute; keys and signatures have letters between."""
+
 _BLANK = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
 """Characters that count as printable and show nothing."""
 
@@ -277,6 +280,13 @@ class Agreement:
                 f" {max([known['version'], *others])}: agree new --continues FILE of that one"
             )
         keys = {member: value["key"] for member, value in values["members"].items()}
+        for one in own:
+            for member in sorted((one["members"].keys() & keys.keys()) - before.keys()):
+                if key_text(public_key(one["members"][member])) != key_text(public_key(keys[member])):
+                    raise Refused(
+                        f"{name} has another key of {member} than version {one['version']}, in which it was last: a member that"
+                        " lost its key joins by another name"
+                    )
         counted = self.counted
         found = changes(known.get("weights", {member: counted.get(member, 1) for member in before}), counted)
         if found != (said := sorted(values["changed"])):
@@ -334,6 +344,8 @@ def read(path: Path) -> Agreement:
         Refused: the file is missing, damaged, or names an impossible agreement.
     """
     try:
+        if path.stat().st_size > _LIMIT:
+            raise Refused(f"it has more than {_LIMIT:,} bytes")
         content, problem = _content(path.read_text())
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
@@ -349,7 +361,7 @@ def read(path: Path) -> Agreement:
 @lru_cache(maxsize=8)
 def _content(text: str) -> tuple[str, str]:
     """Return the content of a file in JSON, and why it is no agreement; a node reads the same one with each message."""
-    values: Any = yaml.load(text, _Loader) if len(text) < _LIMIT and not _repeats(text) else None
+    values: Any = None if _repeats(text) or _DIGITS.search(text) else yaml.load(text, _Loader)
     values["until"] = values["until"].isoformat() if isinstance(values["until"], date) else values["until"]
     json.dumps(values, sort_keys=True)  # names of one type
     return json.dumps(values, allow_nan=False), _problem(Agreement(values))

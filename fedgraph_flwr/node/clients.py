@@ -470,7 +470,10 @@ def _built(node: Node) -> GraphClient:
     if agreement:
         client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
         if client.protection.one_list:
-            client.protection.agree(list(agreement.members))
+            weights = agreement.weights or {}
+            client.protection.agree(
+                {member: weights.get(member, 1) for member in agreement.members}
+            )
             tables = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
             node.beginning.keep_tables(tables)
         if folder := node.folder(cfg.strategy.name, graph.client):

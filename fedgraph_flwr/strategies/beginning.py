@@ -34,8 +34,16 @@ def begin(server: GraphStrategy) -> None:
     """Begin an agreed run, and set its seed.
 
     Raises:
-        RunFailed: a member does not take part, or the file of the run that is resumed is damaged.
+        RunFailed: a member does not take part, or gives itself another weight, or the file of the run that is resumed is damaged.
     """
+    clients, agreed = list(server.clients), server.cfg.weights
+    for client, size in (
+        zip(clients, server.counting.sizes("num_train", clients), strict=True) if agreed else ()
+    ):
+        if not server.counting.private and size != agreed[client]:
+            raise RunFailed(
+                f"client {client} counts as {size:g} in means, and members agreed on {agreed[client]}: its node runs other code"
+            )
     path = Path(server.cfg.out) / FILE
     began = bool(server.cfg.resume) and path.is_file()
     if began:

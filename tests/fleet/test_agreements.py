@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -315,9 +316,9 @@ def test_the_desk_starts_the_next_run(folder, monkeypatch):
     monkeypatch.setattr("time.time", lambda: NOW)
     agreement = agree()
     cfg = compose(WORDS)
-    assert [agreed_run(yaml_file(), cfg, None).agreement for _ in range(2)] == [
-        f"{agreement.digest}/{n}" for n in (1, 2)
-    ]
+    runs = [agreed_run(yaml_file(), cfg, None) for _ in range(2)]
+    assert [run.agreement for run in runs] == [f"{agreement.digest}/{n}" for n in (1, 2)]
+    assert [run.weights for run in runs] == [[1, 1, 1]] * 2
     with pytest.raises(FedGraphError, match="allows 2 runs, and this would be run 3"):
         agreed_run(yaml_file(), cfg, None)
     assert agreed_run(yaml_file(), cfg, 1).agreement == f"{agreement.digest}/1"
@@ -508,6 +509,32 @@ def test_a_node_follows_one_line_of_versions(folder):
     assert accepted(second, run_of(second, 2), folder / "state")
     third = version(3, second)
     assert accepted(third, run_of(third), folder / "state")
+
+
+def test_a_member_that_left_comes_back_with_its_key(folder):
+    """Or another would, by its name, in the second of two versions."""
+    make_node(folder / "bob-new")
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    words = [*WORDS[:2], "num_clients=2", *WORDS[3:]]
+    second = version(2, first, members=("alice", "carol"), changed=["bob"])
+    assert accepted(second, run_of(second, words=words), folder / "state")
+    other = version(3, second, old=["bob"], changed=["bob"])
+    assert (
+        "another key of bob than version 1, in which it was last: a member that lost its key joins by another name"
+        in (refusal(other, run_of(other), folder / "state"))
+    )
+    third = version(3, second, changed=["bob"])
+    assert accepted(third, run_of(third), folder / "state")
+
+
+@pytest.mark.parametrize("text", ["runs: 1" + ":59" * 300_000, "x" * 2_000_000], ids=["digits", "length"])
+def test_a_file_that_takes_long_to_read_is_refused_at_once(folder, capsys, text):
+    yaml_file().write_text(text)
+    began = time.process_time()
+    assert main(["agree", "show"]) == 2
+    assert time.process_time() - began < 5
+    assert "agreement.yaml" in capsys.readouterr().err
 
 
 def test_a_version_hides_no_other_weights(folder, capsys):

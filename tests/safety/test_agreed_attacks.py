@@ -1,6 +1,7 @@
 """Attacks on agreed runs by someone who knows the repository: as the coordinator, and as a member that writes the agreement."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ from fedgraph_flwr.clients.boosting import BASE, BINS, UNIT
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.schema import OWN_SEED
+from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.fleet import agreements
 from fedgraph_flwr.methods.boosting import packed_edges
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning, secagg
+from fedgraph_flwr.secure.keyring import Keyring, read_key
+from fedgraph_flwr.strategies.beginning import begin
 from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
 from tests.nodes import model_of
@@ -159,6 +163,35 @@ def test_a_file_of_repeated_lists_is_refused_at_once(tmp_path):
     path.write_text(path.read_text().replace("configuration:", "configuration:\n  1: x"))
     with pytest.raises(agreements.Refused, match="is not an agreement"):
         agreements.read(path)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(1, ""), (10**6, "client 2 counts as 1e\\+06 in means, and members agreed on 1")]
+)
+def test_a_server_lets_no_member_choose_its_weight(tmp_path, size, said):
+    """Sizes are what a node says: one that says a million would be the model of all."""
+    counting = SimpleNamespace(private=False, sizes=lambda key, clients: [1.0, 1.0, float(size)])
+    cfg = compose(["num_clients=3", "weights=[1,1,1]", f"out={tmp_path}"])
+    server: Any = SimpleNamespace(cfg=cfg, counting=counting, clients=dict.fromkeys(range(3)))
+    server.request = lambda phase: pytest.fail("begun")
+    with pytest.raises(pytest.fail.Exception if not said else RunFailed, match=said or "begun"):
+        begin(server)
+
+
+def test_nodes_let_no_member_choose_its_weight_in_a_secure_sum(tmp_path):
+    words = ["privacy.secagg=true", "strategy.weighting=train"]
+    for size in (1, 5):
+        coordinator = Coordinator(tmp_path / str(size), *words, weights={"bank_0": 1, "bank_1": 2, "bank_2": 1})
+        run = coordinator.run(1)
+        run.begin()
+        keys = {client: run.ask(client, secagg.PUBLISH, 1)[secagg.SECAGG] for client in range(3)}
+        keyring = Keyring(2, run.cfg.agreement, read_key(str(coordinator.folder / "keys/node_2")))
+        sizes = np.array([size, 0], np.int64)
+        signed = keyring.sign(f"{secagg.PUBLISH} 1 0", secagg.publication(keys[2][secagg.KEYS], sizes))
+        keys[2] = {**keys[2], secagg.SIZES: sizes, **signed}
+        reply = run.ask(0, secagg.DEAL, 1, keys_of(keys))
+        refused = "client 2 published the sizes [5, 0], and members agreed on the weight 1" in reply
+        assert refused if size == 5 else secagg.SECAGG in reply, reply
 
 
 # --- what members draw ------------------------------------------------------------------------------------------------

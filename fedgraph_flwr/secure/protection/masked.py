@@ -67,6 +67,7 @@ class Masked(Protection):
     def __init__(self, inner: Protection, client: int):
         super().__init__(inner.cfg, inner)
         rules, self.key, self.history = inner.cfg.privacy, "privacy.secagg=true", b""
+        self.weights: dict[int, int] = {}
         self.member = Member(client, rules.secagg_threshold, rules.secagg_bits, inner.noise)
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
@@ -118,6 +119,13 @@ class Masked(Protection):
                 raise RunFailed(
                     f"client {member.client} received lists of clients, keys and sizes of different lengths"
                 )
+            for client, size in (
+                zip(request[CLIENTS].tolist(), request[SIZES].tolist(), strict=True) if self.weights else ()
+            ):
+                if size[0] != (agreed := self.weights.get(client)) or size[1] not in (0, agreed):
+                    raise RunFailed(
+                        f"client {client} published the sizes {size}, and members agreed on the weight {agreed}"
+                    )
             signed = {int(c): publication(k, s) for c, k, s in zip(*dealt, strict=True)}
 
             def verify() -> None:
@@ -162,9 +170,10 @@ class Masked(Protection):
         self.member.floor, self.member.max_share = min_clients, max_share
         self.member.fixed = self.one_list = not (trusting or self.private)
 
-    def agree(self, members: Sequence[int]) -> None:
-        """Note the list of all sums without noise."""
-        self.member.required = list(members) if self.one_list else []
+    def agree(self, weights: Mapping[int, int]) -> None:
+        """Note the list and the weights of all sums without noise."""
+        self.weights = dict(weights) if self.one_list else {}
+        self.member.required = list(self.weights)
 
     def keep(self, kept: Callable[[tuple[int, int], bytes, Callable[[], Any]], Any]) -> None:
         """Keep noised terms by their position."""

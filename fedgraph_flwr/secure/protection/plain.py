@@ -168,8 +168,8 @@ class Protection:
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
         """Note what a node's policy accepts: fewest clients and largest share of a sum; ``trusting``: it trusts the server."""
 
-    def agree(self, members: Sequence[int]) -> None:
-        """Note the members of an agreement, over all of whom every sum without noise is."""
+    def agree(self, weights: Mapping[int, int]) -> None:
+        """Note the members of an agreement, over all of whom every sum without noise is, and their weights."""
 
     def keep(self, kept: Callable[[tuple[int, int], bytes, Callable[[], Any]], Any]) -> None:
         """Note where noised terms are kept: by position and digest of the request, else made."""
