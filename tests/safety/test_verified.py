@@ -73,10 +73,33 @@ METHODS = {
     "fedadam": ["strategy=fedadam"],
     "fedavgm": ["strategy=fedavgm"],
     "fednova": ["strategy=fednova", "train.optimizer=sgd"],
+    "feddyn": ["strategy=feddyn"],
+    "ditto": ["strategy=ditto"],
+    "fedper": ["strategy=fedper"],
 }
+MORE = (
+    "fedadagrad",
+    "fedyogi",
+    "fedsam",
+    "moon",
+    "apfl",
+    "fedala",
+    "fedavg_ft",
+    "fedbn",
+    "fedhero",
+    "fedstar",
+    "fgssl",
+    "feddep",
+)
+METHODS |= {name: [f"strategy={name}"] for name in MORE}
 
 
-@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m == "fedadam" else pytest.mark.slow) for m in METHODS])
+def marks(method):
+    """FedAdam stands for all; twenty runs more would cost every build a minute."""
+    return () if method == "fedadam" else pytest.mark.faults if method in MORE else pytest.mark.slow
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=marks(m)) for m in METHODS])
 def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, method):
     words = METHODS[method]
     values = {"weights": {f"bank_{i}": i + 1 for i in range(3)}} if method == "weights" else {}
