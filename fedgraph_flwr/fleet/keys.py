@@ -302,9 +302,11 @@ def make_operator(folder: Path, name: str, days: int, roles: Collection[str] = (
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
             raise FedGraphError(f"{request} is not a certificate request (openssl req -new): {error}") from error
     certificate = folder / f"{name}.crt"
-    taken = name in ("ca", "operators", "server") or (_written(certificate) and not is_over(folder, certificate))
-    if taken or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
-        raise FedGraphError(f"operator {name!r}: expected a new name of letters, digits, '.', '_' and '-' in {folder}")
+    reserved = name in ("ca", "operators", "server")
+    taken = _written(certificate) and not is_over(folder, certificate)
+    if reserved or taken or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
+        free = f": `fleet remove {certificate}` frees this one" if taken and not reserved else ""
+        raise FedGraphError(f"operator {name!r}: expected a new name of letters, digits, '.', '_' and '-'{free}")
     if not (folder / "operators.key").is_file():
         raise FedGraphError(
             f"{folder / 'operators.key'} is missing: create the certificate where its authority's key is"

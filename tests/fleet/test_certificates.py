@@ -344,7 +344,12 @@ def test_a_removed_operator_is_refused_and_the_others_are_not(tmp_path, capsys):
     assert main(["fleet", "init", str(tmp_path), *(word for pair in ports.items() for word in pair)]) == 0
     assert main(["fleet", "operator", "bob", "--keys", str(tmp_path)]) == 0
     assert main(["fleet", "operator", "bob", "--keys", str(tmp_path)]) == 2
-    assert "expected a new name" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert (
+        f"expected a new name of letters, digits, '.', '_' and '-': `fleet remove {tmp_path}/bob.crt` frees" in refused
+    )
+    assert main(["fleet", "operator", "ca", "--keys", str(tmp_path)]) == 2
+    assert "frees" not in capsys.readouterr().err
     process = subprocess.Popen(["nginx", "-e", "stderr", "-c", str(tmp_path / "server.conf")])
 
     def status(name):
