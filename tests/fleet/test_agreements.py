@@ -13,6 +13,7 @@ import yaml
 from flwr.app import Message, RecordDict
 
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.cli.node import agreement_options
 from fedgraph_flwr.config import compose, to_json
 from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.engine.grid import run_identity
@@ -861,3 +862,20 @@ def test_a_node_compares_an_agreement_with_the_keys_that_its_owner_pinned(folder
     words = ["node", "--server", "h:1", "--key", "k", "--graph", "g.safetensors", "--agreement", "agreement.yaml"]
     assert main([*words, "--state", "s", "--peers", "peers"]) == 2
     assert "agreement.yaml has another key of bob than peers/node_1.pub" in capsys.readouterr().err
+
+
+def test_a_node_says_that_another_name_counts_epsilon_apart(folder, capsys):
+    """Only its owner's `max_epsilon` bounds both."""
+    words = ["privacy.secagg=true", "privacy.dp=distributed", "privacy.noise_multiplier=4", "privacy.scores=none"]
+    noised = [*WORDS, *words, "privacy.secagg_bits=20", "strategy.weighting=uniform"]
+    given = SimpleNamespace(graph=Path("g.safetensors"), state=folder / "state", peers=None, trusted=None)
+    for name in ("rings", "r1ngs"):
+        assert new(*noised, name=name, out=f"{name}.yaml") == 0
+        for member in MEMBERS:
+            assert main(["agree", "sign", f"{name}.yaml", "--key", member, *CODE]) == 0
+        capsys.readouterr()
+        given.agreement = Path(f"{name}.yaml")
+        assert agreement_options(given, False)
+        said = "rings and r1ngs.yaml count ε apart: max_epsilon of a policy bounds all together"
+        shown = capsys.readouterr()
+        assert (said in shown.out + shown.err) == (name == "r1ngs")
