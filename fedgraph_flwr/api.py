@@ -337,10 +337,13 @@ def run(
         RunFailed: the run could not continue.
         KeyboardInterrupt: Ctrl-C; its note says how to resume.
     """
+    from fedgraph_flwr.config.short_names import lengthened
+
     texts, data, graphs = _held(overrides, data, graphs, classes, target)
+    texts, values = lengthened(texts, keys)
     if data is not None or graphs is not None:
-        return train(_with_graphs(texts, keys, data, graphs, classes, target), progress, on_round)
-    return train(configuration(texts, keys), progress, on_round)
+        return train(_with_graphs(texts, values, data, graphs, classes, target), progress, on_round)
+    return train(configuration(texts, values), progress, on_round)
 
 
 def _held(
@@ -532,6 +535,7 @@ def sweep(
         FedGraphError: wrong input.
         KeyboardInterrupt: Ctrl-C; the same call resumes.
     """
+    from fedgraph_flwr.config.short_names import lengthened
     from fedgraph_flwr.launch.progress import bar
     from fedgraph_flwr.report.sweep_page import write_sweep
     from fedgraph_flwr.sweeps import runs, spec
@@ -544,8 +548,9 @@ def sweep(
     one_of(keep, ("rounds", "all", "none"), "keep")
     words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in overrides]
     texts, data, graphs = _held(words, data, graphs, classes, target)
+    texts, values = lengthened(texts, keys)
     files, words = [Path(each) for each in texts if "=" not in each], [each for each in texts if "=" in each]
-    words += [f"{key}={values}" for key, values in given_values(keys).items()]
+    words += [f"{key}={values}" for key, values in given_values(values).items()]
     folder = Path(out) if out else None
     if len(files) > 1:
         raise FedGraphError(f"sweep reads one file, got {len(files)}: call it once for each")

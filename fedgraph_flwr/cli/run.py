@@ -79,9 +79,11 @@ def _instead(overrides: Sequence[str], error: str) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``run``."""
+    from fedgraph_flwr.config.short_names import lengthened
     from fedgraph_flwr.launch.agreed import agreed_run, configured
 
     try:
+        args.overrides, _ = lengthened(args.overrides, {})
         cfg = configured(args.agreement, args.overrides) if args.agreement else configuration(args.overrides)
     except FedGraphError as error:
         raise type(error)(f"{error}{_instead(args.overrides, str(error))}") from error

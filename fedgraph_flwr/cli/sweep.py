@@ -76,9 +76,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _sweeps(args: argparse.Namespace) -> Iterator[Sweep]:
     """Yield the requested sweeps: one per file, or one made of overrides."""
+    from fedgraph_flwr.config.short_names import lengthened
     from fedgraph_flwr.sweeps.overrides import parse_sweep
     from fedgraph_flwr.sweeps.spec import load
 
+    args.overrides, _ = lengthened(args.overrides, {})
     files = [Path(word) for word in args.overrides if "=" not in word]
     overrides = [word for word in args.overrides if "=" in word]
     if not files:

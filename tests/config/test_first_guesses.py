@@ -7,6 +7,7 @@ import pytest
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.config.composition import compose, configuration
+from fedgraph_flwr.config.short_names import lengthened
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
 
@@ -62,6 +63,31 @@ HINTS = {
     "project=mine": "the variable WANDB_PROJECT, with tracking=wandb",
     "verbose=true": "the option --verbose, in Python progress=True",
 }
+
+REFUSED = {
+    *(
+        "epochs=5",
+        "clients=5",
+        "epsilon=1",
+        "wandb=true",
+        "gpu=0",
+        "beta=0.9",
+        "trainer.max_epochs=3",
+        "hydra.run.dir=x",
+    ),
+    *("num_nodes=100", "project=mine", "verbose=true"),
+}
+TAKEN = [words for words in HINTS if words not in REFUSED]
+
+SHARED = {
+    "clients=5": "could be evaluation.clients or num_clients",
+    "task=links temperature=1 strategy=moon": "could be strategy.moon.temperature or task.temperature",
+    "momentum=0.9 strategy=fedavgm": "strategy.momentum.beta or strategy.momentum.server_lr or train.momentum",
+    "hops=2 strategy=fedgcn": "could be model.layers or strategy.hops",
+    "lr=0.1 train.lr=0.2": "lr and train.lr are both train.lr",
+    "lr=0.1 learning_rate=0.2": "lr and learning_rate are both train.lr",
+}
+"""Short names that several keys have, or that give a key twice."""
 
 WORKS = {
     "run +train.lr=0.1 --dry-run": "lr: 0.1",
@@ -133,7 +159,45 @@ def test_an_unknown_word_leads_to_the_list():
         compose(["xyzzy=1"])
 
 
+@pytest.mark.parametrize("words", TAKEN)
+def test_a_short_name_of_one_key_is_taken_and_said(words, caplog):
+    name, (*chosen, word) = HINTS[words].partition(",")[0], words.split()
+    short, _, value = word.partition("=")
+    caplog.set_level("INFO", "fedgraph_flwr")
+    assert lengthened(words.split(), {}) == ([*chosen, f"{name}={value}"], {})
+    assert f"{short} is {name}" in caplog.text
+    assert lengthened(chosen, {short: value}) == (chosen, {name: value})
+
+
+def test_most_guesses_run_at_once():
+    assert len(TAKEN) + len(WORKS) >= 48
+
+
+@pytest.mark.parametrize(("words", "names"), SHARED.items())
+def test_a_name_of_two_keys_is_refused_with_both(words, names):
+    with pytest.raises(FedGraphError) as refusal:
+        lengthened(words.split(), {})
+    assert str(refusal.value).endswith(f"{names}: pass one of them")
+
+
+def test_files_take_full_names_only(tmp_path):
+    (tmp_path / "mine.yaml").write_text("lr: 0.1\n")
+    with pytest.raises(FedGraphError, match=r"key 'lr' is unknown"):
+        configuration([f"config={tmp_path / 'mine.yaml'}"])
+
+
+def test_stored_runs_have_full_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny = {"dataset": "csbm", "dataset.nodes": 90, "num_clients": 2, "progress": False}
+    run = fg.run("num_rounds=2", lr=0.3, **tiny)  # type: ignore[call-arg]
+    assert (run.config.train.lr, run.config.rounds) == (0.3, 2)
+    sweep = fg.sweep("lr=0.3,0.1", tune="lr", num_rounds=1, method="fedavg", baselines=False, **tiny)
+    assert sweep.rows["words"].str.contains(r"(?<!\S)train\.lr=0\.[13]").all()
+    assert not sweep.rows["words"].str.contains(r"(?<!\S)(?:lr|method|num_rounds)=").any()
+    assert main(["run", "dataset=csbm", "lr=0.25", "--dry-run"]) == 0
+
+
 def test_hints_in_python_are_keywords():
     with pytest.raises(FedGraphError, match=r"key 'lr' is unknown \(override\); its name here is train__lr$"):
-        fg.run(dataset="demo", lr=0.1)  # type: ignore[call-arg]
+        configuration((), {"dataset": "demo", "lr": 0.1})
     assert configuration((), {"train__lr": 0.3, "strategy": "fedprox", "strategy__mu": 0.5}).train.lr == 0.3
