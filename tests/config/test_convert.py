@@ -186,7 +186,12 @@ REFUSED = [
     ["privacy.coordinator=verified", "privacy.secagg=true"],
     ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.scores=none"],
     ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.reveal=[x]"],
-    ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.dp=distributed", "privacy.noise_multiplier=1"],
+    [
+        "privacy.coordinator=verified",
+        "privacy.secagg=true",
+        "privacy.dp=distributed_adaptive",
+        "privacy.noise_multiplier=1",
+    ],
     ["privacy.max_update=1"],
     *(
         ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.scores=none", "privacy.max_update=1", *words]
@@ -194,7 +199,6 @@ REFUSED = [
             ["train.class_weights=federated", "train.loss=weighted"],
             ["strategy.fraction=0.5"],
             ["resume=run"],
-            ["init=run"],
             ["evaluate=run"],
         )
     ),
