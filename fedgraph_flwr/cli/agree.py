@@ -119,7 +119,9 @@ def _new(args: argparse.Namespace) -> int:
         "absent": args.absent,
         "weights": weights or agreements.UNIFORM,
         "epsilon": args.epsilon,
-        "start": args.start,
+        "start": _scored(Path(values["evaluate"]))
+        if values["evaluate"] and args.start == agreements.SEED
+        else args.start,
         "code": agreements.RELEASES if args.releases else _codes(args.code),
         "schema": _schema(args.schema),
         "members": members,
@@ -280,7 +282,7 @@ def described(
     for code in agreement.codes:
         yield f"code: {(any_release | dict(known)).get(code, f'OTHER than that of this installation: {code}')}"
     yield f"tables: of {f'the schema {_shown(schema)}' if (schema := values['schema']) else 'any schema that all members share'}"
-    begins = {agreements.SEED: "anew", agreements.CONTINUES: "with a model that members trained"}
+    begins = {agreements.SEED: "anew", agreements.CONTINUES: "with the model that an earlier run ended with"}
     yield f"each run starts {begins.get(values['start'], 'with the model ' + values['start'])}"
     if values["changed"]:
         yield f"joined, left or counts otherwise since the version before: {', '.join(values['changed'])}"
@@ -423,6 +425,20 @@ def _schema(file: Path | None) -> Sequence[int]:
     from fedgraph_flwr.data.schema import fingerprint
 
     return fingerprint(partition.load(file)) if file else []
+
+
+def _scored(run: Path) -> str:
+    """Return the digest of the model of a finished run, as nodes receive it."""
+    from fedgraph_flwr.data.graph import read_tensors
+    from fedgraph_flwr.secure.masked import digest
+    from fedgraph_flwr.store.earlier import headline_model, keeps_models
+
+    path = headline_model(run)
+    if keeps_models(path):
+        raise FedGraphError(
+            f"evaluate={run}: its server kept parameters of each client, and an agreement names one model"
+        )
+    return digest({name: tensor.numpy() for name, tensor in read_tensors(path)[0].items()}).hex()
 
 
 def _codes(bundles: list[str]) -> str | list[str]:

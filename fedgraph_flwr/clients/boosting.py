@@ -433,8 +433,11 @@ class BoostingClient(GraphClient):
         tree, node = (np.asarray(nodes.get(key, np.zeros(0))) for key in ("tree", "node"))
         sizes = np.diff(np.append(forest["start"], len(forest["feature"])))
         valid = tree.dtype == node.dtype == np.int32 and tree.ndim == 1 and tree.shape == node.shape
+        valid = valid and len({*zip(tree.tolist(), node.tolist(), strict=True)}) == len(tree)
         if not valid or not ((tree >= 0) & (tree < outputs)).all() or not ((node >= 0) & (node < sizes[tree])).all():
-            raise FedGraphError("the server requests histograms of nodes that are not in the trees that it sent")
+            raise FedGraphError(
+                "the server requests histograms of nodes that are not in the trees that it sent, or one twice"
+            )
         if self.floor > 1:
             earlier = as_arrays(self.memory.get(GROWN, {}))
             if earlier and not boosting.extends(forest, earlier):

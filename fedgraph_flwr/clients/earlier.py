@@ -4,7 +4,7 @@ A simulated client reads the state in the earlier run's folder. A party's own no
 whose shared parameters are those received, so that a server cannot pass off other parameters as a model of an earlier run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def in_run(run: Path, client: int) -> Path | None:
     return StateFolder.find_model(run / "state", BEST if reports_best(run) else LAST, client)
 
 
-def in_node(state: Path, client: int, received: Mapping[str, Any], trained: bool = False) -> Path | None:
+def in_node(
+    state: Path, client: int, received: Mapping[str, Any], trained: bool = False, runs: Sequence[str] | None = None
+) -> Path | None:
     """Return the newest saved model of a node whose shared parameters are those received; None if there is none.
 
     Args:
@@ -49,8 +51,11 @@ def in_node(state: Path, client: int, received: Mapping[str, Any], trained: bool
         client: index of its client.
         received: shared parameters, by name.
         trained: accept only models of runs in which the node trained before it saved them.
+        runs: digests of agreements, of whose runs the model must be; None: of any run.
     """
     found = sorted(state.rglob(f"client_{client:04d}/model_*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
+    if runs is not None:
+        found = [path for path in found if any(f"-{one[32:]}-" in path.parent.parent.name for one in runs)]
     return next((path for path in found if received and _holds(path, received, trained)), None)
 
 

@@ -243,7 +243,7 @@ def protected(
     _check_declared(client, name, sent, numbers)
     check_finite(client, sent)
     groups = client.uplink_of.get(name, {})
-    leaving = Leaving(client.graph.client, name, client.server_round, sent, groups, request, summed)
+    leaving = Leaving(client.graph.client, name, client.server_round, sent, groups, request, summed, client.exchange)
     return client.protection.leave(leaving), numbers
 
 

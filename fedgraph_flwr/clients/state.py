@@ -6,7 +6,7 @@
     asked.json                     the requests of the server in this run
     fingerprints.txt               fingerprints of the keys that the server relayed (`fedgraph_flwr.secure.keyring`)
     round_000010.safetensors       the last two checkpoints, from which a run resumes
-    term_000011_0                  noised terms of an agreed run's secure sums, by round and exchange, which it may repeat
+    term_000011_train_0            noised terms of an agreed run's secure sums, by place, which it may repeat
     model_last, model_best         at the end of the run: models for prediction
     verified.json                  of a run that every node computes: what it signed at its place
     verified_000010                the last certified state of that run, and the next
@@ -34,6 +34,7 @@ from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal, first_line, 
 from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
+from fedgraph_flwr.secure.protection.plain import Place
 from fedgraph_flwr.wire.trees import Tree, flatten, unlike
 
 SCHEMA = 1
@@ -112,17 +113,15 @@ class StateFolder:
             )
         return version
 
-    def has_term(self, position: tuple[int, int]) -> bool:
-        """Return whether a noised term of a position, round and exchange, is stored."""
+    def has_term(self, position: Place) -> bool:
+        """Return whether a noised term of a position is stored."""
         return self._file(_term(position)).is_file()
 
-    def kept_term(
-        self, position: tuple[int, int], request: bytes, make: Callable[[], NDArray[np.uint64]]
-    ) -> NDArray[np.uint64]:
+    def kept_term(self, position: Place, request: bytes, make: Callable[[], NDArray[np.uint64]]) -> NDArray[np.uint64]:
         """Return the noised term of a position [P]: the stored one, or a new one, stored before it leaves.
 
         Args:
-            position: round and exchange.
+            position: round, phase and exchange.
             request: digest of what was requested.
             make: draws the term.
 
@@ -296,8 +295,8 @@ def _integers(array: NDArray[np.generic]) -> NDArray[Any]:
     return kept.view(f"int{8 * kept.itemsize}") if kept.dtype.kind == "f" else kept
 
 
-def _term(position: tuple[int, int]) -> str:
-    return f"term_{position[0]:06d}_{position[1]}"
+def _term(position: Place) -> str:
+    return f"term_{position[0]:06d}_{position[1]}_{position[2]}"
 
 
 def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:

@@ -36,7 +36,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -172,6 +172,13 @@ class Agreement:
         return str(_key(self.values["configuration"], "privacy", "dp", "none")).startswith("distributed")
 
     @property
+    def exact(self) -> bool:
+        """Whether the coordinator learns sums without noise over models of its choice."""
+        config = self.values["configuration"]
+        secure: bool = _key(config, "privacy", "secagg", False)
+        return secure and not self.noised and self.values["coordinator"] == CURIOUS
+
+    @property
     def signers(self) -> list[str]:
         """Members whose signatures are valid, in the order of their numbers."""
         members, signatures, statement = self.values["members"], self.values["signatures"], self.statement
@@ -294,6 +301,8 @@ class Agreement:
                 f"{name} says that {', '.join(said) or 'nobody'} joined, left or counts otherwise since the version before;"
                 f" this node knows that {', '.join(found) or 'nobody'} did"
             )
+        if self.exact and not values["accepted"] and (changed := known.get("changed", [])):
+            raise Refused(f"{name}: {_changed(changed)}")
         for member in sorted(before.keys() & keys.keys()):
             old = before[member]
             if key_text(public_key(old)) != key_text(public_key(keys[member])) and not _signed(
@@ -486,8 +495,13 @@ def _record(records: dict[str, Any], agreement: Agreement) -> dict[str, Any]:
     record: dict[str, Any] = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
     values = agreement.values
     keys = {name: member["key"] for name, member in values["members"].items()}
+    before = records.get(values["continues"], {}).get("changed", [])
+    changed = [] if values["accepted"] else sorted({*before, *values["changed"]})
     record.update(
-        {key: values[key] for key in ("name", "version", "continues")}, members=keys, weights=agreement.counted
+        {key: values[key] for key in ("name", "version", "continues")},
+        members=keys,
+        weights=agreement.counted,
+        changed=changed,  # and nobody accepted yet what sums without noise show of it
     )
     return record
 
@@ -591,7 +605,12 @@ def _problem(agreement: Agreement) -> str:
             return "members need the client numbers 0, 1, 2, …, each once"
         if len({key_text(key) for key in pins.values()}) < len(pins):
             return "two members have one key"
-        if any(not _NAME.fullmatch(name) for name in agreement.members.values()):
+        if any(
+            member.keys() != {"client", "key"} or type(member["client"]) is not int
+            for member in values["members"].values()
+        ):
+            return "members have other entries than a client number and a key"
+        if any(not _NAME.fullmatch(name) for name in [*agreement.members.values(), *values["changed"]]):
             return "a member's name has other characters than letters, digits, _ and -"
         if date.fromisoformat(values["until"]).isoformat() != values["until"]:
             raise ValueError("another form, which does not compare with days as text does")
@@ -603,7 +622,6 @@ def _problem(agreement: Agreement) -> str:
         fixed and weights.keys() == values["members"].keys() and all(type(w) is int and w > 0 for w in weights.values())
     )
     start, code, continues = values["start"], agreement.codes, values["continues"]
-    goes_on = values["changed"] and start != SEED
     rules: list[tuple[bool, str]] = [
         (values["agreement"] == 1, f"agreement={values['agreement']}: this version reads format 1"),
         (bool(_NAME.fullmatch(values["name"])), f"name={values['name']!r}: expected letters, digits, _ and -"),
@@ -612,6 +630,10 @@ def _problem(agreement: Agreement) -> str:
             f"version={values['version']} and continues={continues[:80]!r}: version 1 continues none, each later one a digest",
         ),
         (bool(continues) or not values["changed"], "changed names members, and no version is continued"),
+        (
+            type(rounds := config.get("rounds")) is int and 0 < rounds <= 1_000_000,
+            f"rounds={rounds} of the configuration: expected a number from 1 to 1000000",
+        ),
         (values["accepted"] in ("", DIFFERENCE), f"accepted: expected nothing, or {DIFFERENCE}"),
         (1 <= values["runs"] <= 100_000, f"runs={values['runs']}: expected a number from 1 to 100000"),
         (
@@ -645,13 +667,16 @@ def _problem(agreement: Agreement) -> str:
             f"start={start!r}: expected {SEED}, {CONTINUES} or the digest of a model",
         ),
         (
+            not config.get("evaluate") or bool(_DIGEST.fullmatch(start)),
+            "evaluate= scores a model that members name by its digest (start): agree new evaluate=FOLDER writes it",
+        ),
+        (
             code == [RELEASES] or bool(code and all(_DIGEST.fullmatch(str(one)) for one in code)),
             f"code={values['code']!r}: expected a digest, or {RELEASES} (node --trusted), or a list of digests",
         ),
         (
-            not (secure and goes_on and not noised) or values["accepted"] == DIFFERENCE,
-            f"members changed ({', '.join(values['changed'])}), and runs continue from an earlier model without noise:"
-            f" set start: {SEED}, or accepted: {DIFFERENCE}",
+            not (agreement.exact and values["changed"]) or values["accepted"] == DIFFERENCE,
+            _changed(values["changed"]),
         ),
         (
             not secure or noised or _key(config, "strategy", "fraction", 1.0) == 1.0,
@@ -664,6 +689,13 @@ def _problem(agreement: Agreement) -> str:
         (not set(FREE) & config.keys(), "the configuration has keys that members do not sign"),
     ]
     return next((text for holds, text in rules if not holds), "")
+
+
+def _changed(members: Sequence[str]) -> str:
+    return (
+        f"members changed ({', '.join(members)}), and sums have no noise: less those before they show single members; set"
+        " privacy.dp=distributed, or agree new --accept-difference"
+    )
 
 
 def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
@@ -729,7 +761,7 @@ def _replace(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, path)
+    os.replace(file.name, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # of the new name
@@ -763,7 +795,7 @@ def _difference(key: str, signed: Any, given: Any) -> str:
             if signed.get(name) != given.get(name):
                 return _difference(f"{key}.{name}", signed.get(name), given.get(name))
     shown = [re.sub(r"[^ -~]", "?", json.dumps(value))[:60] for value in (given, signed)]
-    return f"{key[:80]} is {shown[0]}, signed was {shown[1]}"
+    return f"{re.sub(r'[^ -~]', '?', key)[:80]} is {shown[0]}, signed was {shown[1]}"
 
 
 def _key(config: Mapping[str, Any], group: str, name: str, default: Any) -> Any:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import read_tensors, write_tensors
 from fedgraph_flwr.data.root import cache_dir
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.subgraphs import undirected
 from fedgraph_flwr.wire.messages import derive_seed
 
@@ -68,7 +68,7 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 0, scale: str = "
 
     Raises:
         FedGraphError: the package `orbit-count` is missing.
-        RunFailed: a node may be on more graphlets than 32 bits can count.
+        FedGraphError: a node may be on more graphlets than 32 bits can count.
     """
     try:
         from orbit_count import node_orbit_counts
@@ -79,7 +79,7 @@ def graphlet_degrees(edges: Array, num_nodes: int, size: int = 0, scale: str = "
     adjacency = undirected(edges[0], edges[1], num_nodes, np.float64)
     taken = size or (5 if _most(5, adjacency) <= _ORCA_MAX else 4)
     if (bound := _most(taken, adjacency)) > _ORCA_MAX:
-        raise RunFailed(
+        raise FedGraphError(
             f"strategy.graphlet_size={size} may need counts up to {bound:.1e} on this graph, the limit is {_ORCA_MAX:.1e}:"
             f" set {'strategy.graphlet_size=4 or ' if taken == 5 else ''}another strategy.features"
         )

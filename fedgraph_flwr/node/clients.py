@@ -32,9 +32,9 @@ from fedgraph_flwr.clients.state import (
 )
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
+from fedgraph_flwr.fleet.agreements import ALLOWED
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.declared import uplink_of
-from fedgraph_flwr.methods.uplink import Once
 from fedgraph_flwr.node import records, settings, start
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
@@ -42,6 +42,7 @@ from fedgraph_flwr.node.verified import Verified
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
+from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.verified import EXCHANGES
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
@@ -62,6 +63,9 @@ from fedgraph_flwr.wire.trees import flatten, unflatten
 
 STATE = "fedgraph-state"
 VERSION = "fedgraph-version"
+
+KEPT = "0 kept 0"
+"""Place of the model that an agreed run ends with, among the digests of its requests."""
 
 _live: dict[Key, tuple[GraphClient, int]] = {}
 
@@ -150,7 +154,6 @@ class NodeClient:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )
-        self._check_setup(request)
         around = client.protection.exchanges
         usual = messages_of(type(client), phase, client.uplink_of, around)
         self.most = client.policy.most(phase, usual)
@@ -182,34 +185,14 @@ class NodeClient:
             ledger.resume(stored, known, trained)
         self.requests.write(ledger)
 
-    def _check_setup(self, request: Request) -> None:
-        """Refuse exact sums that follow from no seed over members that changed: their difference to those before is exact.
-
-        Raises:
-            Refusal: members did not accept what the difference shows.
-        """
-        agreement, client, phase = self.node.agreement, self.client, request.phase
-        if not (agreement and client.protection.one_list):
-            return
-        changed = ", ".join(agreement.values["changed"])
-        if agreement.values["accepted"] or not changed:
-            return
-        once = request.round == 0 or isinstance(client.uplink_of.get(phase), Once)
-        seedless = not any(tensor.numel() for tensor in client.build_model().state_dict().values())
-        if (once or seedless) and summed_groups(client, phase, request.scalars):
-            raise Refusal(
-                f"members changed ({changed}), and sums of phase '{phase}' follow from no seed: their difference to"
-                " those of the version before shows single members; set privacy.dp=distributed, or agree new"
-                " --accept-difference"
-            )
-
     def _repeats(self, request: Request) -> bool:
         """Return whether the reply repeats a noised term of an agreed run, which counts no more."""
-        client, position = self.client, self.client.protection.position
-        if not (client.cfg.agreement and self.folder and position):
+        if not (self.client.cfg.agreement and self.folder):
             return False
-        summed = summed_groups(client, request.phase, request.scalars)
-        return bool(summed) and self.folder.has_term((request.round, position[1]))
+        summed = summed_groups(self.client, request.phase, request.scalars)
+        return bool(summed) and self.folder.has_term(
+            (request.round, request.phase, request.exchange)
+        )
 
     def _check_repeated(self, request: Request) -> None:
         """Refuse a request of a resumed run that differs from the first one at its place.
@@ -270,11 +253,28 @@ class NodeClient:
 
     def check_parameters(self, request: Request, begin: Start) -> None:
         """Refuse parameters that training must not start with."""
+        if self.node.agreement and self.client.cfg.evaluate:
+            start.check_scored(request, self.node.agreement.values["start"])
         if self.client.policy.check_start:
             self._judge_start(request, begin.fresh)
+        if self.node.agreement and request.phase == DESCRIBE and MODEL in request.groups:
+            self._check_kept(request)
         request.check_model(self.client)
         if self.verified:
             self.verified.check(request)
+
+    def _check_kept(self, request: Request) -> None:
+        """Refuse a second model for prediction: an agreed run ends with one.
+
+        Raises:
+            Refusal: it is another one.
+        """
+        ledger, name = self.requests.read(), digest(request.groups[MODEL]).hex()
+        if ledger.received.setdefault(KEPT, name) != name:
+            raise Refusal(
+                "the server ends this agreed run with another model than before: a node keeps one"
+            )
+        self.requests.write(ledger)
 
     def _judge_start(self, request: Request, fresh: bool) -> None:
         """Refuse parameters that training must not start with, and record it in the ledger."""
@@ -287,8 +287,7 @@ class NodeClient:
                 received = {name: t.detach().cpu().numpy() for name, t in client.shared.items()}
             if fresh:
                 agreement = self.node.agreement
-                agreed = agreement.values["start"] if agreement else ""
-                start.check_start(client, received, self.node.root, agreed)
+                start.check_start(client, received, self.node.root, agreement)
                 for group in sorted(client.chosen_parts.zero):
                     start.check_zero(group, request.groups.get(group, {}))
                 ledger.suspect = ledger.suspect and not (received and phase == TRAIN)
@@ -469,11 +468,10 @@ def _built(node: Node) -> GraphClient:
     client.keyring = _keyring(node, client)
     if agreement:
         client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
-        if client.protection.one_list:
-            weights = agreement.weights or {}
-            client.protection.agree(
-                {member: weights.get(member, 1) for member in agreement.members}
-            )
+        weights = agreement.weights or {}
+        counted = {member: weights.get(member, 1) for member in agreement.members}
+        client.protection.agree(counted, agreement.values["absent"] == ALLOWED)
+        if client.protection.one_list and node.beginning.seeds():
             tables = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
             node.beginning.keep_tables(tables)
         if folder := node.folder(cfg.strategy.name, graph.client):

@@ -22,7 +22,7 @@ from fedgraph_flwr.clients.saved_models import NOTHING, PRIVATE, WHOLE
 from fedgraph_flwr.clients.state import AnotherSum, StateFolder
 from fedgraph_flwr.config import RunConfig, from_run_config
 from fedgraph_flwr.config.schema import OWN_SEED
-from fedgraph_flwr.errors import FedGraphError, Refusal, located
+from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed, located
 from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.fleet.agreements import Agreement, Refused, check
 from fedgraph_flwr.logs import log
@@ -310,18 +310,20 @@ class Party(Node):
 
     @contextlib.contextmanager
     def withheld(self, cfg: RunConfig, phase: str = "") -> Iterator[None]:
-        """Keep the reasons of failures that may depend on data in the log, under privacy.dp.
+        """Keep the reasons of failures that may depend on data in the log, under privacy.dp and privacy.secagg.
 
-        "It has 3 training nodes in a step, expected at least 5" tells a number that no noise
-        covers, and so may the place of an exception in a method's code. Exchanges around secure
-        sums depend on no data.
+        "It has 3 training nodes in a step, expected at least 5" tells a number that no noise or mask
+        covers, and so may the place of an exception in a method's code. What other members sent in
+        exchanges around secure sums depends on no data.
         """
         try:
             yield
         except MemoryError:
             raise
         except Exception as error:
-            if isinstance(error, AnotherSum) or not (key := protection_of(cfg).withheld(phase)):
+            if isinstance(error, AnotherSum | RunFailed) or not (
+                key := protection_of(cfg).withheld(phase)
+            ):
                 raise
             log(ERROR, str(error), exc_info=None if isinstance(error, FedGraphError) else error)
             raise Refusal(

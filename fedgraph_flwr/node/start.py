@@ -12,10 +12,12 @@ import numpy as np
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import Refusal, sanitize
+from fedgraph_flwr.fleet.agreements import Agreement, remembered
 from fedgraph_flwr.methods.cohorts import draw
+from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.wire.messages import derive_seed
+from fedgraph_flwr.wire.messages import MODEL, TRAIN, derive_seed
 
 
 def comes_late(client: GraphClient, server_round: int) -> bool:
@@ -40,7 +42,10 @@ def comes_late(client: GraphClient, server_round: int) -> bool:
 
 
 def check_start(
-    client: GraphClient, received: Mapping[str, Any], root: str = "", agreed: str = ""
+    client: GraphClient,
+    received: Mapping[str, Any],
+    root: str = "",
+    agreement: Agreement | None = None,
 ) -> None:
     """Refuse first parameters that do not follow from the run's seed.
 
@@ -51,22 +56,20 @@ def check_start(
         client: who trains.
         received: shared parameters by name.
         root: the node's state folder; empty: it has none.
-        agreed: the start of the run's agreement, if it has one.
+        agreement: the run's agreement, if it has one.
 
     Raises:
         FedGraphError: names the tensor.
     """
     if not received:
         return
+    agreed = agreement.values["start"] if agreement else ""
     if len(agreed) == len(name := digest(received).hex()):
-        if agreed != name:
-            raise Refusal(
-                f"the server starts this run with the model {name}, and members agreed on {agreed}"
-            )
+        _check_agreed(name, agreed)
         return
     if client.cfg.init:
         if not client.protection.verified:  # else a certificate says which model it is
-            _check_earlier(client, received, root)
+            _check_earlier(client, received, root, agreement)
         return
     reseed(derive_seed(client.cfg.seed, "model"), client.device)
     first = client.build_model().to(client.device, client.dtype).state_dict()
@@ -81,14 +84,42 @@ def check_start(
             )
 
 
-def _check_earlier(client: GraphClient, received: Mapping[str, Any], root: str) -> None:
+def check_scored(request: Request, agreed: str) -> None:
+    """Refuse to do more than to score the model that members agreed to score.
+
+    Raises:
+        Refusal: the request trains, or brings another model.
+    """
+    if request.phase == TRAIN:
+        raise Refusal("members agreed to score a model, and the server requests training")
+    if received := request.groups.get(MODEL):
+        _check_agreed(digest(received).hex(), agreed)
+
+
+def _check_agreed(name: str, agreed: str) -> None:
+    if agreed != name:
+        raise Refusal(
+            f"the server starts this run with the model {name}, and members agreed on {agreed}"
+        )
+
+
+def _check_earlier(
+    client: GraphClient, received: Mapping[str, Any], root: str, agreement: Agreement | None
+) -> None:
     name = digest(received).hex()
-    known = root and earlier.in_node(Path(root), client.graph.client, received, trained=True)
-    if not known and name not in client.policy.start_models:
+    if name in client.policy.start_models or (agreement and agreement.noised):
+        return  # a member that joins, or was away, knows no earlier model; noise covers each
+    runs = None
+    if agreement:
+        records = remembered(Path(root)).items()
+        own = agreement.values["name"]
+        runs = [digest for digest, record in records if record.get("name") == own]
+    known = root and earlier.in_node(Path(root), client.graph.client, received, True, runs)
+    if not known:
         raise Refusal(
             f"the server starts this run with the model {name} (init): this node's policy accepts"
             " only models of runs in which the node trained, in its state folder (--state), or"
-            " listed in the policy (start_models)"
+            " listed in the policy (start_models); of an agreed run, those of its agreement"
         )
 
 

@@ -82,7 +82,7 @@ def to_fixed(
     values = values.astype(np.float64)
     if not np.abs(values).max(initial=0.0) < limit:
         raise RunFailed(
-            f"client {client} has a value of {np.abs(values).max():g} to add, expected below {limit:g}{advice}"
+            f"client {client} has a value to add that is not below {limit:g}{advice}"  # the value itself is data
         )
     return np.rint(values * scale).astype(np.int64).view(np.uint64)
 

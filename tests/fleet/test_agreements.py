@@ -276,13 +276,16 @@ def test_joining_is_a_new_version_and_says_what_it_shows(folder, capsys):
     yaml_file().rename("first.yaml")
     fourth = [word.replace("num_clients=3", "num_clients=4") for word in secure]
     four = {"members": (*MEMBERS, "mallory"), "continues": "first.yaml"}
-    assert new(*fourth, **four) == 0  # starts anew
+    assert new(*fourth, **four) == 2, "a coordinator that chooses parameters subtracts sums, from whatever start"
+    said = "members changed (mallory), and sums have no noise: less those before they show single members"
+    assert said in capsys.readouterr().err
+    assert new("--accept-difference", *fourth, **four) == 0
     values = yaml.safe_load(yaml_file().read_text())
     assert (values["version"], values["changed"]) == (2, ["mallory"])
     assert values["continues"] == read(folder / "first.yaml").digest
     capsys.readouterr()
     assert new(*fourth, start="continues", **four) == 2
-    assert "members changed (mallory), and runs continue from an earlier model without noise" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
     noised = [
         *fourth,
         "privacy.dp=distributed",
@@ -476,6 +479,22 @@ def version(number, before, *signers, members=MEMBERS, old=(), **content):
     for name in signers:
         assert main(["agree", "sign", str(path), "--key", name, "--replaced", name, *CODE]) == 0
     return read(path)
+
+
+def test_a_renewal_does_not_hide_who_changed_in_a_version_before(folder):
+    """With noise nobody needs to accept it; without, sums less those of the first version show the new member."""
+    first = agree()
+    accepted(first, run_of(first), folder / "state")
+    fourth = (*MEMBERS, "mallory")
+    four = [*WORDS[:2], "num_clients=4", *WORDS[3:]]
+    second = version(2, first, members=fourth)  # each member's updates: nothing to accept
+    accepted(second, run_of(second, words=four), folder / "state")
+    secure = [*four, "privacy.secagg=true", "strategy.weighting=uniform"]
+    configuration = signed_part(json.loads(to_json(compose(secure))))
+    third = version(3, second, members=fourth, changed=[], configuration=configuration)
+    assert "members changed (mallory), and sums have no noise" in refusal(
+        third, run_of(third, words=secure), folder / "state"
+    )
 
 
 def test_a_node_compares_a_version_with_the_one_that_it_knows(folder):
@@ -727,6 +746,7 @@ def test_no_value_of_a_configuration_is_left_out(folder, capsys):
     written = agreement.values["configuration"] | {"evaluate": "march", "threads": 16, "checkpoint_every": 3}
     written["evaluation"] = written["evaluation"] | {"every": 5, "metric": "macro_f1"}
     agreement.values["configuration"] = written
+    agreement.values["start"] = "0" * 64
     write(agreement)
     assert main(["agree", "show", *CODE]) == 0
     now = {line.strip().partition(": ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}

@@ -101,7 +101,9 @@ class Player:
 
     def __init__(self, folder: Path, kind: str, seed: int, rate: float = 0.12):
         self.kind, self.random, self.rate = kind, random.Random(seed), rate
-        self.owner = Coordinator(folder, *KINDS[kind], "privacy.scores=none", members=MEMBERS[kind], runs=99_999)
+        absent = {"absent": "allowed"} if kind == "noised" else {}
+        words = (*KINDS[kind], "privacy.scores=none")
+        self.owner = Coordinator(folder, *words, members=MEMBERS[kind], runs=99_999, **absent)
         self.members = range(self.owner.members)
         self.facts, self.number = Facts(), 0
         self.cfg, self.runs = resolved(self.owner.cfg), list[Run]()

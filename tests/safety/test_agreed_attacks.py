@@ -1,23 +1,25 @@
 """Attacks on agreed runs by someone who knows the repository: as the coordinator, and as a member that writes the agreement."""
 
 import dataclasses
+import itertools
+import shutil
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedgraph_flwr.clients.boosting import BASE, BINS, UNIT
+from fedgraph_flwr.clients.boosting import UNIT
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.schema import OWN_SEED
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.fleet import agreements
-from fedgraph_flwr.methods.boosting import packed_edges
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning, secagg
 from fedgraph_flwr.secure.keyring import Keyring, read_key
+from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.strategies.beginning import begin
 from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
@@ -68,16 +70,41 @@ def test_a_statistic_of_the_set_up_has_one_list_in_whatever_round(tmp_path):
     assert "adds its base of the set-up to those of clients" in run.opened_sum(1, [0, 1, 2], phase="base")
 
 
-def test_trees_over_changed_members_need_the_signed_sentence_though_their_set_up_is_skipped(tmp_path):
-    """Histograms of the first tree follow from no seed, in whatever round: less those before, they are the new member's."""
-    for number, accepted in enumerate(("", agreements.DIFFERENCE)):
-        run = Coordinator(tmp_path / str(number), *TREES, changed=["bank_2"], accepted=accepted).run(1)
+def test_a_new_member_is_accepted_by_a_signed_sentence_only(tmp_path):
+    """Over one model of the coordinator's choice, the sum of version 2 less that of version 1 is the new member's update."""
+    later = {"changed": ["bank_2"], "version": 2, "continues": "a" * 64}
+    for number, start in enumerate((agreements.SEED, agreements.CONTINUES)):
+        with pytest.raises(agreements.Refused, match=r"members changed \(bank_2\), and sums have no noise"):
+            Coordinator(tmp_path / str(number), *SECURE, **later, start=start)
+    Coordinator(tmp_path / "accepted", *SECURE, **later, accepted=agreements.DIFFERENCE)
+    Coordinator(tmp_path / "plain", **later)
+
+
+def test_noised_sums_are_over_the_members_that_must_be_there(tmp_path):
+    """Of three of six, one that colludes would remove a third of the noise."""
+    for absent, least in (("forbidden", 6), ("allowed", 5)):
+        run = Coordinator(tmp_path / absent, *NOISED, members=6, absent=absent).run(1)
         run.begin()
-        client: Any = node_clients.client_at(node_of(run.nodes[0].context)).client
-        edges = [np.linspace(-1, 1, 3).astype(np.float32) for _ in range(client.model.columns)]
-        groups = {MODEL: arrays_of(client), BINS: packed_edges(edges), BASE: {"score": np.zeros(client.outputs)}}
-        found = run.opened_sum(1, [0, 1, 2], groups)
-        assert ("sums of phase 'train' follow from no seed" in found) == (not accepted), found
+        model = {MODEL: model_of(run.nodes[0])}
+        assert f"expected at least {least - 1}" in run.opened_sum(1, list(range(least - 1)), model)
+        sum_of(run.opened_sum(2, list(range(least)), model))
+
+
+def test_noise_of_a_request_is_drawn_once_whatever_the_number_of_its_keys(tmp_path):
+    """The coordinator counts exchanges of keys; the mean of many draws would be the update."""
+    coordinator, sums = Coordinator(tmp_path, *NOISED), []
+    first = coordinator.run(1)
+    first.begin()
+    model = {MODEL: model_of(first.nodes[0])}
+    sum_of(first.opened_sum(1, [0, 1, 2], model, checkpoint=True, run="a"))
+    for number in (0, 7):
+        again = coordinator.run(1)
+        for client, node in enumerate(again.nodes):
+            node.exchanges[secagg.PUBLISH, 2] = itertools.count(number)
+            assert not isinstance(again.ask(client, "describe", 1, resume=1, run="a"), str)
+        sums.append(sum_of(again.opened_sum(2, [0, 1, 2], model))[MODEL])
+    for name, array in sums[0].items():
+        np.testing.assert_allclose(array, sums[1][name], rtol=1e-9)
 
 
 def test_epsilon_does_not_fall_within_a_run(tmp_path):
@@ -143,6 +170,64 @@ def test_a_checkpoint_of_an_untrained_client_is_no_way_around_its_start(tmp_path
         again = coordinator.run(1)
         assert not isinstance(again.ask(0, "describe", server_round, resume=server_round, run="a"), str)
         assert "other parameters than its seed" in again.ask(0, "train", server_round + 1, {MODEL: planted})
+
+
+def test_a_refusal_of_a_secure_run_tells_no_value(tmp_path, caplog):
+    """The largest of a member's parameters, under planted ones, was a row of its table."""
+    run = Coordinator(tmp_path, *SECURE, "train.optimizer=sgd", "privacy.scores=none").run(1)
+    run.begin()
+    model = model_of(run.nodes[0])
+    sum_of(run.opened_sum(1, [0, 1, 2], {MODEL: model}))
+    planted = {name: np.full_like(array, 1e6) for name, array in model.items()}
+    refused = run.opened_sum(2, [0, 1, 2], {MODEL: planted})
+    assert "has a value to add that is not below 32768" in refused
+    assert "e+" not in refused
+    protection = protection_of(run.cfg)
+    assert protection.withheld("train") == "privacy.secagg=true", "as are other reasons of a phase with data"
+    assert not any(protection.withheld(step) for step in secagg.STEPS)
+
+
+def test_an_agreement_to_score_lets_nothing_else_be_scored_or_trained(tmp_path):
+    """The name of a folder said nothing of its content."""
+    model = {"head.weight": np.zeros(3)}
+    with pytest.raises(agreements.Refused, match="scores a model that members name by its digest"):
+        Coordinator(tmp_path / "seed", "evaluate=runs/mine")
+    trained = Coordinator(tmp_path / "trained").run(1)
+    trained.begin()
+    model = model_of(trained.nodes[0])
+    run = Coordinator(tmp_path / "scored", "evaluate=runs/mine", start=digest(model).hex()).run(1)
+    run.begin()
+    planted = {name: array + 1 for name, array in model.items()}
+    assert "and members agreed on" in run.ask(0, "evaluate", 1, {MODEL: planted})
+    assert "and members agreed on" in run.ask(0, "describe", 1, {MODEL: planted}, keep=True, best=1, run="a")
+    assert "members agreed to score a model, and the server requests training" in run.ask(0, "train", 1, {MODEL: model})
+    assert not isinstance(run.ask(0, "evaluate", 1, {MODEL: model}), str)
+
+
+def test_an_agreed_run_keeps_one_model_and_the_next_starts_from_no_others(tmp_path):
+    coordinator = Coordinator(tmp_path, "privacy.scores=none", start="continues")
+    run = coordinator.run(1)
+    run.begin()
+    model = {MODEL: model_of(run.nodes[0])}
+    kept = {"keep": True, "best": 1, "scored": 1, "run": "a"}
+    assert not isinstance(run.ask(0, "train", 1, model), str)
+    other = {MODEL: {name: array + 1 for name, array in model[MODEL].items()}}
+    assert not isinstance(run.ask(0, "describe", 1, other, **kept), str)
+    assert "ends this agreed run with another model than before" in run.ask(0, "describe", 1, model, **kept)
+    following = coordinator.run(2, "init=runs/mine")
+    following.begin()
+    assert "accepts only models of runs in which the node trained" in following.ask(0, "train", 1, model)
+    stranger = Coordinator(tmp_path / "other", "privacy.scores=none", start="continues")
+    shutil.copytree(tmp_path / "state_0", tmp_path / "other/state_0")
+    (tmp_path / "other/state_0/agreements.json").unlink()
+    for log in (tmp_path / "other/state_0").glob("audit*"):
+        log.unlink()
+    foreign = stranger.run(1, "init=runs/mine")
+    foreign.begin()
+    assert "of an agreed run, those of its agreement" in foreign.ask(0, "train", 1, other)
+    third = coordinator.run(3, "init=runs/mine")
+    third.begin()
+    assert not isinstance(third.ask(0, "train", 1, other), str)
 
 
 # --- a member that writes the agreement -------------------------------------------------------------------------------

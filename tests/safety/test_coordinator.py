@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.fleet.agreements import DIFFERENCE
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning
 from fedgraph_flwr.secure.masked import digest
@@ -239,23 +238,6 @@ def test_a_run_that_continues_needs_a_model_from_the_second_on(tmp_path):
     coordinator = Coordinator(tmp_path, start="continues")
     assert not isinstance(coordinator.run(1).ask(0, "describe"), str)
     assert "starts run 2 with a model (start: continues)" in coordinator.run(2).ask(0, "describe")
-
-
-def test_sums_of_the_set_up_over_changed_members_need_the_signed_sentence(tmp_path):
-    """No seed makes them differ from those of the version before."""
-    words = [
-        "privacy.secagg=true",
-        "strategy.weighting=uniform",
-        "train.class_weights=federated",
-        "train.loss=weighted",
-    ]
-    for number, accepted in enumerate(("", DIFFERENCE)):
-        values = {"changed": ["bank_2"], "accepted": accepted}
-        run = Coordinator(tmp_path / str(number), *words, **values).run(1)
-        run.begin()
-        for server_round in (0, 1):  # also where no protocol has it
-            reply = run.ask(0, "labels", server_round)
-            assert ("sums of phase 'labels' follow from no seed" in reply) == (not accepted)
 
 
 @pytest.mark.parametrize("words", [[], ["privacy.secagg=true", "strategy.weighting=uniform"]], ids=["plain", "secure"])

@@ -12,7 +12,7 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.config import compose, configuration
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
-from fedgraph_flwr.fleet.agreements import DIFFERENCE
+from fedgraph_flwr.fleet.agreements import DIFFERENCE, Refused
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
@@ -380,17 +380,17 @@ UNIFORM = [SECURE, "strategy.weighting=uniform"]
     ["fedprox", *(pytest.param(name, marks=pytest.mark.slow) for name in ("scaffold", "fedomd", "trees"))],
 )
 def test_agreed_months_of_a_method(method, run, tmp_path, monkeypatch):
-    """Files grow by the month; a new member needs the signed sentence only where sums come before any seed."""
+    """Files grow by the month; a new member needs the signed sentence."""
     banks = Consortium(tmp_path, monkeypatch, run, [*PLAIN, *UNIFORM, *METHODS[method]])
     banks.agree(FOUR, 1)
     for month in (1, 2) if method == "fedprox" else (2,):
         done = banks.month(month)
         assert (done.summary["failures"], len(done.rounds)) == ({}, 2)
-    banks.agree([*FOUR, "emil"], 3, changed=["emil"])
-    if method == "trees":
-        with pytest.raises(RunFailed, match="follow from no seed: their difference to those of the version before"):
-            banks.month(3)
-        banks.agree([*FOUR, "emil"], 3, changed=[], accepted=DIFFERENCE)
+    with pytest.raises(Refused, match=r"members changed \(emil\), and sums have no noise"):
+        banks.agree([*FOUR, "emil"], 3, changed=["emil"])
+    banks.version -= 1
+    shutil.rmtree(banks.keys)
+    banks.agree([*FOUR, "emil"], 3, changed=["emil"], accepted=DIFFERENCE)
     assert banks.month(4).summary["failures"] == {}
 
 

@@ -48,7 +48,7 @@ def test_a_missing_client_leaves_noise(sealers):
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 2.0**14, -(2.0**20)])
 def test_what_does_not_fit_is_refused(sealers, value):
-    with pytest.raises(RunFailed, match="client 0 has a value of"):
+    with pytest.raises(RunFailed, match="client 0 has a value to add that"):
         mask({"w": np.array([0.0, value])}, sealers[0], (0, 1), "round 1")
 
 
@@ -77,7 +77,7 @@ def test_fixed_point_adds_up_modulo_2_to_64():
 
 
 def test_the_limit_is_that_of_the_values_before_weights():
-    with pytest.raises(RunFailed, match="client 7 has a value of 8 to add, expected below 8: lower it"):
+    with pytest.raises(RunFailed, match="client 7 has a value to add that is not below 8: lower it"):
         to_fixed(np.array([8.0]), 0.0, 8.0, 7, ": lower it")
 
 

@@ -177,7 +177,9 @@ def test_what_does_not_fit_the_fixed_point_is_refused():
     for value in (np.inf, np.nan, limit(40), -limit(40)):
         made = Round().deal()
         made.values[0][MODEL]["b"][1] = value
-        with pytest.raises(RunFailed, match=r"client 0 has a value of .* lower privacy\.secagg_bits=40"):
+        with pytest.raises(
+            RunFailed, match=r"client 0 has a value to add that is not below .* lower privacy\.secagg_bits=40"
+        ):
             made.mask(0)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods.downlink import Input
 from fedgraph_flwr.methods.uplink import ARRAYS, Once, sums
-from fedgraph_flwr.methods.weighting import batch_of, in_sum
+from fedgraph_flwr.methods.weighting import batch_of, batches, in_sum
 from fedgraph_flwr.secure.keyring import SIGNATURES, Keyring
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.secure.protection.plain import Leaving, Protection, Taken
+from fedgraph_flwr.secure.protection.plain import Leaving, Place, Protection, Taken
 from fedgraph_flwr.secure.secagg import (
     AGREE,
     AGREED,
@@ -30,6 +30,7 @@ from fedgraph_flwr.secure.secagg import (
     SURVIVORS,
     Member,
     publication,
+    threshold,
     unpacked,
 )
 from fedgraph_flwr.wire.messages import TRAIN, Arrays
@@ -141,6 +142,10 @@ class Masked(Protection):
         """Return the subject of a signature, which keeps keys of one sum from being reused in another sum of the round."""
         return f"{PUBLISH} {server_round} {self.member.exchange}"
 
+    def withheld(self, phase: str) -> str:
+        """Return the key: reasons in a phase with data may hold numbers that no mask covers."""
+        return self.inner.withheld(phase) or ("" if not phase or phase in STEPS else self.key)
+
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
         """Mask the groups that are summed, with weights that the client computes; the others do not change.
 
@@ -163,6 +168,7 @@ class Masked(Protection):
         when = "of the set-up" if isinstance(declared, Once) else "of rounds"  # whatever round the server names
         kinds = {group: f"{MODELS if declared[group].fields == ARRAYS else group} {when}" for group in terms}
         own = part[ENVELOPES], leaving.round, leaving.taken.digest, kinds
+        self._place = leaving.round, leaving.phase, leaving.exchange
         return {**sent, **member.masked(terms, weights, members, *own), SECAGG: {AGREED: member.state[AGREED]}}
 
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
@@ -170,23 +176,20 @@ class Masked(Protection):
         self.member.floor, self.member.max_share = min_clients, max_share
         self.member.fixed = self.one_list = not (trusting or self.private)
 
-    def agree(self, weights: Mapping[int, int]) -> None:
-        """Note the list and the weights of all sums without noise."""
-        self.weights = dict(weights) if self.one_list else {}
-        self.member.required = list(self.weights)
+    def agree(self, weights: Mapping[int, int], absent: bool) -> None:
+        """Note the list and the weights of all sums without noise, and the fewest members of a list of the others."""
+        if self.one_list:
+            self.weights = dict(weights)
+            self.member.required = list(weights)
+            return
+        drawn = batches(len(weights), self.cfg.strategy.cohort_size(len(weights)), self.cfg.seed)
+        judges = self.cfg.evaluation.clients
+        size = min(*map(len, drawn), int(judges) if judges.isdecimal() else len(weights))
+        self.member.floor = max(self.member.floor, threshold(0.0, size) if absent else size)
 
-    def keep(self, kept: Callable[[tuple[int, int], bytes, Callable[[], Any]], Any]) -> None:
-        """Keep noised terms by their position."""
-        self.member.kept = lambda request, make: kept(self._position, request, make)
-
-    @property
-    def _position(self) -> tuple[int, int]:
-        return int(self.member.state["round"][0]), self.member.exchange
-
-    @property
-    def position(self) -> tuple[int, int] | None:  # type: ignore[override]
-        """Round and exchange of the current sum."""
-        return self._position if "exchange" in self.member.state else None
+    def keep(self, kept: Callable[[Place, bytes, Callable[[], Any]], Any]) -> None:
+        """Keep noised terms by their place."""
+        self.member.kept = lambda request, make: kept(self._place, request, make)
 
     def save(self, secrets: bool) -> dict[str, Any]:
         """Return this round's keys, which no checkpoint stores, the lists of clients, and the digest of earlier requests."""

@@ -11,6 +11,9 @@ from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.wire.messages import MODEL, Arrays
 
+Place = tuple[int, str, int]
+"""Of a request in a run: round, phase, and number of earlier exchanges of the phase in the round."""
+
 
 @dataclass(frozen=True)
 class Taken:
@@ -39,6 +42,7 @@ class Leaving:
         declared: the uplink of the phase.
         taken: of the request.
         booked: groups whose release the node booked.
+        exchange: number of earlier exchanges of the phase in the round.
     """
 
     client: int
@@ -48,6 +52,7 @@ class Leaving:
     declared: Groups
     taken: Taken
     booked: Collection[str]
+    exchange: int = 0
 
 
 class Protection:
@@ -68,7 +73,6 @@ class Protection:
         unit: what noise protects, as ``privacy.unit``.
         one_list: whether all sums are over one list of clients.
         verified: whether every node computes the rounds (`fedgraph_flwr.secure.verified`).
-        position: round and exchange of the current sum; None: there is none.
         rows: public number of rows that a client is expected to draw for a step, 1 if the unit is a client.
     """
 
@@ -81,7 +85,6 @@ class Protection:
     unit = "client"
     one_list = False
     verified = False
-    position: tuple[int, int] | None = None
     rows = 1
 
     def __init__(self, cfg: RunConfig, inner: "Protection | None" = None):
@@ -168,11 +171,16 @@ class Protection:
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
         """Note what a node's policy accepts: fewest clients and largest share of a sum; ``trusting``: it trusts the server."""
 
-    def agree(self, weights: Mapping[int, int]) -> None:
-        """Note the members of an agreement, over all of whom every sum without noise is, and their weights."""
+    def agree(self, weights: Mapping[int, int], absent: bool) -> None:
+        """Note the members of an agreement, over all of whom every sum without noise is, and their weights.
 
-    def keep(self, kept: Callable[[tuple[int, int], bytes, Callable[[], Any]], Any]) -> None:
-        """Note where noised terms are kept: by position and digest of the request, else made."""
+        Args:
+            weights: by client.
+            absent: whether other sums may lack some.
+        """
+
+    def keep(self, kept: Callable[[Place, bytes, Callable[[], Any]], Any]) -> None:
+        """Note where noised terms are kept: by place and digest of the request, else made."""
 
     def save(self, secrets: bool) -> dict[str, Any]:
         """Return the state between messages; with ``secrets`` also keys that no checkpoint stores."""
