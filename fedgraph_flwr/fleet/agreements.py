@@ -630,10 +630,6 @@ def _problem(agreement: Agreement) -> str:
             f"version={values['version']} and continues={continues[:80]!r}: version 1 continues none, each later one a digest",
         ),
         (bool(continues) or not values["changed"], "changed names members, and no version is continued"),
-        (
-            type(rounds := config.get("rounds")) is int and 0 < rounds <= 1_000_000,
-            f"rounds={rounds} of the configuration: expected a number from 1 to 1000000",
-        ),
         (values["accepted"] in ("", DIFFERENCE), f"accepted: expected nothing, or {DIFFERENCE}"),
         (1 <= values["runs"] <= 100_000, f"runs={values['runs']}: expected a number from 1 to 100000"),
         (
@@ -761,7 +757,7 @@ def _replace(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(file.name, path)
+    os.replace(part, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # of the new name
