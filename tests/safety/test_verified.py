@@ -253,7 +253,7 @@ def test_agree_show_says_what_the_coordinator_and_a_member_can_do(tmp_path):
     for client in range(3):
         make_node(tmp_path / "keys" / f"node_{client}")
     agreed(tmp_path / "agreement.yaml", compose([*WORDS, *VERIFIED]), tmp_path / "keys")
-    text = "\n".join(described(read(tmp_path / "agreement.yaml")))
+    text = "\n".join(described(read(tmp_path / "agreement.yaml"), {}, {}, None))
     assert "the coordinator can only deliver messages, or stop a run" in text
     assert "moves the model by at most 1e+06 a round" in text
 
