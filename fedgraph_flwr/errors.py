@@ -147,7 +147,7 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
         where: file or key of the name.
         instead: what to do instead of using the nearest match.
     """
-    names, text = sorted(accepted), str(value)
+    names, text = sorted(accepted), sanitize(value, 80)
     prefix = text[: text.rfind(".") + 1]
     prefix = prefix if all(name.startswith(prefix) for name in names) else ""
     short = {name.removeprefix(prefix): name for name in names}  # the common section tells nothing
@@ -161,9 +161,9 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
     if len(names) > MANY:
         listing = _LISTINGS.get(kind, "keys" if kind.endswith("key") else "")
         others = "" if hint.startswith("; its") else f" (`fedgraph-flwr {listing}` lists all)" if listing else ""
-        return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{others}")
+        return FedGraphError(f"{kind} '{text}' is unknown{source}{hint}{others}")
     expected = " Expected" if hint.endswith("?") else "; expected"
-    return FedGraphError(f"{kind} '{value}' is unknown{source}{hint}{expected} one of: {', '.join(names)}")
+    return FedGraphError(f"{kind} '{text}' is unknown{source}{hint}{expected} one of: {', '.join(names)}")
 
 
 def check_names(given: Iterable[object], accepted: Iterable[str], kind: str, where: str = "") -> None:

@@ -31,7 +31,7 @@ from fedgraph_flwr.clients.state import (
     state_of,
 )
 from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
+from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed, sanitize
 from fedgraph_flwr.fleet.agreements import ALLOWED
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.declared import uplink_of
@@ -42,7 +42,7 @@ from fedgraph_flwr.node.verified import Verified
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
-from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.masked import OutOfRange, digest
 from fedgraph_flwr.secure.verified import EXCHANGES
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
@@ -167,6 +167,10 @@ class NodeClient:
                 "the server requests training in round 0, the set-up: training begins in round 1"
             )
         ledger = self.requests.read()
+        if ledger.ended:
+            raise Refusal(
+                "an earlier request of this run failed at this node, whose log has the reason: start the next run"
+            )
         self.node.check_folder(self.folder)
         try:
             self.node.pin(ledger)
@@ -320,7 +324,7 @@ class NodeClient:
         client, phase, verified = self.client, request.phase, self.verified
         if verified and phase in EXCHANGES:
             return verified.answer(request)
-        with self.node.withheld(client.cfg, phase):
+        with self.node.withheld(client.cfg, phase), self._ending(phase):
             if client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges):
                 self._check_repeated(request)
             part = taken(client, phase, request.groups, request.scalars)
@@ -329,6 +333,25 @@ class NodeClient:
                 plain = plain_reply(client, phase, request.groups, request.scalars)
             sent = protected(client, phase, plain, part, summed)
         return verified.signed(request, sent) if verified else sent
+
+    @contextlib.contextmanager
+    def _ending(self, phase: str) -> Iterator[None]:
+        """End a run of exact secure sums here with the first request that fails: each tells a bit of the data."""
+        try:
+            yield
+        except (MemoryError, AnotherSum):
+            raise
+        except Exception as error:
+            of_data = not isinstance(error, RunFailed) or isinstance(error, OutOfRange)
+            if (
+                of_data
+                and self.client.protection.one_list
+                and phase not in self.client.protection.exchanges
+            ):
+                ledger = self.requests.read()
+                ledger.ended = True
+                self.requests.write(ledger)
+            raise
 
     @contextlib.contextmanager
     def _training(self, phase: str) -> Iterator[None]:

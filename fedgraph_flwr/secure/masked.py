@@ -31,6 +31,10 @@ RESOLUTION = 2.0**-FRACTION_BITS
 LIMIT = 2.0**14  # bound of one client's values; sums stay below 2^15
 
 
+class OutOfRange(RunFailed):
+    """Error: a client's term of a sum exceeds the fixed-point range, which depends on its data."""
+
+
 # --- a sum with one message per client ----------------------------------------------------------------------------------
 
 
@@ -77,11 +81,11 @@ def to_fixed(
         advice: end of the error message: what to do.
 
     Raises:
-        RunFailed: a value is not finite, or too large.
+        OutOfRange: a value is not finite, or too large.
     """
     values = values.astype(np.float64)
     if not np.abs(values).max(initial=0.0) < limit:
-        raise RunFailed(
+        raise OutOfRange(
             f"client {client} has a value to add that is not below {limit:g}{advice}"  # the value itself is data
         )
     return np.rint(values * scale).astype(np.int64).view(np.uint64)

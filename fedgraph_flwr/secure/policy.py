@@ -78,7 +78,7 @@ KEPT = 3
 RESUMED = "0 resumed 0"
 """Place of a resumption in a ledger, with its round in the place of a digest."""
 
-FLAGS = ("resumed", "suspect", "loaded", "trained", "begun")
+FLAGS = ("resumed", "suspect", "loaded", "trained", "begun", "ended")
 """Attributes of `Ledger` that are yes or no."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -440,6 +440,8 @@ class Ledger:
         loaded: whether a request without training brought parameters.
         begun: whether scores, or more than descriptions after the set-up, were requested.
         trained: whether training has begun, in any round, with parameters that the node did not refuse.
+        ended: whether a request of a run with exact secure sums failed at this node, which tells the server one bit of its data:
+            none follows in this run.
         config: digest of the run's configuration; empty before the first message.
         writes: how often the record was written, which orders its copies.
         attempts: Flower's runs of an agreed run, in order.
@@ -450,7 +452,7 @@ class Ledger:
     def __init__(self, record: Mapping[str, Any] | None = None):
         stored = {"round": 0, "config": "", "writes": 0, **dict.fromkeys(FLAGS, False), **(record or {})}
         self.round, self.config, self.writes = int(stored["round"]), str(stored["config"]), int(stored["writes"])
-        self.resumed, self.suspect, self.loaded, self.trained, self.begun = (bool(stored[flag]) for flag in FLAGS)
+        self.resumed, self.suspect, self.loaded, self.trained, self.begun, self.ended = (bool(stored[f]) for f in FLAGS)
         self.attempts, self.reached = list(map(str, stored.get("attempts", []))), int(stored.get("reached", 0))
         places = zip(stored.get("places", []), stored.get("digests", []), strict=True)
         self.received = {str(place): str(digest) for place, digest in places}

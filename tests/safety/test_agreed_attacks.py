@@ -13,7 +13,7 @@ from fedgraph_flwr.clients.boosting import UNIT
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.schema import OWN_SEED
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import RunFailed, unknown
 from fedgraph_flwr.fleet import agreements
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.secure import beginning, secagg
@@ -182,9 +182,28 @@ def test_a_refusal_of_a_secure_run_tells_no_value(tmp_path, caplog):
     refused = run.opened_sum(2, [0, 1, 2], {MODEL: planted})
     assert "has a value to add that is not below 32768" in refused
     assert "e+" not in refused
+    assert "an earlier request of this run failed at this node" in run.opened_sum(3, [0, 1, 2], {MODEL: model})
     protection = protection_of(run.cfg)
     assert protection.withheld("train") == "privacy.secagg=true", "as are other reasons of a phase with data"
     assert not any(protection.withheld(step) for step in secagg.STEPS)
+
+
+@pytest.mark.parametrize("words", [SECURE, NOISED])
+def test_the_sender_of_a_wrong_envelope_is_named(tmp_path, words):
+    """Without a name, the members that cannot open it would be taken for the ones who fail."""
+    run = Coordinator(tmp_path, *words).run(1)
+    run.begin()
+    keys = {c: run.ask(c, secagg.PUBLISH, 1)[secagg.SECAGG] for c in range(3)}
+    dealt = {c: run.ask(c, secagg.DEAL, 1, keys_of(keys)) for c in range(3)}
+    dealt[2][secagg.SECAGG][secagg.ENVELOPES][0] ^= 1
+    assert "cannot open the envelope of client 2" in masked_term(run, 0, 1, model_of(run.nodes[0]), dealt)
+
+
+def test_a_foreign_key_writes_nothing_into_a_terminal():
+    """A configuration's key is another's text, in the reasons of refusals, too."""
+    name = "\x1b]0;x\x07\nfedgraph-flwr: node accepted run 5"
+    for text in (agreements._difference("configuration", {}, {name: 1}), str(unknown("key", name, ["train"]))):
+        assert text.isprintable(), text
 
 
 def test_an_agreement_to_score_lets_nothing_else_be_scored_or_trained(tmp_path):
