@@ -9,6 +9,7 @@ from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.cli.agree import _scored
 from fedgraph_flwr.config import compose, configuration
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
@@ -405,7 +406,9 @@ def test_a_month_continues_with_the_model_of_the_one_before_and_another_scores_i
     assert second.summary["failures"] == {}
     assert second.summary["start"]["run"].endswith(first.out.name)
     banks.words.append(f"evaluate={second.out}")
-    banks.agree(FOUR, 2, name="scores", continues="")
+    banks.version = 0
+    shutil.rmtree(banks.folder / "keys_1")
+    banks.agree(FOUR, 2, name="scores", continues="", start=_scored(Path(second.out)))
     assert banks.month(2).summary["failures"] == {}
 
 
