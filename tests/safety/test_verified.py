@@ -10,6 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
+from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, to_json
@@ -109,6 +110,32 @@ def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, m
     assert_same_arrays(done.arrays, usual.arrays)
     more = done.summary["exchanges_per_round"] - usual.summary["exchanges_per_round"]
     assert more == 1.5, "verified_open, and one verified_close: the certificate travels with the next request for keys"
+
+
+TASKS = {
+    "nodes-regression": ["dataset=planted-regression", "dataset.nodes=120"],
+    "nodes-multilabel": ["dataset=planted-multilabel", "dataset.nodes=120"],
+    "edges": ["dataset=payments", "dataset.accounts=90", "dataset.background=400", "dataset.per_kind=3"],
+    "links": ["dataset=csbm", "dataset.nodes_per_client=[40,60]"],
+    "graphs": ["dataset=cycles", "dataset.graphs=60"],
+    "triples": ["dataset=planted-triples", "partition=relations"],
+}
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(t, marks=[pytest.mark.slow] if t == "edges" else [pytest.mark.slow, pytest.mark.faults])
+        for t in TASKS
+    ],
+)
+def test_nodes_compute_the_bits_of_other_tasks(members, tmp_path, task):
+    shutil.rmtree(tmp_path / "graphs")
+    assert main(["partition", "num_clients=3", f"task={task}", *TASKS[task], "--out", str(tmp_path / "graphs")]) == 0
+    (tmp_path / "policy.yaml").write_text(f"min_nodes: 0\ntasks: [{task}]\n")
+    usual, done = members("curious", f"task={task}"), members("verified", f"task={task}", *VERIFIED)
+    assert done.summary["failures"] == {}
+    assert_same_arrays(done.arrays, usual.arrays)
 
 
 @pytest.mark.slow
