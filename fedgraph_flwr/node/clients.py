@@ -43,6 +43,7 @@ from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
 from fedgraph_flwr.secure.masked import OutOfRange, digest
+from fedgraph_flwr.secure.protection.verified import Verified as VerifiedSums
 from fedgraph_flwr.secure.verified import EXCHANGES
 from fedgraph_flwr.wire.messages import (
     DESCRIBE,
@@ -100,12 +101,12 @@ class NodeClient:
     @cached_property
     def verified(self) -> Verified | None:
         """The state machine of a run that every node computes; None: of another run, or before it begins."""
-        client, node = self.client, self.node
+        client, node, protection = self.client, self.node, self.client.protection
         early = node.agreement and node.beginning.seeds() is None
-        if not client.protection.verified or early:
+        if not isinstance(protection, VerifiedSums) or early:
             return None
-        found: Verified = client.protection.part or Verified(node, client, self.folder)
-        client.protection.part = found
+        found: Verified = protection.part or Verified(node, client, self.folder)
+        protection.part = found
         found.refresh()
         if found.record.round < 0 and self.requests.read().trained:
             raise Refusal(

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,7 +186,8 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
 
         return after
 
-    machine = node_verified.Verified.replica.func
+    property_of: Any = node_verified.Verified.replica
+    machine = property_of.func
 
     def replica(self):
         found = machine(self)
