@@ -115,9 +115,15 @@ class Beginning:
             str(client): commitment(self.run, client, nonce).hex()
             for client, nonce in nonces.items()
         }
-        if right != start.get("commitments"):
+        if right != (committed := start.get("commitments", {})):
+            wrong = sorted(
+                client
+                for client in right.keys() | committed.keys()
+                if right.get(client) != committed.get(client)
+            )
             raise Refusal(
-                f"run {self._number} begins with nonces that are not those which members committed to"
+                f"run {self._number} begins with nonces that are not those which members committed to:"
+                f" of clients {', '.join(wrong)}"
             )
         for number, earlier in record["starts"].items():
             for client in earlier.get("commitments", {}) if int(number) < int(self._number) else ():

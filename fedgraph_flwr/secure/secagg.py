@@ -430,17 +430,17 @@ class Member:
         members, alive = self.state[MEMBERS], self.state[SURVIVORS]
         keys = dict(zip(self.state[CLIENTS].tolist(), self.state[KEYS][:, 3], strict=True))
         needed, statement = threshold(self.share, len(self.state[CLIENTS])), self._statement()
-        valid = 0
-        for signer in signed.keys() & set(alive.tolist()):
+        asked, valid = signed.keys() & set(alive.tolist()), set()
+        for signer in asked:
             with contextlib.suppress(InvalidSignature, ValueError):
                 key = Ed25519PublicKey.from_public_bytes(keys[signer].tobytes())
                 key.verify(signed[signer][CONSENT].tobytes(), statement)
-                valid += 1
-        if valid < needed:
+                valid.add(signer)
+        if len(valid) < needed:
             raise RunFailed(
-                f"client {self.client} was asked to unmask a sum over clients {alive.tolist()}, a list that {valid} of"
-                f" them signed, expected at least {needed}: the server named other survivors, or"
-                " requested something else before, of the others"
+                f"client {self.client} was asked to unmask a sum over clients {alive.tolist()}, a list that {len(valid)} of"
+                f" them signed, expected at least {needed}; clients {sorted(asked - valid)} signed something else: the server"
+                " named other survivors, or requested something else before, of them"
             )
         survived = np.isin(members, alive).astype(int)
         shares = np.stack([held[place] for place, held in zip(survived, self.state[SHARES], strict=True)])

@@ -21,6 +21,7 @@ from fedgraph_flwr.secure.beginning import (
     NONCES,
     OPEN,
     START,
+    commitment,
     seed_of,
 )
 from fedgraph_flwr.secure.keyring import SIGNATURE, SIGNATURES
@@ -86,6 +87,11 @@ def _opened(server: GraphStrategy) -> tuple[dict[int, dict[str, Any]], dict[int,
     opened = server.request(OPEN, down, list(parts)).replies
     nonces = {reply.client: reply.groups[START][NONCE].tobytes() for reply in opened}
     _all_replied(server, OPEN, set(nonces), list(parts))
+    for client, nonce in nonces.items():
+        if commitment(server.cfg.agreement, client, nonce) != commitments[client]:
+            raise RunFailed(
+                f"the run does not begin ({OPEN}): client {client} opened another nonce than it committed to"
+            )
     return parts, nonces
 
 

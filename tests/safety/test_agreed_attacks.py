@@ -155,7 +155,7 @@ def test_members_of_a_sum_had_the_same_requests_before(tmp_path, words):
     planted = {name: np.full_like(array, 3e4) for name, array in model.items()}
     for client in (1, 2):
         assert not isinstance(masked_term(run, client, 2, planted, dealt), str)
-    assert "requested something else before, of the others" in run.opened_sum(3, [0, 1, 2], {MODEL: model})
+    assert "clients [1, 2] signed something else: the server" in run.opened_sum(3, [0, 1, 2], {MODEL: model})
 
 
 def test_a_checkpoint_of_an_untrained_client_is_no_way_around_its_start(tmp_path):

@@ -22,6 +22,7 @@ from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import verified as node_verified
 from fedgraph_flwr.partition import resolved
+from fedgraph_flwr.secure import beginning as secure_beginning
 from fedgraph_flwr.secure import noise, policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
@@ -257,6 +258,20 @@ REFUSED = {
 def test_what_nodes_do_not_compute_is_refused_by_name(what):
     words, reason = REFUSED[what]
     assert re.search(reason, found := refusal([*WORDS, *VERIFIED, *words])), found
+
+
+def test_a_member_that_opens_another_nonce_is_named(members, monkeypatch):
+    own = node_beginning.Beginning.reply
+
+    def reply(self, phase, groups):
+        found = own(self, phase, groups)
+        if phase == secure_beginning.OPEN and self.client == 2:
+            found[secure_beginning.START][secure_beginning.NONCE] = np.zeros(32, np.uint8)
+        return found
+
+    monkeypatch.setattr(node_beginning.Beginning, "reply", reply)
+    with pytest.raises(RunFailed, match="client 2 opened another nonce than it committed to"):
+        members("curious")
 
 
 def test_a_run_without_an_agreement_is_refused(run):
