@@ -316,6 +316,10 @@ def test_trees_of_a_round_only_grow_and_split_at_edges():
     forest, number = tree_of_one(edges, row, [0])
     clients[0].grow(request(forest, number), {})
     clients[0].grow(request(forest, number), {})
+    twice = request(forest, number)
+    twice["nodes"] = {name: np.repeat(array, 2) for name, array in twice["nodes"].items()}
+    with pytest.raises(FedGraphError, match="or one twice"):
+        clients[0].grow(twice, {})
     other, number = tree_of_one(edges, row, [1])
     with pytest.raises(FedGraphError, match="change the splits"):
         clients[0].grow(request(other, number), {})
