@@ -86,6 +86,7 @@ def test_a_process_that_started_too_late_is_not_the_end_of_its_run(app):
     watch.look()
     state.token = "of another process"
     app.kill()
+    wait_for(lambda: psutil.Process(app.pid).status() == psutil.STATUS_ZOMBIE, "its end")
     for _ in range(3):
         watch.look()
     assert (ends, state.finished, watch.apps) == ([], [], {})

@@ -90,10 +90,10 @@ def test_it_goes_on_as_if_the_run_had_not_been_cut(run, tmp_path, monkeypatch, e
 
     write = StateFolder.write_checkpoint
 
-    def full(self: StateFolder, state: Any, server_round: int) -> None:
+    def full(self: StateFolder, state: Any, server_round: int, trained: bool) -> None:
         if (self.owner["client"], server_round) == (1, 4):
             raise OSError("no space left")
-        write(self, state, server_round)
+        write(self, state, server_round, trained)
 
     def trains_from_the_start(self: GraphClient) -> float:
         if (self.graph.client, self.server_round) in ((1, 3), (1, 4)):
