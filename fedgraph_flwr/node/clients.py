@@ -547,14 +547,18 @@ def _keyring(node: Node, client: GraphClient) -> Keyring:
 
     The node logs fingerprints and stores them in its state folder.
     """
-    key = node.settings.get("key")
+    key, agreement = node.settings.get("key"), node.agreement
     peers = node.settings.get("peers")
+    members = agreement.members.items() if agreement else ()
     return Keyring(
         client.graph.client,
         node.cfg.agreement or node.key[0],
         read_key(str(key)) if key else None,
-        node.agreement.pins if node.agreement else read_pins(str(peers)) if peers else None,
+        agreement.pins if agreement else read_pins(str(peers)) if peers else None,
         partial(_report_keys, node, client) if node.reports_keys else None,
+        {number: f"{agreement.values['name']}/{name}" for number, name in members}
+        if agreement
+        else None,
     )
 
 

@@ -61,6 +61,7 @@ class Keyring:
         own: its long-lived key; None: no signatures.
         pins: the others' keys by client; None: all keys are accepted.
         report: receives each fingerprint, with its exchange and clients.
+        names: of the other members of an agreement, by client: its name, a slash, and the member's.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Keyring:
         own: EllipticCurvePrivateKey | None = None,
         pins: Mapping[int, EllipticCurvePublicKey] | None = None,
         report: Callable[[str, str, list[int]], None] | None = None,
+        names: Mapping[int, str] | None = None,
     ):
         self.client, self.run, self.own, self.pins, self.report = client, run, own, pins, report
+        self.names = names or {}
 
     def key_of(self, client: int) -> EllipticCurvePublicKey | None:
         """Return the long-lived public key of a client, as far as this one knows it."""

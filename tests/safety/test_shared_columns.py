@@ -58,7 +58,7 @@ def test_the_ledger_adds_forms_months_and_draws_of_earlier_versions(tmp_path):
         parties = [LinkParty(graph, LinkRules(match="routed", share=[share]), Keyring(graph.client)) for graph in files]
         simulate(parties)
         accounts = parties[0].told(1)[0].size
-        return book_share(policy, "b", parties[0].told_to(1), parties[0].session.hex(), accounts, 7.0)
+        return book_share(policy, ["b"], parties[0].told_to(1), parties[0].session.hex(), accounts, 7.0)
 
     files = [made.client(bank) for bank in BANKS]
     assert [book("age:eps=1", files), book("age:eps=2", files), book("age:eps=1", files)] == [1, 3, 4]

@@ -26,7 +26,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
 from fedgraph_flwr.party.link.join import party_of
 from fedgraph_flwr.party.link.ledger import SUFFIX, Ledger
-from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_name
+from fedgraph_flwr.party.link.policy import book_link, book_share, check_consent, needs_consent, peer_names
 from fedgraph_flwr.party.link.protocol import LinkParty
 from fedgraph_flwr.party.link.rules import ANNOUNCE, COUNT, NOTHING, SHARE, WRITE, LinkRules, NothingShared
 from fedgraph_flwr.party.link.uplink import ANNOUNCED, ENVELOPES, STEP
@@ -140,9 +140,9 @@ class LinkClient(GraphClient):
         """
         party, linking = self.party, self.policy.linking
         for peer in party.peers:
-            name, accounts = peer_name(peer, self.keyring), party.told(peer)[0].size
+            names, accounts = peer_names(peer, self.keyring), party.told(peer)[0].size
             link = hashlib.sha256(b"fedgraph link in a ledger" + party.session).hexdigest()
-            spent = book_share(Path(self.policy.path), name, party.told_to(peer), link, accounts, linking.epsilon)
+            spent = book_share(Path(self.policy.path), names, party.told_to(peer), link, accounts, linking.epsilon)
             log(INFO, "link: local ε of an account towards client %d is %g", peer, spent)
 
     def finish(self, step: str) -> None:

@@ -279,16 +279,16 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
     with _record(path, "the record of link runs", advice) as record:
         now = time.time() if now is None else now  # behind the lock, or a run that waited would be before the other
         for client in peers:
-            name = peer_name(client, keyring)
-            last = float(record.get(name, 0.0))
+            names = peer_names(client, keyring)
+            last = max(float(record.get(name, 0.0)) for name in names)
             if (passed := now - last) < 3600 * hours:
                 peer = f"client {client} ('{sanitize(peers[client], 60)}')"
                 log(
                     WARNING,
-                    "link: the run with %s is entry '%s' of %s. To accept another one now, remove this entry. Each run lets the"
+                    "link: the run with %s is entry %s of %s. To accept another one now, remove it. Each run lets the"
                     " peer test guesses about your records, so first ask the peer why the last run ended",
                     peer,
-                    name,
+                    " and ".join(f"'{name}'" for name in names),
                     path,
                 )
                 raise FedGraphError(
@@ -296,21 +296,23 @@ def book_link(policy: Path, peers: Mapping[int, str], keyring: Keyring, hours: f
                     f" accepts one in {hours:g} hours (link: hours), and a run that was cut off counts. Link again after"
                     f" {_utc(last + 3600 * hours)}, or ask this node's owner, whose log names the entry to remove"
                 )
-            record[name] = now
+            record |= dict.fromkeys(names, now)
 
 
 def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def book_share(policy: Path, peer: str, columns: Sequence[Column], link: str, accounts: int, most: float) -> float:
+def book_share(
+    policy: Path, peer: Sequence[str], columns: Sequence[Column], link: str, accounts: int, most: float
+) -> float:
     """Record what a peer is told of accounts, next to the policy, and return its local ε of an account over all runs.
 
     Each link draws anew, so each adds the ε of its columns; a repeated step of one link adds nothing.
 
     Args:
         policy: the node's policy file.
-        peer: name of the peer (`peer_name`).
+        peer: names of the peer (`peer_names`), of which that counts by which it was told most.
         columns: the columns.
         link: identifies the link.
         accounts: number of accounts.
@@ -324,16 +326,18 @@ def book_share(policy: Path, peer: str, columns: Sequence[Column], link: str, ac
         "the ledger of what peers were told of accounts",
     )
     with _record(policy.with_name(f"{policy.stem}.shares.json"), what, advice) as ledger:
-        told = ledger.setdefault(peer, {})
-        for column in columns:
-            entry = told.setdefault(f"{column.name}:{column.form}", {"epsilon": column.epsilon, "values": []})
-            entry["accounts"] = accounts
-            if link not in entry["values"]:
-                entry["values"].append(link)
-        spent = float(sum(entry["epsilon"] * len(entry["values"]) for entry in told.values()))
+        spent = 0.0
+        for name in peer:
+            told = ledger.setdefault(name, {})
+            for column in columns:
+                entry = told.setdefault(f"{column.name}:{column.form}", {"epsilon": column.epsilon, "values": []})
+                entry["accounts"] = accounts
+                if link not in entry["values"]:
+                    entry["values"].append(link)
+            spent = max(spent, float(sum(entry["epsilon"] * len(entry["values"]) for entry in told.values())))
         if spent > most:
             raise FedGraphError(
-                f"sharing {', '.join(column.name for column in columns)} with {peer} would raise the local ε of an account to"
+                f"sharing {', '.join(column.name for column in columns)} with {peer[0]} would raise the local ε of an account to"
                 f" {spent:g}, above {most:g} of this node's policy (link: epsilon)"
             )
     return spent
@@ -356,9 +360,13 @@ def _record(path: Path, what: str, advice: str) -> Iterator[dict[str, Any]]:
         raise FedGraphError(f"{problem}: if it is damaged, {advice}") from error
 
 
-def peer_name(client: int, keyring: Keyring) -> str:
-    """Return the name of a peer in the record: a hash of its pinned key, else its client."""
-    key = (keyring.pins or {}).get(client)
+def peer_names(client: int, keyring: Keyring) -> list[str]:
+    """Return the names of a peer in the records: a hash of its pinned key, else its client; of a member its name, too.
+
+    A member that rotates its key keeps what it was told, and one with a name in two agreements its key.
+    """
+    key, name = (keyring.pins or {}).get(client), keyring.names.get(client)
     if key is None:
-        return f"client {client}"
-    return sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
+        return [f"client {client}"]
+    pinned = sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()[:16]
+    return [pinned, *([name] if name else [])]

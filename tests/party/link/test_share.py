@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
 from fedgraph_flwr.config import compose
@@ -19,7 +20,7 @@ from fedgraph_flwr.data.own_columns import recipe_of, with_edge_columns
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.partition.clients import cut
 from fedgraph_flwr.party.link.client import LinkClient
-from fedgraph_flwr.party.link.policy import LinkPolicy, book_share, needs_consent
+from fedgraph_flwr.party.link.policy import LinkPolicy, book_link, book_share, needs_consent, peer_names
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.tables.parties import BETWEEN
@@ -261,16 +262,16 @@ def test_a_policy_names_columns_and_forms(tmp_path, accepted, share, message):
 def test_the_ledger_adds_epsilon_of_each_link(tmp_path):
     policy = tmp_path / "policy.yaml"
     column = far_ends.Column("age", 1, "eps=3")
-    assert book_share(policy, "b", [column], "x", 10, 7.0) == 3
-    assert book_share(policy, "b", [column], "x", 10, 7.0) == 3
-    assert book_share(policy, "b", [column], "y", 10, 7.0) == 6
-    assert book_share(policy, "c", [column], "y", 10, 7.0) == 3
+    assert book_share(policy, ["b"], [column], "x", 10, 7.0) == 3
+    assert book_share(policy, ["b"], [column], "x", 10, 7.0) == 3
+    assert book_share(policy, ["b"], [column], "y", 10, 7.0) == 6
+    assert book_share(policy, ["c"], [column], "y", 10, 7.0) == 3
     with pytest.raises(FedGraphError, match="local ε of an account to 9, above 7"):
-        book_share(policy, "b", [column], "z", 10, 7.0)
-    assert book_share(policy, "b", [column], "y", 10, 7.0) == 6
+        book_share(policy, ["b"], [column], "z", 10, 7.0)
+    assert book_share(policy, ["b"], [column], "y", 10, 7.0) == 6
     policy.with_name("policy.shares.json").write_text("{]")
     with pytest.raises(FedGraphError, match="the ε that was spent is unknown"):
-        book_share(policy, "b", [column], "y", 10, 7.0)
+        book_share(policy, ["b"], [column], "y", 10, 7.0)
     assert needs_consent(LinkRules(share=["age"]))
 
 
@@ -389,3 +390,18 @@ def test_trees_read_the_same_largest_columns_in_a_simulation_and_from_linked_fil
         into = found[:, len(names) :]
         amounts = [cents[ends[1] == place[word]].max() / 100 for word in unpack_words(file.ids).tolist()]
         np.testing.assert_allclose(torch.expm1(into[:, 0] * SUM.scale + SUM.center), amounts, rtol=1e-4)
+
+
+def test_a_member_that_rotates_its_key_keeps_what_it_was_told(tmp_path):
+    policy, column = tmp_path / "policy.yaml", far_ends.Column("age", 1, "eps=3")
+    for key in (1, 2):
+        pins = {1: ec.derive_private_key(key, ec.SECP384R1()).public_key()}
+        keyring = Keyring(0, own=None, pins=pins, names={1: "rings/carol"})
+        names = peer_names(1, keyring)
+        assert len(names) == 2
+        assert book_share(policy, names, [column], str(key), 10, 7.0) == 3 * key
+        if key == 1:
+            book_link(policy, {1: "carol"}, keyring, 24)
+        else:
+            with pytest.raises(FedGraphError, match="the last link run with client 1"):
+                book_link(policy, {1: "carol"}, keyring, 24)
