@@ -237,9 +237,14 @@ class Boosting(GraphStrategy):
             ended[name] = np.array(bool(reply.metrics[ENDED]))
             if len(reply.groups[FOREST]["start"]):
                 held[name] = joined([held.get(name, empty_forest()), reply.groups[FOREST]])
-        if out := self.memory.get(SITS_OUT):
+        if out := self.memory.get(SITS_OUT, {}):
             self.remarks["sits_out"] = dict.fromkeys(sorted(out, key=int), self._why)
         if not held and {str(client) for client in self.clients} <= ended.keys():
+            if len(out) < len(ended):
+                raise RunFailed(
+                    "strategy=boosting fits no trees: no split of the columns predicts validation items better than the base rate;"
+                    " give columns that tell items apart (dataset.recipe, import --features)"
+                )
             raise RunFailed(
                 f"strategy=boosting fits no trees, because each client has {self._why}: set strategy.mode=histogram, which reads"
                 " the items of all clients, or a smaller strategy.min_data_in_leaf"

@@ -718,3 +718,8 @@ def test_bins_are_bytes_where_there_are_few():
     assert many.dtype == np.uint16
     assert few.tolist() == [[0, 255], [2, 5]]
     assert many.tolist() == [[0, 256], [2, 5]]
+
+
+def test_columns_that_tell_nothing_apart_are_said_to(run):
+    with pytest.raises(RunFailed, match="no split of the columns predicts"):
+        run("num_clients=2", "rounds=1", "strategy=boosting", "dataset=payments", "dataset.accounts=600", "dataset.per_kind=12")
