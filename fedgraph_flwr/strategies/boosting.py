@@ -242,7 +242,7 @@ class Boosting(GraphStrategy):
         if not held and {str(client) for client in self.clients} <= ended.keys():
             if len(out) < len(ended):
                 raise RunFailed(
-                    "strategy=boosting fits no trees: no split of the columns predicts validation items better than the base rate;"
+                    "strategy=boosting fits no trees: no split of the columns predicts validation items better than chance;"
                     " give columns that tell items apart (dataset.recipe, import --features)"
                 )
             raise RunFailed(

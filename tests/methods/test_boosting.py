@@ -722,4 +722,11 @@ def test_bins_are_bytes_where_there_are_few():
 
 def test_columns_that_tell_nothing_apart_are_said_to(run):
     with pytest.raises(RunFailed, match="no split of the columns predicts"):
-        run("num_clients=2", "rounds=1", "strategy=boosting", "dataset=payments", "dataset.accounts=600", "dataset.per_kind=12")
+        run(
+            "num_clients=2",
+            "rounds=1",
+            "strategy=boosting",
+            "dataset=payments",
+            "dataset.accounts=600",
+            "dataset.per_kind=12",
+        )
