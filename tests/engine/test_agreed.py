@@ -4,6 +4,7 @@ Tables grow and are imported again; a run is cut and resumed; a bank is down for
 """
 
 import contextlib
+import json
 
 import numpy as np
 import psutil
