@@ -65,7 +65,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     add_options(new, _NEW, **options)
     new.set_defaults(func=_new)
     for name, run, about, text in (
-        ("show", _show, "say in words what members agree on, what leaves a node, and who learns what", _PROOFS),
+        ("show", _show, "say what members agree on, what leaves a node, and who learns what", _PROOFS),
         (
             "sign",
             _sign,
@@ -251,7 +251,7 @@ def _withdraw(args: argparse.Namespace) -> int:
 def described(
     agreement: Agreement, proofs: Mapping[str, str], known: Mapping[str, str], before: Agreement | None
 ) -> Iterator[str]:
-    """Yield lines that say in words what members agree on, and who learns what.
+    """Yield lines that say what members agree on, and who learns what.
 
     Args:
         agreement: the agreement.
@@ -282,7 +282,7 @@ def described(
     for code in agreement.codes:
         yield f"code: {(any_release | dict(known)).get(code, f'OTHER than that of this installation: {code}')}"
     yield f"tables: of {f'the schema {_shown(schema)}' if (schema := values['schema']) else 'any schema that all members share'}"
-    begins = {agreements.SEED: "anew", agreements.CONTINUES: "with the model that an earlier run ended with"}
+    begins = {agreements.SEED: "from the seed", agreements.CONTINUES: "with the model that an earlier run ended with"}
     yield f"each run starts {begins.get(values['start'], 'with the model ' + values['start'])}"
     if values["changed"]:
         yield f"joined, left or counts otherwise since the version before: {', '.join(values['changed'])}"

@@ -325,7 +325,7 @@ class Agreement:
         for one in records.values():
             if "weights" in one and changes(one["weights"], self.counted):
                 raise Refused(
-                    f"{self.path.name} goes on from a model with other members than '{one['name']}', which this node knows, and"
+                    f"{self.path.name} starts from a model with other members than '{one['name']}', which this node knows, and"
                     f" without noise: set start: {SEED}, or accepted: {DIFFERENCE}"
                 )
 

@@ -206,7 +206,7 @@ class WatchedGrid(Relay):
             self.status.write()
             self.chosen = nodes_of(self.parties, self.status.path.parent.parent)
             absent = ", ".join(sorted(name for node, name in self.chosen.items() if node not in nodes))
-            if absent and not self.status.values["nodes"]:  # else a resumed run, which goes on without them
+            if absent and not self.status.values["nodes"]:  # else a resumed run, which continues without them
                 raise RunFailed(f"parties= names {absent}, not connected now: start these nodes, or leave them out")
         return [node for node in nodes if node in self.chosen or not self.chosen]
 

@@ -90,7 +90,7 @@ def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
     out = capsys.readouterr().out
     assert "trains gcn with fedprox on nodes, 3 clients, 3 rounds" in out
     assert "the coordinator learns: each member's updates" in out
-    assert "each run starts anew" in out
+    assert "each run starts from the seed" in out
     assert f"signed as carol; signed by alice, bob, carol; digest {agreement.digest}" in out
     assert accepted(agreement, run_of(agreement), folder / "state").signers == list(MEMBERS)
     assert main(["agree", "status", "agreement.yaml", "--state", "state"]) == 0
@@ -871,7 +871,7 @@ def test_another_name_does_not_hide_who_joined(folder):
         if sentence:
             assert accepted(other, run, folder / "state")
         else:
-            assert "goes on from a model with other members than 'rings'" in refusal(other, run, folder / "state")
+            assert "starts from a model with other members than 'rings'" in refusal(other, run, folder / "state")
 
 
 def test_a_node_compares_an_agreement_with_the_keys_that_its_owner_pinned(folder, capsys, monkeypatch):

@@ -312,7 +312,7 @@ def book_share(
 
     Args:
         policy: the node's policy file.
-        peer: names of the peer (`peer_names`), of which that counts by which it was told most.
+        peer: names of the peer (`peer_names`); the one with the larger ε counts.
         columns: the columns.
         link: identifies the link.
         accounts: number of accounts.
@@ -363,7 +363,7 @@ def _record(path: Path, what: str, advice: str) -> Iterator[dict[str, Any]]:
 def peer_names(client: int, keyring: Keyring) -> list[str]:
     """Return the names of a peer in the records: a hash of its pinned key, else its client; of a member its name, too.
 
-    A member that rotates its key keeps what it was told, and one with a name in two agreements its key.
+    So a member that rotates its key keeps its record, as does one with other names in other agreements.
     """
     key, name = (keyring.pins or {}).get(client), keyring.names.get(client)
     if key is None:
