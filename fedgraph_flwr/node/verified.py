@@ -51,6 +51,7 @@ from fedgraph_flwr.secure.verified import (
     CERTIFY,
     CLOSE,
     HELPERS,
+    KNOWN,
     OPEN,
     PROPOSAL,
     PROPOSE,
@@ -142,7 +143,7 @@ class Verified:
             )
         assert isinstance(client.protection, Masked)
         self.client, self.folder, self.member = client, folder, client.protection.member
-        self.earlier = _earlier(node, client, agreement) if client.cfg.init else None
+        self.earlier = _earlier(node, client, agreement) if client.cfg.init else []
         self.own = client.graph.client
         self.run = node.sent_cfg.agreement
         weights, text = agreement.weights or {}, announced(client)
@@ -240,6 +241,7 @@ class Verified:
             },
             UNMASK: {SIGNERS: clients, CONSENT: consents, STATEMENTS: signatures},
             OPEN: {STATE: hashed, **(terms if request.round else {})},
+            PROPOSE: {STATE: hashed} if part else {},
             CERTIFY: {SIGNERS: clients, CONSENT: signatures},
             CLOSE: (closing := {SIGNERS: clients, CONSENT: signatures, BEFORE: hashed}),
             PUBLISH: closing if part else {},
@@ -457,8 +459,8 @@ class Verified:
         self._keep(request.round, state)
         record.next = digest(state).hex()
 
-    def _next(self, server_round: int) -> tuple[str, Arrays]:
-        """Return the state after a round that ends here, or the start, with its digest."""
+    def _results(self, server_round: int) -> dict[str, Arrays]:
+        """Return the state after a round that ends here by its digest, or all with which the run may begin here."""
         record = self.record
         if server_round != record.round + 1 or record.term:
             raise Refusal(
@@ -466,32 +468,34 @@ class Verified:
                 f" is {record.round}"
             )
         if not server_round:
-            unknown = self.client.cfg.init and self.earlier is None
-            start = {} if unknown else dict(self.replica.start)
-            return digest(start).hex(), start
+            unknown = self.client.cfg.init and not self.earlier
+            starts = [] if unknown else self.replica.starts
+            return {digest(start).hex(): start for start in starts}
         if not record.next:
             raise Refusal(f"round {server_round} is not over: its sum was not opened here")
-        return record.next, self.state(server_round)
+        return {record.next: self.state(server_round)}
 
     def _proposed(self, request: Request, part: Arrays) -> dict[str, Arrays]:
         """Reply with a signature of the state that this node computed, or of one that is the same up to rounding.
 
-        The reply is empty if the server named another one by its digest.
+        If the server named another one than the latest, the reply has the digests of all that this node would sign.
         """
-        (name, own), proposed = self._next(request.round), request.groups.get(PROPOSAL, {})
-        if STATE in part and part[STATE].tobytes().hex() != name:
-            return {}
+        known, proposed = self._results(request.round), request.groups.get(PROPOSAL, {})
+        name = part[STATE].tobytes().hex() if STATE in part else next(iter(known), "")
+        if request.phase == OPEN and name not in list(known)[:1]:
+            rows = [np.frombuffer(bytes.fromhex(one), np.uint8) for one in known]
+            return {SECAGG: {KNOWN: np.stack(rows)}} if rows else {}
         if request.phase == CERTIFY:
             name = digest(proposed).hex()
             text = Certificate(self._end(request.round), bytes.fromhex(name))
-            if not alike(own, proposed):
+            if not any(alike(own, proposed) for own in known.values()):
                 raise Refusal(
                     f"the proposed model of round {request.round} is not the one that this node computed"
                 )
             if not part[SIGNERS].size:
                 raise Refusal("no member signed the proposed model")
             self._check_signed(int(part[SIGNERS][0]), text, text.content, part[CONSENT][0])
-        if not own:
+        elif name not in known:
             raise Refusal(
                 "this node has no certified model of an earlier run: it adopts that of other members"
             )
@@ -499,7 +503,7 @@ class Verified:
             raise Refusal(f"this node signed another model of round {request.round}")
         self.record.signed = name
         text = Certificate(self._end(request.round), bytes.fromhex(name))
-        shown = {PROPOSAL: own} if request.phase == PROPOSE else {}
+        shown = {PROPOSAL: known[name]} if request.phase == PROPOSE else {}
         return {SECAGG: self._signature(text), **shown}
 
     def _close(self, request: Request, part: Arrays, server_round: int) -> None:
@@ -510,7 +514,9 @@ class Verified:
         if state := request.groups.get(PROPOSAL, {}):
             name = digest(state).hex()
         else:
-            name, state = self._next(server_round)
+            known = self._results(server_round)
+            name = record.signed if record.signed in known else next(iter(known), "")
+            state = known.get(name, {})
         certificate = Certificate(self._end(server_round, before), bytes.fromhex(name))
         signed = record.signed == name and before.hex() == record.before
         self._check_enough(certificate, part[SIGNERS], part[CONSENT], signed)
@@ -525,22 +531,27 @@ class Verified:
         )
 
 
-def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> Arrays | None:
-    """Return the last certified parameters of the latest run before, of this version of the agreement or the one before it.
+def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arrays]:
+    """Return parameters of earlier runs of this version of the agreement, or the one before it, with which this one may begin.
 
-    None: this node trained in none.
+    The last certified ones are the last in the list, which is empty if this node trained in no run. Before them are those of a
+    round that this node computed and whose certificate it does not have: others may have it.
     """
     current, _, number = node.sent_cfg.agreement.partition("/")
     records = remembered(Path(node.root))
+    found = list[Arrays]()
     for version in (current, agreement.values["continues"]):
         runs = sorted(map(int, records.get(version, {}).get("runs", ())), reverse=True)
         for k in runs if version != current else [k for k in runs if k < int(number)]:
             names = f"{version[32:]}-{k}", client.cfg.strategy.name, client.graph.client
             folder = StateFolder(node.root, *names)
-            known = folder.read_record(FILE)
-            if known and known["round"] > 0:
-                return _below(folder.read_state(FILE, known["round"]), "arrays/")
-    return None
+            known = folder.read_record(FILE) or {"round": 0, "next": ""}
+            rounds = [known["round"] + 1] if known["next"] else []
+            rounds += [known["round"]] if known["round"] > 0 else []
+            found += [_below(folder.read_state(FILE, done), "arrays/") for done in rounds]
+            if known["round"] > 0:
+                return found
+    return found
 
 
 def _below(arrays: Arrays, prefix: str) -> Arrays:

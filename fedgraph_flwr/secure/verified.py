@@ -40,9 +40,10 @@ EXCHANGES = (OPEN, PROPOSE, CERTIFY, CLOSE)
 PROPOSAL = "proposal"
 """Group of the server half's next state, by path."""
 
-TERMS, STATEMENTS, HELPERS, BEFORE, STATE = "terms", "statements", "helpers", "before", "state"
+TERMS, STATEMENTS, HELPERS, BEFORE = "terms", "statements", "helpers", "before"
+STATE, KNOWN = "state", "known"
 """Arrays of the group of secure sums: digests of terms [n, 32], or terms [n, P]; signatures of statements [n, 96]; who revealed
-shares [h]; the hash of all before [32]; the digest of a state [32]."""
+shares [h]; the hash of all before [32]; the digest of a state [32]; those of all states that a member may sign [k, 32]."""
 
 ALIKE = 1e-9
 """Largest relative difference of a proposal's numbers from a node's own, besides one rounding of their type."""

@@ -1,6 +1,6 @@
 """The server's half of a run at its nodes, which make each round for themselves (`fedgraph_flwr.secure.verified`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,22 +31,25 @@ class Replica:
     Args:
         cfg: the run's configuration.
         descriptions: of all members.
-        start: the shared parameters with which the run begins; None: those of its seed.
+        starts: shared parameters with which the run may begin; none: those of its seed.
 
     Attributes:
-        start: the state after the set-up.
+        starts: the state after the set-up for each of them.
     """
 
     def __init__(
         self,
         cfg: RunConfig,
         descriptions: Mapping[int, Mapping[str, Any]],
-        start: Arrays | None = None,
+        starts: Sequence[Arrays] = (),
     ):
         clients = {c: ClientInfo(c, c, dict(text)) for c, text in descriptions.items()}
         self.members = sorted(clients)
-        self.strategy = replayed_setup(replace(cfg, init=""), clients, [], start)
-        self.start = state_of(self.strategy, self.strategy.arrays)
+        self.starts = list[Arrays]()
+        chosen: Sequence[Arrays | None] = starts or (None,)
+        for start in chosen:
+            self.strategy = replayed_setup(replace(cfg, init=""), clients, [], start)
+            self.starts.append(state_of(self.strategy, self.strategy.arrays))
 
     def missing(
         self, state: Arrays, server_round: int, client: int

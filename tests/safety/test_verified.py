@@ -15,7 +15,7 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, to_json
-from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
@@ -174,6 +174,29 @@ def test_a_run_continues_with_the_last_certified_model(members):
 
 
 @pytest.mark.slow
+def test_a_run_continues_although_some_members_miss_the_last_certificate(members, monkeypatch):
+    """They computed the model, so they begin with it as those do who have the certificate, whatever folder is named."""
+    own, without = node_verified.Verified.answer, (0, 1)
+
+    def answer(self, request):
+        if request.phase == CLOSE and self.own in without:
+            raise Refusal("withheld")
+        return own(self, request)
+
+    done = {}
+    for name, folder in (("verified", "same"), ("another", "other"), ("whole", "same")):
+        with monkeypatch.context() as patch:
+            if name != "whole":
+                patch.setattr(node_verified.Verified, "answer", answer)
+            first = members(name, *VERIFIED, start="continues")
+            assert len(first.summary["failures"]) == (0 if name == "whole" else len(without))
+        init = first.out if folder == "same" else members("other", "seed=5", "rounds=1").out
+        done[name] = members(name, *VERIFIED, f"init={init}", number=2, start="continues")
+    assert_same_arrays(done["verified"].arrays, done["whole"].arrays)
+    assert_same_arrays(done["another"].arrays, done["whole"].arrays)
+
+
+@pytest.mark.slow
 def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, monkeypatch):
     """One rounding of each number; a larger difference ends the run, since all of three members have to certify."""
     usual, own, step = members("verified", *VERIFIED), Replica.after, np.float32(1e-3)
@@ -194,7 +217,7 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
         found = machine(self)
         found.own = self.own
         if self.own == 2:
-            found.start = rounded(found.start)
+            found.starts = [rounded(start) for start in found.starts]
         return found
 
     monkeypatch.setattr(node_verified.Verified.replica, "func", replica)

@@ -156,7 +156,7 @@ class VerifiedPlayer(Player):
             named = digest(self.proposal.get(PROPOSAL, {}))
             part = part | {verified.STATE: np.frombuffer(named, np.uint8)}
         replies = self._each(run, OPEN, {secagg.SECAGG: part}, server_round, left)
-        self.signed = {c: reply for c, reply in replies.items() if reply}
+        self.signed = {c: reply for c, reply in replies.items() if SIGNATURE in reply.get(secagg.SECAGG, {})}
         position = verified.Position(run.cfg.agreement, server_round, TRAIN, 0, self.before)
         self.before = verified.after(verified.Listing(position, held, listed))
 

@@ -6,7 +6,9 @@
 server computes, whose operator wants the model.
 """
 
+from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from logging import INFO, WARNING
 from typing import Any
 
@@ -24,6 +26,7 @@ from fedgraph_flwr.secure.verified import (
     CERTIFY,
     CLOSE,
     HELPERS,
+    KNOWN,
     OPEN,
     PROPOSAL,
     PROPOSE,
@@ -39,11 +42,14 @@ from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like
+from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like, up_to
 from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
 
 MUCH = 2.0
 """GB of a run's terms at the server of which it warns."""
+
+MOST_KNOWN = 64
+"""Most states that a member may name: with which a run may begin, or its result of a round."""
 
 ARRAYS, MEMORY = "arrays", "method"
 """Parts of a server half's state."""
@@ -89,9 +95,9 @@ class Verified(Masked):
         if phase == AGREE:
             return ReplySchema({SECAGG: {CONSENT: ArrayField((64,), "uint8"), **_SIGNATURE}})
         if phase in (OPEN, CERTIFY):
-            return ReplySchema(
-                {SECAGG: {SIGNATURE: replace(_SIGNATURE[SIGNATURE], optional=True)}}
-            )
+            known = ArrayField((up_to(MOST_KNOWN), 32), "uint8", optional=True)
+            signature = replace(_SIGNATURE[SIGNATURE], optional=True)
+            return ReplySchema({SECAGG: {SIGNATURE: signature, KNOWN: known}})
         if phase == PROPOSE:
             return ReplySchema({PROPOSAL: like(self.state), SECAGG: _SIGNATURE})
         return ReplySchema({}) if phase == CLOSE else super().own_schema(phase)
@@ -161,11 +167,11 @@ class Verified(Masked):
             self._announce(sum(array.size for array in arrays.values()))
         part = {STATE: np.frombuffer(digest(self.state), np.uint8), **self.delivered}
         self.delivered = {}
-        signed = self._signed(OPEN, {SECAGG: part}, everyone)
+        signed, known = self._signed(OPEN, {SECAGG: part}, everyone)
         behind = [client for client in everyone if client not in signed]
         needed = verified.needed(server.cfg.num_clients)
         if len(signed) < needed:
-            signed |= self._proposed(signed, behind)
+            signed |= self._proposed(signed, behind, known)
         if len(signed) < needed:
             raise RunFailed(
                 f"round {server.server_round}: {len(signed)} of {len(everyone)} members certified"
@@ -185,29 +191,38 @@ class Verified(Masked):
 
     def _signed(
         self, phase: str, groups: dict[str, Arrays], clients: list[int]
-    ) -> dict[int, np.ndarray]:
-        """Return the signatures of the next state by member, of those that computed it."""
+    ) -> tuple[dict[int, np.ndarray], dict[int, list[bytes]]]:
+        """Return signatures of the next state by member, and digests that they would sign."""
         replies = self.server.request(phase, groups, clients).replies
-        return {
-            reply.client: reply.groups[SECAGG][SIGNATURE]
-            for reply in replies
-            if reply.groups.get(SECAGG)
-        }
+        parts = {reply.client: reply.groups.get(SECAGG, {}) for reply in replies}
+        signed = {c: part[SIGNATURE] for c, part in parts.items() if SIGNATURE in part}
+        known = {c: [row.tobytes() for row in part.get(KNOWN, ())] for c, part in parts.items()}
+        return signed, known
 
     def _proposed(
-        self, signed: dict[int, np.ndarray], behind: list[int]
+        self,
+        signed: dict[int, np.ndarray],
+        behind: list[int],
+        known: dict[int, list[bytes]],
     ) -> dict[int, np.ndarray]:
-        """Let members whose processors round otherwise sign the state of one that signed it."""
+        """Let members sign the state of one that signed it, or the one that most of them have.
+
+        Their processors round otherwise, or the run begins with a model of theirs.
+        """
         server = self.server
         found = dict[int, np.ndarray]()
-        if not signed:  # this server's processor rounds otherwise
-            (reply,) = server.request(PROPOSE, clients=behind[:1]).replies
+        if not signed:
+            count = Counter(chain.from_iterable(known.values()))
+            name = max(count, key=lambda one: count[one], default=b"")
+            holder = next((c for c in behind if name in known.get(c, ())), behind[0])
+            named = {SECAGG: {STATE: np.frombuffer(name, np.uint8)}} if name else {}
+            (reply,) = server.request(PROPOSE, named, [holder]).replies
             self.state = {path: reply.groups[PROPOSAL][path] for path in self.state}
             signed = found = {reply.client: reply.groups[SECAGG][SIGNATURE]}
         (witness, signature), *_ = sorted(signed.items())
         part = {SIGNERS: np.array([witness], np.int64), CONSENT: signature[None]}
         left = [client for client in behind if client not in found]
-        return found | self._signed(CERTIFY, {SECAGG: part, PROPOSAL: self.state}, left)
+        return found | self._signed(CERTIFY, {SECAGG: part, PROPOSAL: self.state}, left)[0]
 
     @property
     def _end(self) -> Position:
