@@ -301,6 +301,7 @@ class Run:
         return load_run(self.path)
 
 
+@from_python()
 def run(
     *overrides: Any,
     data: Any = None,
@@ -412,6 +413,7 @@ def _row(record: Mapping[str, Any]) -> dict[str, Any]:
     return row | record.get("train", {}) | record.get("metrics", {})
 
 
+@from_python()
 def load_run(path: Place) -> Run:
     """Load the run of a folder, finished or not.
 
@@ -491,6 +493,7 @@ class SweepResult:
         return lines + self.table.to_html(float_format="%.4g", border=0)
 
 
+@from_python()
 def sweep(
     *overrides: Any,
     data: Any = None,
@@ -609,6 +612,7 @@ def ray_session(address: str = "") -> Iterator[None]:
         yield
 
 
+@from_python()
 def compare(*runs: Run | Place | Iterable[Run | Place]) -> "pd.DataFrame":
     """Compare runs; those that differ only in their seeds are one row, with mean and standard deviation.
 
@@ -630,6 +634,7 @@ def compare(*runs: Run | Place | Iterable[Run | Place]) -> "pd.DataFrame":
     return pd.DataFrame(comparison([_run(one)._read for one in _several(runs)]))
 
 
+@from_python()
 def worth(
     runs: Iterable[Run | Place], client: int | None = None, metric: str = "", clusters: str = "auto"
 ) -> "pd.DataFrame":
@@ -654,6 +659,7 @@ def worth(
     return compared(folders, client, metric, clusters)
 
 
+@from_python()
 def audit(state: Place, expect: str = "") -> "pd.DataFrame":
     """Verify the audit log of a node and return one row per run: requests, refusals, bytes, what left, ε.
 
@@ -669,6 +675,7 @@ def audit(state: Place, expect: str = "") -> "pd.DataFrame":
     return verified(Path(state), expect)
 
 
+@from_python()
 def blend(runs: Iterable[Run | Place], out: Place) -> Run:
     """Weigh the logits of finished runs by each client's validation items, and return the blend as a run with scores.
 
@@ -685,6 +692,7 @@ def blend(runs: Iterable[Run | Place], out: Place) -> Run:
     return Run(out)
 
 
+@from_python()
 def forget(run: Run | Place, party: str | int, out: Place, graph: Place | None = None) -> Run:
     """Remove a party from a finished simulation exactly: return the run that never had it, replayed from the first round.
 

@@ -94,19 +94,28 @@ class FedGraphError(Exception):
 
     Attributes:
         exit_code: exit code of the command line (2: wrong input, 1: the run failed).
+        code: its entry in docs/errors.md; empty: that of the module that raised it (`fedgraph_flwr.error_codes`).
     """
 
     exit_code = 2
+    code = ""
+
+    def __init__(self, message: object = "", code: str = ""):
+        super().__init__(message)
+        self.code = code or self.code
 
 
 class RunFailed(FedGraphError):
     """Error: the input was valid, but the run failed, for example because too few clients replied."""
 
     exit_code = 1
+    code = "run-failed"
 
 
 class Refusal(FedGraphError):
     """Error: a party's node declines a request of the server, by its policy or its records."""
+
+    code = "node-refused"
 
 
 class TooManyClients(FedGraphError):
@@ -115,6 +124,8 @@ class TooManyClients(FedGraphError):
     Attributes:
         limit: largest number that may suffice.
     """
+
+    code = "partition"
 
     def __init__(self, message: str, limit: int):
         super().__init__(message)
@@ -161,9 +172,10 @@ def unknown(kind: str, value: object, accepted: Iterable[str], where: str = "", 
     if len(names) > MANY:
         listing = _LISTINGS.get(kind, "keys" if kind.endswith("key") else "")
         others = "" if hint.startswith("; its") else f" (`fedgraph-flwr {listing}` lists all)" if listing else ""
-        return FedGraphError(f"{kind} '{text}' is unknown{source}{hint}{others}")
+        return FedGraphError(f"{kind} '{text}' is unknown{source}{hint}{others}", "unknown-name")
     expected = " Expected" if hint.endswith("?") else "; expected"
-    return FedGraphError(f"{kind} '{text}' is unknown{source}{hint}{expected} one of: {', '.join(names)}")
+    message = f"{kind} '{text}' is unknown{source}{hint}{expected} one of: {', '.join(names)}"
+    return FedGraphError(message, "unknown-name")
 
 
 def check_names(given: Iterable[object], accepted: Iterable[str], kind: str, where: str = "") -> None:
@@ -196,6 +208,10 @@ def from_python() -> Iterator[None]:
     try:
         yield
     except FedGraphError as error:
+        from fedgraph_flwr.error_codes import code_of
+
+        if not hasattr(error, "__notes__"):
+            error.add_note(f"[{code_of(error)}]: docs/errors.md explains this code")
         raise error from None
     finally:
         _FROM_PYTHON.reset(token)

@@ -28,6 +28,7 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.run_keys import RunKeys
 from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.error_codes import code_of
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.sweeps.runs import parameters
@@ -123,7 +124,7 @@ def test_wrong_input_is_the_sentence_of_the_command_line(keys, overrides, capsys
     with pytest.raises(fg.FedGraphError) as raised:
         fg.run(**keys)
     assert main(["run", *overrides]) == 2
-    assert capsys.readouterr().err == f"error: {raised.value}\n"
+    assert capsys.readouterr().err == f"error: {raised.value} [{code_of(raised.value)}]\n"
 
 
 def test_a_value_of_no_known_kind_is_refused():

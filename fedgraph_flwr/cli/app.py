@@ -68,6 +68,8 @@ Examples:
   fedgraph-flwr sweep strategy=fedavg,fedprox seed=0..4
   fedgraph-flwr import --nodes people.csv --edges calls.csv --name calls
   fedgraph-flwr predict runs/mine --nodes new.csv --edges new_calls.csv
+
+An error ends with its code in brackets: `fedgraph-flwr help CODE` explains it.
 """
 
 _OF_OWN_CODE = ("run", "sweep")
@@ -107,12 +109,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _own_conf(list(sys.argv[1:] if argv is None else argv)) as given:
             if given[:1] and given[0] in _OF_OWN_CODE and os.getcwd() not in sys.path:
                 sys.path.append(os.getcwd())  # model=net:Net of the current folder
+            if given[:1] == ["help"] and given[1:]:
+                return _help(given[1])
             args = _parse(given)
             return int(args.func(args))
     except SystemExit as stop:  # argparse exits with 0 after --help and with 2 on wrong input
         return int(stop.code or 0)
     except FedGraphError as error:
-        _print_error(sanitize(error, 4000))
+        from fedgraph_flwr.error_codes import code_of
+
+        _print_error(f"{sanitize(error, 4000)} [{code_of(error)}]")
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -128,6 +134,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     finally:
         signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+
+
+def _help(name: str) -> int:
+    """Print the entry of an error's code, or the help of a command."""
+    from fedgraph_flwr.error_codes import ENTRIES, text
+
+    if name not in ENTRIES.keys() - COMMANDS.keys():
+        return main([name, "--help"])
+    print(text(name))
+    return 0
 
 
 def _print_error(text: str) -> None:

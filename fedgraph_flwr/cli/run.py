@@ -86,7 +86,8 @@ def main(args: argparse.Namespace) -> int:
         args.overrides, _ = lengthened(args.overrides, {})
         cfg = configured(args.agreement, args.overrides) if args.agreement else configuration(args.overrides)
     except FedGraphError as error:
-        raise type(error)(f"{error}{_instead(args.overrides, str(error))}") from error
+        error.args = (f"{error}{_instead(args.overrides, str(error))}",)
+        raise
     if args.dry_run:
         from fedgraph_flwr.config import to_yaml
 

@@ -104,7 +104,7 @@ def read(folder: Path, params: dict[str, Any]) -> Graph:
         from rdkit import RDLogger
     except ImportError as error:
         raise FedGraphError(
-            "dataset=moleculenet needs rdkit to read SMILES strings: pip install 'fedgraph-flwr[molecules]'"
+            "dataset=moleculenet needs rdkit to read SMILES strings: pip install 'fedgraph-flwr[molecules]'", "package"
         ) from error
     RDLogger.DisableLog("rdApp.*")  # type: ignore[attr-defined]
     name = str(params["name"])

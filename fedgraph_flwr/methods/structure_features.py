@@ -197,5 +197,5 @@ def random_walks(
 
 def _missing(feature: str, package: str) -> FedGraphError:
     return FedGraphError(
-        f"strategy.features={feature} needs the package {package}: pip install 'fedgraph-flwr[structure]'"
+        f"strategy.features={feature} needs the package {package}: pip install 'fedgraph-flwr[structure]'", "package"
     )

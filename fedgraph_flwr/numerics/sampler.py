@@ -71,7 +71,7 @@ def backend_of(name: str) -> ModuleType:
         FedGraphError: numba is not installed.
     """
     if name == "numba" and not has_numba():
-        raise FedGraphError("the sampler needs numba: run pip install 'fedgraph-flwr[fast]'")
+        raise FedGraphError("the sampler needs numba: run pip install 'fedgraph-flwr[fast]'", "package")
     if name == "numpy" or not has_numba():
         return draws
     from fedgraph_flwr.numerics import draws_numba

@@ -101,7 +101,9 @@ def suggest(
     try:
         import optuna
     except ImportError as error:
-        raise FedGraphError("a search needs Optuna: pip install optuna (or fedgraph-flwr[search])") from error
+        raise FedGraphError(
+            "a search needs Optuna: pip install optuna (or fedgraph-flwr[search])", "package"
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = {key: _space(optuna.distributions, kind, values) for key, kind, values in keys}
     samplers = optuna.samplers

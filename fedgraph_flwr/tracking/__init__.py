@@ -72,7 +72,7 @@ def check(cfg: RunConfig) -> None:
     check_names(cfg.tracking, TRACKERS, "tracking")
     for name in cfg.tracking:
         if find_spec(TRACKERS[name][0]) is None:
-            raise FedGraphError(f"tracking={name} is not installed: pip install 'fedgraph-flwr[{name}]'")
+            raise FedGraphError(f"tracking={name} is not installed: pip install 'fedgraph-flwr[{name}]'", "package")
 
 
 class Trackers:

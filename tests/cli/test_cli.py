@@ -130,7 +130,7 @@ def test_a_wrong_key_of_a_network_is_told_before_any_client_starts(
 ):
     with recorded_messages(monkeypatch) as messages:
         assert main(["run", *clients, *overrides, f"out={tmp_path / 'out'}"]) == 2
-    assert capsys.readouterr().err == f"error: {message}\n"
+    assert capsys.readouterr().err.startswith(f"error: {message} [")
     assert not messages
     assert not caplog.records
     assert not (tmp_path / "out").exists()

@@ -198,6 +198,6 @@ def test_stored_runs_have_full_names(tmp_path, monkeypatch):
 
 
 def test_hints_in_python_are_keywords():
-    with pytest.raises(FedGraphError, match=r"key 'lr' is unknown \(override\); its name here is train__lr$"):
+    with pytest.raises(FedGraphError, match=r"key 'lr' is unknown \(override\); its name here is train__lr(?:\n|$)"):
         configuration((), {"dataset": "demo", "lr": 0.1})
     assert configuration((), {"train__lr": 0.3, "strategy": "fedprox", "strategy__mu": 0.5}).train.lr == 0.3

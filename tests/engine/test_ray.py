@@ -300,7 +300,7 @@ def test_a_cluster_of_two_machines_gives_the_same_parameters_after_it_lost_one(d
         assert process.returncode == 1, err
         lost = r"error: the Ray cluster lost \S+ \([0-9.]+\), and its other machines have room for 1 of 2 processes"
         assert re.search(lost, err), err
-        assert err.endswith(f": to continue on what is left, run: fedgraph-flwr run resume={out}\n")
+        assert err.endswith(f": to continue on what is left, run: fedgraph-flwr run resume={out} [run-failed]\n")
         rounds = read_tensors(out / "checkpoint.safetensors")[1]["round"] + 2
         process = command(out, *overrides, f"rounds={rounds}", f"resume={out}", FEDGRAPH_DATA=root)
         _, err = process.communicate(timeout=PATIENCE)
@@ -341,10 +341,8 @@ def test_a_cluster_that_is_not_there_is_one_sentence(data, tmp_path):
     process = command(tmp_path, "ray.address=127.0.0.1:1")
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
-    assert (
-        err
-        == "error: ray.address=127.0.0.1:1 could not be reached ([Errno 111] Connection refused): check `ray status`\n"
-    )
+    refused = "ray.address=127.0.0.1:1 could not be reached ([Errno 111] Connection refused): check `ray status`"
+    assert err == f"error: {refused} [run-failed]\n"
 
 
 @pytest.mark.faults
@@ -356,7 +354,9 @@ def test_a_cluster_that_never_answers_is_one_sentence(data, tmp_path):
         line = [sys.executable, "-c", script, "run", *WORDS, "engine=ray", f"out={tmp_path}", address]
         done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == f"error: {address} did not respond within 3 s: check `ray status`"
+    assert (
+        done.stderr.splitlines()[-1] == f"error: {address} did not respond within 3 s: check `ray status` [run-failed]"
+    )
 
 
 @pytest.mark.slow

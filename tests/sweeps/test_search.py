@@ -117,7 +117,10 @@ def test_without_optuna_one_sentence_says_so(place, monkeypatch, capsys):
     search.suggest.cache_clear()
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["sweep", "--search", "2", *SMALL, "train.lr=loguniform(1e-4,1e-1)"]) == 2
-    assert capsys.readouterr().err == "error: a search needs Optuna: pip install optuna (or fedgraph-flwr[search])\n"
+    assert (
+        capsys.readouterr().err
+        == "error: a search needs Optuna: pip install optuna (or fedgraph-flwr[search]) [package]\n"
+    )
 
 
 @pytest.mark.parametrize(

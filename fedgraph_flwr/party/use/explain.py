@@ -359,7 +359,9 @@ class _Network:
         try:
             from captum.attr import IntegratedGradients
         except ImportError:
-            raise FedGraphError("explain of a network needs captum: pip install 'fedgraph-flwr[explain]'") from None
+            raise FedGraphError(
+                "explain of a network needs captum: pip install 'fedgraph-flwr[explain]'", "package"
+            ) from None
         actual, start = self.starts()
         with torch.no_grad():
             gap = float(self(*actual)) - float(self(*start))

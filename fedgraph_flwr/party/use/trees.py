@@ -104,7 +104,7 @@ def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outp
     try:
         from lightgbm import Booster
     except ImportError:
-        raise FedGraphError("explain of trees needs LightGBM: pip install 'fedgraph-flwr[trees]'") from None
+        raise FedGraphError("explain of trees needs LightGBM: pip install 'fedgraph-flwr[trees]'", "package") from None
     if not len(forest["start"]):
         return np.zeros((len(x), outputs, x.shape[1] + 1))
     names = list(map(str, range(x.shape[1])))
