@@ -338,6 +338,7 @@ def test_tests_mirror_the_package():
         "house",
         "notebook",
         "payments_worth",
+        "peers",
         "prose",
         "readme",
         "results_schema",
