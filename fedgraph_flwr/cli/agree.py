@@ -23,7 +23,7 @@ from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.fleet.agreements import Agreement, Refused
-from fedgraph_flwr.launch.agreed import opened, refusals
+from fedgraph_flwr.launch.agreed import accepted, opened, refusals
 from fedgraph_flwr.party.options import add_options
 
 _FILE = {"type": Path, "metavar": "FILE", "nargs": "?", "default": Path("agreement.yaml")}
@@ -185,16 +185,31 @@ def _sign(args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    agreement = opened(args.file)
+    with refusals():
+        records = agreements.remembered(args.state) if args.state else {}
+    if not args.file.is_dir():
+        _print_status(opened(args.file), args.state, records)
+        return 0
+    found, ignored = accepted(args.file, records if args.state else None)
+    for agreement in found:
+        try:
+            agreement.check_version(records)
+            _print_status(agreement, args.state, records)
+        except Refused as error:
+            ignored.append(str(error))
+    for why in ignored:
+        print(f"ignored: {why}")
+    return 0
+
+
+def _print_status(agreement: Agreement, state: Path | None, records: Mapping[str, Any]) -> None:
     print(f"{agreement.values['name']}, version {agreement.values['version']}, digest {agreement.digest}")
     print(f"{_signed(agreement)}; until {agreement.values['until']}")
-    if args.state:
-        with refusals():
-            record = agreements.used(args.state, agreement.digest)
+    if state:
+        record = records.get(agreement.digest, agreements.NEW)
         left = f"the next is run {record['last'] + 1}" if record["last"] < agreement.values["runs"] else "none is left"
         withdrawn = f"; withdrawn on {record['withdrawn']}" if record["withdrawn"] else ""
         print(f"this node used {record['last']} of {agreement.values['runs']} runs; {left}{withdrawn}")
-    return 0
 
 
 def _confirm(args: argparse.Namespace) -> int:

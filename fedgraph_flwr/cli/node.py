@@ -112,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
         say("forking is only safe on Linux: using unpatched Flower (--plain)")
         plain = True
     server = ServerAddress(*check_address(args.server, "--server"), _authority(args))
-    agreed = agreement_options(args, plain)
+    agreed, notes = agreement_options(args, plain)
     options = supernode_options(args)
     watched = monitor_address(args.monitor)
     node = Node(options, plain, args.port or free_port(), server, args.once, agreed, args.key)
@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
 
     pages = {
         "/live": condition(node.not_live),
-        "/ready": condition(node.not_ready),
+        "/ready": condition(node.not_ready, notes),
         "/metrics": lambda: (True, exposition([*node.metrics(), *(numbers().metrics() if log.is_file() else [])])),
     }
     try:
@@ -165,32 +165,30 @@ def supernode_options(args: argparse.Namespace) -> list[str]:
     return args_list + (["--trusted-entities", str(args.trusted.absolute())] if args.trusted else [])
 
 
-def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]:
-    """Return the executor's options for a node that accepts agreed runs only; empty if it accepts others.
+def agreement_options(args: argparse.Namespace, plain: bool) -> tuple[list[str | Path], list[str]]:
+    """Return the executor's options for a node of agreed runs only, empty if it accepts others, and which files it ignores.
 
     Raises:
-        FedGraphError: an agreement is damaged or unsigned, or this node cannot check or count its runs.
+        FedGraphError: no agreement is whole and signed, or this node cannot check or count its runs.
     """
     if not args.agreement and args.graph.suffix in (".yaml", ".yml"):
         from fedgraph_flwr.party.party_file import read_party
 
         args.agreement = read_party(args.graph).path("agreement", args.graph.parent)
     if not args.agreement:
-        return []
+        return [], []
     from fedgraph_flwr.cli.agree import proofs_of
-    from fedgraph_flwr.launch.agreed import opened, refusals
+    from fedgraph_flwr.launch.agreed import accepted, refusals
 
     if not args.state:
         raise FedGraphError("--agreement needs --state DIR, in which the node counts the runs")
     if plain:
         raise FedGraphError("--agreement needs the patches of Flower, which check it: run without --plain, on Linux")
-    files = sorted(args.agreement.glob("*.yaml")) if args.agreement.is_dir() else [args.agreement]
-    if not files:
-        raise FedGraphError(f"--agreement {args.agreement}: the folder has no .yaml file")
-    for agreement in sorted(map(opened, files), key=lambda one: one.values["version"]):
+    with refusals():
+        found, ignored = accepted(args.agreement, remembered(args.state))
+    digests = []
+    for agreement in found:
         file = agreement.path
-        with refusals():
-            agreement.check_signed()
         if args.peers:
             proofs_of(agreement, args.peers)
         if agreement.values["code"] == RELEASES and not args.trusted:
@@ -198,13 +196,20 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> list[str | Path]
         try:
             remember(args.state, agreement)
         except Refused as error:
-            say(str(error))
+            ignored.append(str(error))
             continue
+        digests.append(agreement.digest)
         others = {one.get("name", "") for one in remembered(args.state).values()} - {"", agreement.values["name"]}
         if agreement.noised and others:
             say(f"{', '.join(sorted(others))} and {file} count ε apart: max_epsilon of a policy bounds all together")
         say(f"this node accepts runs of {file} ({agreement.digest[:12]}), which {', '.join(agreement.signers)} signed")
-    return ["--agreement", args.agreement.absolute(), "--state", args.state.absolute()]
+    if not digests:
+        raise FedGraphError("; ".join(ignored))
+    notes = [f"ignored: {why}" for why in ignored]
+    for note in notes:
+        say(f"warning: {note}")
+    named: list[str | Path] = [word for digest in digests for word in ("--digest", digest)]
+    return ["--agreement", args.agreement.absolute(), "--state", args.state.absolute(), *named], notes
 
 
 def _authority(args: argparse.Namespace) -> Path:

@@ -21,8 +21,9 @@
     signatures: {alice: …}           # of everything above, by the members' keys; alice@before: by a key that was replaced
 
 A run is (digest, number): the configuration that nodes receive names both (`KEY`). A node accepts a number that is higher than
-all before, or its last one again, which resumes. It keeps them in its state folder under one lock, which spans the decision and
-the write. The seed follows from nonces of all members (`fedgraph_flwr.secure.beginning`), so nobody can search for one.
+all before, or its last one again, which resumes. It uses a number up when it commits to the run's seed, not with a description
+before. The seed follows from nonces of all members (`fedgraph_flwr.secure.beginning`), so nobody can search for one. Records are
+in its state folder, under one lock, which spans the decision and the write.
 
 The check belongs to the installed node. It runs before the bundle is unpacked, in a process that imports none of this project's
 modules, since they would replace those of the bundle. So this file imports none either.
@@ -36,7 +37,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -103,6 +104,9 @@ _DIGITS = re.compile("[0-9:_]{1000}")
 
 _BLANK = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
 """Characters that count as printable and show nothing."""
+
+NEW: dict[str, Any] = {"last": 0, "runs": {}, "withdrawn": ""}
+"""Record of an agreement without runs; code of earlier releases reads ``runs``."""
 
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError, yaml.YAMLError)
 
@@ -185,6 +189,12 @@ class Agreement:
         names = self.members.values()
         return [name for name in names if _signed(members[name]["key"], str(signatures.get(name)), statement)]
 
+    @property
+    def forged(self) -> list[str]:
+        """Members whose signatures belong to another content."""
+        signers, signatures = self.signers, self.values["signatures"]
+        return [name for name in self.members.values() if name in signatures and name not in signers]
+
     def sign(self, key: EllipticCurvePrivateKey, replaced: str = "") -> str:
         """Add a member's signature, and return its name.
 
@@ -216,8 +226,8 @@ class Agreement:
         """
         signers = self.signers
         if missing := [name for name in self.members.values() if name not in signers]:
-            wrong = [name for name in missing if name in self.values["signatures"]]
-            forged = f" (the signature of {', '.join(wrong)} does not belong to this content)" if wrong else ""
+            wrong = ", ".join(self.forged)
+            forged = f" (the signature of {wrong} does not belong to this content)" if wrong else ""
             raise Refused(
                 f"{self.path.name} lacks the signature of {', '.join(missing)}{forged}: each signs it (fedgraph-flwr agree sign)"
             )
@@ -437,17 +447,22 @@ def chosen(place: Path, digest: str) -> Agreement:
 
 
 def check(
-    place: Path, run_config: Mapping[str, Any], bundle: bytes | None, run_id: int, state: Path, now: float
+    place: Path,
+    run_config: Mapping[str, Any],
+    bundle: bytes | None,
+    state: Path,
+    now: float,
+    known: Collection[str] | None = None,
 ) -> Agreement:
-    """Check a run against a node's agreements, and count it.
+    """Check a run against a node's agreements.
 
     Args:
         place: the node's agreement, or a folder of them.
         run_config: Flower's run configuration, as the bundle's code will read it.
         bundle: the bundle; None: its code is running, and the installed node checked it.
-        run_id: Flower's number of the run.
         state: the node's state folder.
         now: seconds since 1970.
+        known: digests of the agreements that the node checked when it started; None: any.
 
     Returns:
         The agreement of the run.
@@ -465,6 +480,8 @@ def check(
         )
     digest, number = run_of(config)
     agreement = chosen(place, digest)
+    if known is not None and digest not in known:
+        raise Refused(f"this node did not accept {agreement.path.name} when it started: its owner restarts it")
     agreement.check_signed()
     agreement.check_time(now)
     agreement.check_configuration(config)
@@ -475,7 +492,7 @@ def check(
             f"members signed other code (the run's bundle is {found[:12]}, signed was"
             f" {', '.join(code[:12] for code in codes)}): ship that one"
         )
-    _count(state, agreement, number, run_id)
+    _admit(state, agreement, number)
     return agreement
 
 
@@ -492,7 +509,7 @@ def remember(state: Path, agreement: Agreement) -> None:
 def _record(records: dict[str, Any], agreement: Agreement) -> dict[str, Any]:
     """Return the record of an agreement, with what later versions are compared with."""
     agreement.check_version(records)
-    record: dict[str, Any] = records.setdefault(agreement.digest, {"last": 0, "runs": {}, "withdrawn": ""})
+    record: dict[str, Any] = records.setdefault(agreement.digest, dict(NEW))
     values = agreement.values
     keys = {name: member["key"] for name, member in values["members"].items()}
     before = records.get(values["continues"], {}).get("changed", [])
@@ -507,12 +524,12 @@ def _record(records: dict[str, Any], agreement: Agreement) -> dict[str, Any]:
 
 
 def used(state: Path, digest: str) -> dict[str, Any]:
-    """Return what a node remembers of an agreement: ``last`` number, Flower's runs by number, ``withdrawn``.
+    """Return what a node remembers of an agreement: the ``last`` number that is used up, and when the owner has ``withdrawn``.
 
     Raises:
         Refused: the record cannot be read.
     """
-    return remembered(state).get(digest, {"last": 0, "runs": {}, "withdrawn": ""})
+    return remembered(state).get(digest, dict(NEW))
 
 
 def confirm(state: Path, digest: str, line: int, last: int) -> None:
@@ -694,11 +711,11 @@ def _changed(members: Sequence[str]) -> str:
     )
 
 
-def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
-    """Count a run of an agreement; messages of one run count once.
+def _admit(state: Path, agreement: Agreement, number: int) -> None:
+    """Refuse a withdrawn agreement, and a number that is used up or too high.
 
     Raises:
-        Refused: the agreement was withdrawn, or the number is used up or too high.
+        Refused: says which.
     """
     most = agreement.values["runs"]
     with changing(state) as records:
@@ -709,10 +726,6 @@ def _count(state: Path, agreement: Agreement, number: int, run_id: int) -> None:
             raise Refused(f"run {number} of {agreement.path.name} is used up: this node is at run {record['last']}")
         if number > most:
             raise Refused(f"run {number} of {agreement.path.name}, which allows {most}: members agree on a new version")
-        known = record["runs"].setdefault(str(number), [])
-        if str(run_id) not in known:
-            known.append(str(run_id))
-        record["last"] = number
 
 
 def remembered(state: Path) -> dict[str, Any]:
@@ -725,11 +738,7 @@ def remembered(state: Path) -> dict[str, Any]:
     try:
         records = json.loads(path.read_text()) if path.is_file() else {}
         for record in records.values():
-            if not (
-                type(record["last"]) is int
-                and all(isinstance(known, list) for known in record["runs"].values())
-                and isinstance(record["withdrawn"], str)
-            ):
+            if not (type(record["last"]) is int and isinstance(record["withdrawn"], str)):
                 raise ValueError(USED)
     except (OSError, *_MALFORMED) as error:
         raise Refused(f"this node cannot read its record of agreed runs: its owner restores {USED}") from error

@@ -35,7 +35,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -338,6 +338,9 @@ def _reply_for_crashed_task(state: Any, store: Any) -> None:
     state._store_error_replies({entry.message.metadata.run_id for entry in asked}, CLIENT_APP_CRASHED_ERROR)
 
 
+Agreed = tuple[Path, Path, Sequence[str]]
+
+
 class ForkingExecutor:
     """Executor of Flower's tasks that forks this process for each task, one at a time.
 
@@ -346,10 +349,11 @@ class ForkingExecutor:
         lock: file that a task's child keeps locked, even after this process died.
         supernode_pid: process whose death ends a child.
         parent: process that started this one; this one ends with it.
-        agreed: the agreement and the state folder of a node that accepts agreed runs only; None: it accepts others.
+        agreed: of a node that accepts agreed runs only its agreement, state folder, and the digests that it checked when it
+            started; None: it accepts others.
     """
 
-    def __init__(self, wake: int, lock: Path, supernode_pid: int, parent: int, agreed: tuple[Path, Path] | None = None):
+    def __init__(self, wake: int, lock: Path, supernode_pid: int, parent: int, agreed: Agreed | None = None):
         self.agreed = agreed
         self.wake, self.lock, self.supernode_pid, self.parent = wake, lock, supernode_pid, parent
         self.child = 0
@@ -455,7 +459,7 @@ def _beside(name: str) -> Any:
     return module
 
 
-def _accept_agreed(client: Any, agreed: tuple[Path, Path]) -> None:
+def _accept_agreed(client: Any, agreed: Agreed) -> None:
     """Let a task reply with an error, before its bundle is unpacked, unless members agreed on its run.
 
     Args:
@@ -464,15 +468,14 @@ def _accept_agreed(client: Any, agreed: tuple[Path, Path]) -> None:
     """
     from flwr.app import Error, Message
 
-    checks, (place, state) = _beside("agreements"), agreed
+    checks, (place, state, digests) = _beside("agreements"), agreed
     pull, load, install = client.pull_task_input, client.get_load_client_app_fn, client.install_from_fab
     reasons: list[str] = []
 
     def pull_and_check(*args: Any, **kwargs: Any) -> Any:
         message, context, run, bundle = pull(*args, **kwargs)
         try:
-            # the context's number, by which the bundle's code counts requests: a server may send another one with the run
-            found = checks.check(place, context.run_config, bundle.content, context.run_id, state, time.time())
+            found = checks.check(place, context.run_config, bundle.content, state, time.time(), digests)
             os.environ[SIGNERS] = ", ".join(found.signers)
         except checks.Refused as error:
             reasons.append(str(error))
@@ -537,7 +540,7 @@ def _fail(spec: Any) -> None:
 
 
 def executor(
-    wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path, agreed: tuple[Path, Path] | None = None
+    wake: int, lock: Path, supernode_pid: int, runtime: str, secret: Path, agreed: Agreed | None = None
 ) -> None:
     """Execute the tasks of a SuperNode's runtime API until terminated.
 
@@ -579,6 +582,7 @@ def main() -> None:
     parser.add_argument("--secret", type=Path, help="executor: the file of the runtime API's secret")
     parser.add_argument("--agreement", type=Path, help="executor: the runs that the node accepts")
     parser.add_argument("--state", type=Path, help="executor: state folder, which counts agreed runs")
+    parser.add_argument("--digest", action="append", help="executor: of an agreement that the node accepts")
     args = parser.parse_args(args_list[:end])
     if reason := missing():
         sys.exit(f"error: {reason}")
@@ -586,7 +590,7 @@ def main() -> None:
         sys.argv = ["flower-supernode", *args_list[end + 1 :]]
         supernode(args.wake, args.heartbeat)
     else:
-        agreed = (args.agreement, args.state) if args.agreement else None
+        agreed = (args.agreement, args.state, args.digest) if args.agreement else None
         executor(args.wake, args.lock, args.supernode_pid, args.runtime, args.secret, agreed)
 
 

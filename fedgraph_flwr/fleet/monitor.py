@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedgraph_flwr.errors import FedGraphError, first_line, located
@@ -13,12 +13,12 @@ Answer = Callable[[], tuple[bool, str]]
 """Returns whether all is well, and the text of the response."""
 
 
-def condition(problem: Callable[[], str]) -> Answer:
-    """Return the answer of a check that returns what is wrong, or ""."""
+def condition(problem: Callable[[], str], notes: Sequence[str] = ()) -> Answer:
+    """Return the answer of a check that returns what is wrong, or "", with further lines."""
 
     def answer() -> tuple[bool, str]:
         why = problem()
-        return not why, f"{why or 'ok'}\n"
+        return not why, "".join(f"{line}\n" for line in (why or "ok", *notes))
 
     return answer
 

@@ -4,8 +4,9 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedgraph_flwr.config import RunConfig, compose, to_json
 from fedgraph_flwr.data.files import write_bytes
@@ -31,6 +32,61 @@ def opened(path: Path) -> Agreement:
     """
     with refusals():
         return agreements.read(path)
+
+
+def accepted(place: Path, records: Mapping[str, Any] | None) -> tuple[list[Agreement], list[str]]:
+    """Return the signed agreements of a file, or of a folder in the order of their versions, and why its other files are ignored.
+
+    An ignored file may be a later version, which replaces others. So only what the node knows is accepted beside it, and
+    `Agreement.check_version` refuses the replaced ones of these.
+
+    Args:
+        place: the file or folder.
+        records: what the node remembers of agreements (`agreements.remembered`); None: unknown.
+
+    Raises:
+        FedGraphError: nothing is accepted; says why.
+    """
+    found, ignored, later = list[Agreement](), list[str](), dict[str, Agreement | None]()
+    for path in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
+        agreement = None
+        try:
+            agreement = agreements.read(path)
+            agreement.check_signed()
+            found.append(agreement)
+        except Refused as error:
+            ignored.append(str(error))
+            later[path.name] = None if agreement and agreement.forged else agreement
+    new = {
+        one.path: _doubt(one, later)
+        for one in found
+        if records is not None and one.digest not in records
+    }
+    ignored += [
+        f"{path} is new here, and {doubt} may be a later version: restore that file, or move it away"
+        for path, doubt in new.items()
+        if doubt
+    ]
+    found = [one for one in found if not new.get(one.path)]
+    if not found:
+        raise FedGraphError(
+            "; ".join(ignored) or f"--agreement {place}: the folder has no .yaml file"
+        )
+    return sorted(found, key=lambda one: one.values["version"]), ignored
+
+
+def _doubt(agreement: Agreement, others: Mapping[str, Agreement | None]) -> str:
+    """Return which ignored file may be a later version of an agreement; None: a damaged one."""
+    own = agreement.values
+    return next(
+        (
+            name
+            for name, one in others.items()
+            if one is None
+            or (one.values["name"] == own["name"] and one.values["version"] > own["version"])
+        ),
+        "",
+    )
 
 
 def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:

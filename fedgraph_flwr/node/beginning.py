@@ -70,6 +70,7 @@ class Beginning:
             nonce = bytes.fromhex(start.setdefault("nonce", self._drawn(record)))
             own = commitment(self.run, self.client, nonce)
             if phase == COMMIT:
+                record["last"] = max(record["last"], int(self._number))
                 return {START: {COMMITMENT: _array(own), **self.keyring.sign(SUBJECT, own)}}
             if phase == BEGIN:
                 start["seed"] = self._seed(groups[START], start, record)

@@ -289,7 +289,6 @@ class Party(Node):
                 Path(str(place)),
                 self.context.run_config,
                 None,
-                self.key[0],
                 Path(self.root),
                 time.time(),
             )

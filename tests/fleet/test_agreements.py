@@ -34,7 +34,9 @@ from fedgraph_flwr.fleet.agreements import (
 from fedgraph_flwr.fleet.keys import check_key, make_node
 from fedgraph_flwr.launch.agreed import agreed_run
 from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.node.beginning import Beginning
 from fedgraph_flwr.secure.audit import verified
+from fedgraph_flwr.secure.beginning import COMMIT
 from fedgraph_flwr.wire.messages import DECLINED
 
 NOW = 1_800_000_000.0  # 2027-01-15
@@ -81,8 +83,14 @@ def run_of(agreement, number=1, words=WORDS, **more):
     return {"config": json.dumps(values), "num-clients": 2, "overrides": "", "strategy": "", **more}
 
 
-def accepted(agreement, run, state, bundle=BUNDLE, run_id=7, now=NOW):
-    return check(agreement.path.absolute(), run, bundle, run_id, state, now)
+def accepted(agreement, run, state, bundle=BUNDLE, now=NOW):
+    return check(agreement.path.absolute(), run, bundle, state, now)
+
+
+def begun(agreement, number, state):
+    """Run as far as alice's node commits to its seed."""
+    accepted(agreement, run_of(agreement, number), state)
+    return Beginning(agreement, f"{agreement.digest}/{number}", state, "alice").reply(COMMIT, {})
 
 
 def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
@@ -93,6 +101,7 @@ def test_members_sign_and_their_nodes_accept_the_run(folder, capsys):
     assert "each run starts from the seed" in out
     assert f"signed as carol; signed by alice, bob, carol; digest {agreement.digest}" in out
     assert accepted(agreement, run_of(agreement), folder / "state").signers == list(MEMBERS)
+    begun(agreement, 1, folder / "state")
     assert main(["agree", "status", "agreement.yaml", "--state", "state"]) == 0
     assert "this node used 1 of 2 runs; the next is run 2" in capsys.readouterr().out
 
@@ -210,13 +219,13 @@ def test_keys_of_the_desk_are_not_signed(folder):
 
 def test_numbers_only_increase_and_survive_restarts(folder):
     agreement, state = agree(), folder / "state"
-    for number, run_id in ((1, 7), (1, 7), (1, 8), (2, 9), (2, 9)):  # run 1 was resumed
-        accepted(agreement, run_of(agreement, number), state, run_id=run_id)
+    accepted(agreement, run_of(agreement, 2), state)  # was only described
+    for number in (1, 1, 2, 2):  # run 1 was resumed
+        assert begun(agreement, number, state)
     with pytest.raises(Refused, match=r"run 1 of .* is used up: this node is at run 2"):
         accepted(agreement, run_of(agreement, 1), state)
-    assert used(state, agreement.digest)["runs"] == {"1": ["7", "8"], "2": ["9"]}
     record = json.loads((state / "agreements.json").read_text())
-    for damaged in ("{", json.dumps({key: value | {"runs": {"2": 5}} for key, value in record.items()})):
+    for damaged in ("{", json.dumps({key: value | {"last": "2"} for key, value in record.items()})):
         (state / "agreements.json").write_text(damaged)
         with pytest.raises(Refused, match="cannot read its record of agreed runs"):
             accepted(agreement, run_of(agreement, 2), state)
@@ -304,16 +313,14 @@ def test_several_agreements_are_told_apart_by_their_digests(folder):
     other = agree(name="others")
     yaml_file().rename("held/two.yaml")
     for one in (agreement, other):
-        assert (
-            check(folder / "held", run_of(one), BUNDLE, 7, folder / "state", NOW).values["name"] == one.values["name"]
-        )
+        assert check(folder / "held", run_of(one), BUNDLE, folder / "state", NOW).values["name"] == one.values["name"]
     (folder / "held" / "bad.yaml").write_text("x: [")
     (folder / "held" / "draft.yaml").write_text(yaml.safe_dump(agreement.values | {"runs": 0}))
-    assert check(folder / "held", run_of(agreement, 2), BUNDLE, 7, folder / "state", NOW), "whatever else is there"
+    assert check(folder / "held", run_of(agreement, 2), BUNDLE, folder / "state", NOW), "whatever else is there"
     for name in ("bad", "draft"):
         (folder / "held" / f"{name}.yaml").rename(folder / f"{name}.txt")
     with pytest.raises(Refused, match=r"under agreement 000000000000, and this node accepts one.yaml \("):
-        check(folder / "held", {"config": json.dumps({"agreement": f"{'0' * 64}/1"})}, BUNDLE, 7, folder / "state", NOW)
+        check(folder / "held", {"config": json.dumps({"agreement": f"{'0' * 64}/1"})}, BUNDLE, folder / "state", NOW)
 
 
 def test_the_desk_starts_the_next_run(folder, monkeypatch):
@@ -349,7 +356,7 @@ def test_a_link_is_agreed_on(folder, monkeypatch, capsys):
     sent = {}
     monkeypatch.setattr("fedgraph_flwr.launch.runner.run", lambda cfg, on_wait: sent.update(config=to_json(cfg)) or {})
     assert main([*words, "--agreement", "agreement.yaml"]) == 0
-    assert check(yaml_file(), sent, BUNDLE, 1, folder / "state", NOW)
+    assert check(yaml_file(), sent, BUNDLE, folder / "state", NOW)
     assert main([*words, "--min-records", "4", "--agreement", "agreement.yaml"]) == 2
     assert "members signed another configuration" in capsys.readouterr().err
     assert main(["link", "--simulate", "a", "b", "--agreement", "agreement.yaml"]) == 2
@@ -371,7 +378,7 @@ def test_a_task_checks_before_it_unpacks_the_bundle(folder, whole, monkeypatch):
     )
     monkeypatch.setattr("time.time", lambda: NOW)
     monkeypatch.setenv(flower_patches.SIGNERS, "")
-    flower_patches._accept_agreed(client, (agreement.path, folder / "state"))
+    flower_patches._accept_agreed(client, (agreement.path, folder / "state", [agreement.digest]))
     client.pull_task_input(None)
     client.install_from_fab(BUNDLE, skip_prompt=True)
     with run_identity(7):
@@ -895,7 +902,91 @@ def test_a_node_says_that_another_name_counts_epsilon_apart(folder, capsys):
             assert main(["agree", "sign", f"{name}.yaml", "--key", member, *CODE]) == 0
         capsys.readouterr()
         given.agreement = Path(f"{name}.yaml")
-        assert agreement_options(given, False)
+        assert agreement_options(given, False)[0]
         said = "rings and r1ngs.yaml count ε apart: max_epsilon of a policy bounds all together"
         shown = capsys.readouterr()
         assert (said in shown.out + shown.err) == (name == "r1ngs")
+
+
+def held(folder):
+    """Two versions, signed, in a folder; and what a node needs to start with them."""
+    first = agree()
+    assert new(continues="agreement.yaml", out="second.yaml") == 0
+    for name in MEMBERS:
+        assert main(["agree", "sign", "second.yaml", "--key", name, *CODE]) == 0
+    (folder / "held").mkdir()
+    for name in ("agreement.yaml", "second.yaml"):
+        Path(name).rename(folder / "held" / name)
+    return SimpleNamespace(
+        first=first.digest,
+        second=read(folder / "held" / "second.yaml").digest,
+        args=SimpleNamespace(
+            graph=Path("g"), state=folder / "state", peers=None, trusted=None, agreement=folder / "held"
+        ),
+    )
+
+
+CUTS = {
+    "damaged": lambda text: text[:200] + "[",
+    "changed": lambda text: text.replace("find rings", "find rongs"),
+    "unsigned": lambda text: text[: text.index("signatures:")] + "signatures: {}\n",
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_node_starts_beside_a_file_that_it_ignores_and_names(folder, capsys, cut):
+    """And what is added, or signed, later waits for the next start, which compares keys."""
+    agreement = agree()
+    (folder / "held").mkdir()
+    yaml_file().rename("held/one.yaml")
+    given = SimpleNamespace(
+        graph=Path("g"), state=folder / "state", peers=None, trusted=None, agreement=folder / "held"
+    )
+    assert agreement_options(given, False)[0][4:] == ["--digest", agreement.digest]
+    other = agree(name="others")
+    whole = yaml_file().read_text()
+    (folder / "held" / "two.yaml").write_text(CUTS[cut](whole))
+    capsys.readouterr()
+    options, notes = agreement_options(given, False)
+    assert options[4:] == ["--digest", agreement.digest]
+    (note,) = notes
+    why = "is not an agreement" if cut == "damaged" else "lacks the signature of alice, bob, carol"
+    assert note.startswith("ignored: ")
+    assert "two.yaml" in note
+    assert why in note
+    shown = capsys.readouterr()
+    assert f"warning: {note}" in shown.out + shown.err
+    assert main(["agree", "status", "held", "--state", "state"]) == 0
+    out = capsys.readouterr().out
+    assert note.replace(str(folder) + "/", "") in out
+    assert f"digest {agreement.digest}" in out
+    (folder / "held" / "two.yaml").write_text(whole)
+    with pytest.raises(Refused, match=r"did not accept two\.yaml when it started: its owner restarts it"):
+        check(folder / "held", run_of(other), BUNDLE, folder / "state", NOW, options[5:])
+    assert check(folder / "held", run_of(agreement), BUNDLE, folder / "state", NOW, options[5:])
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_damaged_version_brings_no_older_one_back(folder, capsys, cut):
+    """Neither at a node that knows the version, nor at one that knows none, as after the loss of its state folder."""
+    given = held(folder)
+    options, notes = agreement_options(given.args, False)
+    assert options[4:] == ["--digest", given.first, "--digest", given.second]
+    assert not notes
+    file = folder / "held" / "second.yaml"
+    whole = file.read_text()
+    file.write_text(CUTS[cut](whole))
+    with pytest.raises(FedGraphError, match=r"second\.yaml.*; .*agreement\.yaml was replaced by version 2"):
+        agreement_options(given.args, False)
+    given.args.state = folder / "lost"
+    with pytest.raises(FedGraphError, match=r"agreement\.yaml is new here, and second\.yaml may be a later version"):
+        agreement_options(given.args, False)
+    capsys.readouterr()
+    assert main(["agree", "status", "held", "--state", "state"]) == 0
+    assert "ignored: agreement.yaml was replaced by version 2" in capsys.readouterr().out
+    file.write_text(whole)
+    assert main(["agree", "withdraw", str(file), "--state", "state"]) == 0
+    file.write_text(CUTS[cut](whole))
+    given.args.state = folder / "state"
+    with pytest.raises(FedGraphError, match="was replaced by version 2"):
+        agreement_options(given.args, False)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.fleet.agreements import used
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning
 from fedgraph_flwr.secure.masked import digest
-from fedgraph_flwr.wire.messages import MODEL
+from fedgraph_flwr.wire.messages import DESCRIBE, MODEL
 from tests.conftest import client_graph
 from tests.nodes import model_of
 from tests.safety.coordinator import Coordinator, opened
@@ -46,6 +47,19 @@ def test_a_seed_cannot_be_searched_for(coordinator):
     assert later.begin() not in seeds
     for client in range(3):
         assert "is used up" in coordinator.run(1).ask(client, beginning.COMMIT)
+
+
+def test_a_description_uses_up_no_number(coordinator):
+    """Nor does whatever is refused before members commit to the run's seed; a commitment does."""
+    for client in range(3):
+        assert coordinator.run(12).ask(client, DESCRIBE) == {}
+        assert "has not begun here" in coordinator.run(12).ask(client, "train", 1)
+        assert used(coordinator.folder / f"state_{client}", coordinator.digest)["last"] == 0
+    assert coordinator.run(1).begin()
+    later = coordinator.run(2)
+    assert later.commitments([0])
+    assert "run 1 of agreement.yaml is used up" in coordinator.run(1).ask(0, DESCRIBE)
+    assert not isinstance(coordinator.run(1).ask(1, DESCRIBE), str)
 
 
 def test_nodes_train_from_the_seed_that_follows_and_draw_by_secrets_of_their_own(coordinator):
