@@ -39,6 +39,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,6 +64,7 @@ from fedgraph_flwr.config.parts import chosen, part, values
 from fedgraph_flwr.config.schema import CHOICES, Section, is_own
 from fedgraph_flwr.data import plugins
 from fedgraph_flwr.errors import FedGraphError, Refusal, check_names, line_of, sanitize
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure.adaptive import NORM_RANGE
 from fedgraph_flwr.secure.wing import has_section, read_section
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE
@@ -74,6 +76,13 @@ ANYTHING = "*"
 
 KEPT = 3
 """Times `Policy.min_nodes`: fewest nodes of a step that a hidden unit keeps under dropout, on average."""
+
+_AGREED = "members fix lists, weights, seeds and runs in an agreement (node --agreement)"
+GONE = {
+    **dict.fromkeys(("opened_sums", "model_distance", "max_step"), _AGREED),
+    "late_start": "a node begins late only where the cohorts left it out, or from its checkpoint (node --state)",
+}
+"""Keys that policies had, and what replaces them; they are refused from the next release on."""
 
 RESUMED = "0 resumed 0"
 """Place of a resumption in a ledger, with its round in the place of a digest."""
@@ -395,6 +404,8 @@ def read_policy(path: str) -> Policy:
         )
     if not isinstance(body, dict):
         raise FedGraphError(f"policy={path} of --node-config must hold keys and values, such as min_nodes: 10")
+    for key in GONE.keys() & body.keys():
+        log(WARNING, "policy=%s: %s=%s has no effect any more: %s", path, key, body.pop(key), GONE[key])
     check_names(body, [f.name for f in dataclasses.fields(Policy)], "policy key", path)
     policy: Policy = typed(Policy, {str(key): value for key, value in body.items()}, f"policy={path}")
     policy.path = str(Path(path).expanduser().absolute())  # type: ignore[misc]

@@ -19,7 +19,7 @@ from fedgraph_flwr.methods.variates import ACKNOWLEDGED, VARIATES
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node import records
-from fedgraph_flwr.secure.policy import Policy, read_policy
+from fedgraph_flwr.secure.policy import GONE, Policy, read_policy
 from tests.methods.small_runs import METHODS, sampled
 from tests.nodes import SGD, binning, model_of, party_nodes
 from tests.support import assert_same_arrays, honest_reply, patch_replies
@@ -413,9 +413,13 @@ def test_a_separate_exchange_between_two_trainings_is_no_start(run, tmp_path, mo
     assert_same_arrays(run(*words).arrays, expected.arrays)
 
 
-@pytest.mark.parametrize("key", ["max_steps", "opened_sums", "model_distance"])
-def test_a_key_that_no_policy_has_is_refused_by_name(tmp_path, key):
+@pytest.mark.parametrize("key", GONE)
+def test_a_key_that_went_warns_and_names_what_replaces_it(tmp_path, caplog, key):
     path = tmp_path / "policy.yaml"
     path.write_text(f"{key}: 0.5\nmin_nodes: 7\n")
-    with pytest.raises(FedGraphError, match=f"'{key}'"):
+    assert read_policy(str(path)).min_nodes == 7
+    assert f"{key}=0.5 has no effect any more: " in caplog.text
+    assert ("node --state" if key == "late_start" else "node --agreement") in caplog.text
+    path.write_text(f"{key}s: 0.5\n")
+    with pytest.raises(FedGraphError, match=f"'{key}s'"):
         read_policy(str(path))
