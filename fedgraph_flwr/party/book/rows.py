@@ -56,7 +56,7 @@ class BookRows:
     def at(self, day: int) -> Ints:
         """Return the rows that count at the end of a day, by time, then as their payments became known [K]."""
         rows = np.flatnonzero(self.known <= day)
-        kept = rows[counted(self.versions[rows], self.repeats[rows])]
+        kept = self._earliest[rows[counted(self.versions[rows], self.repeats[rows])]]
         return kept[np.lexsort((self._first[kept], self.time[kept]))]
 
     @cached_property
@@ -66,6 +66,21 @@ class BookRows:
         first = np.full(int(self.versions.max(initial=-1)) + 2, len(row))
         np.minimum.at(first, self.versions, row)
         return np.where(self.versions < 0, row, first[self.versions])
+
+    @cached_property
+    def _earliest(self) -> Ints:
+        """The first of consecutive versions that are equal to each row [E]: a repeat is no correction."""
+        found = np.arange(len(self.versions))
+        again = np.flatnonzero(self._first < found)
+        if not again.size:
+            return found
+        rows = np.flatnonzero(np.isin(self.versions, self.versions[again]))
+        rows = rows[np.argsort(self.versions[rows], kind="stable")]
+        texts = self.edges.iloc[rows].fillna("").to_numpy()
+        new = np.ones(rows.size, dtype=bool)
+        new[1:] = (self.versions[rows][1:] != self.versions[rows][:-1]) | (texts[1:] != texts[:-1]).any(axis=1)
+        found[rows] = rows[np.maximum.accumulate(np.where(new, np.arange(rows.size), 0))]
+        return found
 
     def nodes_at(self, day: int) -> Any:
         """Return the rows of nodes at the end of a day: the last one of each account that is known by then, else its first."""

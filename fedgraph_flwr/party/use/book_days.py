@@ -26,19 +26,19 @@ from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.use.cases import KNOWN
-from fedgraph_flwr.party.use.day import rule_of
+from fedgraph_flwr.party.use.day import known_far, rule_of
 from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, join_tables, times_of
 
 Ints = NDArray[np.int64]
 
 
 def before(stored: Graph, first: int, lost: "Lost | None" = None) -> Graph:
-    """Return a graph without edges and records from a time on, and without those of corrected rows.
+    """Return a graph without edges and records from a time on, and without those that do not count.
 
     Args:
         stored: the party's graph.
         first: time in seconds.
-        lost: the corrected rows.
+        lost: those that do not count.
     """
     graph = stored
     book = graph.book[2] < first
@@ -60,7 +60,7 @@ def before(stored: Graph, first: int, lost: "Lost | None" = None) -> Graph:
 
 @dataclass(frozen=True)
 class Lost:
-    """Stored rows that a later version replaces, or whose account was erased.
+    """Stored rows that do not count.
 
     Attributes:
         records: which records of the graph's book, bool [R].
@@ -87,18 +87,24 @@ class Stored:
         Raises:
             FedGraphError: the graph has no ids or no times.
         """
-        self.graph, self.rows = graph, rows
+        self.graph, self.rows, self.treatment, self.warned = graph, rows, treatment, False
         time = times_of(graph)
         if not len(graph.ids) or not time.numel():
             raise FedGraphError(
                 f"the stored graph of the model has no {'times' if len(graph.ids) else 'ids'}: import again"
             )
         self.first, self.last = int(time.min()), int(time.max())
+        self.far = known_far(graph) if isinstance(graph, ClientGraph) else np.zeros(0, dtype=str)
+        self.numbers = torch.full((len(self.far),), -1)
+        if isinstance(graph, ClientGraph) and len(graph.far_name):
+            listed = dict(zip(unpack_words(graph.far_name).tolist(), graph.far_id.tolist(), strict=True))
+            self.numbers = torch.tensor([listed.get(str(name), -1) for name in self.far], dtype=torch.int64)
         self.ends = self._ends(rule)
         cents = np.zeros(len(rows.time), dtype=np.int64)
         if recipe_of(graph) is not None:
             cents = amounts_of(rows.edges, rows.columns.amount_column, where, treatment)
         self.content = torch.from_numpy(np.stack([*self.ends, rows.time, cents]))
+        self.covered = torch.isin(graph.book[2] // DAY, torch.from_numpy(np.unique(rows.days)))
 
     def _ends(self, rule: PartyRule | None) -> Ints:
         """Return the number of each end in the graph's book: own nodes, then accounts of other parties; -1 if unknown [2, E]."""
@@ -107,7 +113,7 @@ class Stored:
         own = Ids(ids, "the stored graph").index
         if rule is None:
             return np.stack([own.get_indexer(words) for words in texts]).astype(np.int64)
-        far = own.__class__(unpack_words(self.graph.book_ids) if len(self.graph.book_ids) else [])
+        far = own.__class__(self.far)
         forms = own.__class__(normal_ids(ids, rule.id_form))
         found = []
         for words, names in zip(texts, parties_of(self.rows.edges, texts, rule, "the book"), strict=True):
@@ -119,52 +125,94 @@ class Stored:
             found.append(at)
         return np.stack(found).astype(np.int64)
 
-    def held(self, at: Ints, replaced: Ints) -> tuple[NDArray[np.bool_], Lost]:
-        """Return which of some rows the graph has, bool [K], and what it has of replaced rows.
+    def held(self, at: Ints, first: int) -> tuple[NDArray[np.bool_], Lost]:
+        """Return which of some rows the graph keeps, bool [K], and what it has besides them that does not count.
+
+        It keeps rows that were known before a day. Of the days that the book has, all else is dropped: rows that became known
+        later, versions that do not count, and records of another export.
 
         Args:
             at: rows that count [K].
-            replaced: rows that a known later version replaces.
+            first: the day.
         """
-        graph, size = self.graph, self.graph.book.size(1)
-        gone = torch.zeros(size, dtype=torch.bool)
+        graph, rows = self.graph, self.rows
+        old = rows.known[at] < first
+        gone = torch.zeros(graph.book.size(1), dtype=torch.bool)
         if recipe_of(graph) is None:  # its book is not stored: what its times cover, unless the file came late
-            inside = (self.rows.time[at] <= self.last) & (self.rows.known[at] <= self.last // DAY)
-            return inside, Lost(gone, self._edges(replaced[self.rows.time[replaced] <= self.last]))
-        place = appended(graph.book, self.content[:, torch.from_numpy(at)])[1]
-        taken = torch.zeros(size, dtype=torch.bool)
-        found = (place < size) & (self.ends[:, at] >= 0).all(0)
+            has = rows.at(self.last // DAY)
+            has = has[rows.time[has] <= self.last]
+            inside = old & np.isin(at, has)
+            content = self.content[:, torch.from_numpy(np.setdiff1d(has, at[inside]))]
+            return inside, Lost(gone, self._edges(content, content[:, :0]))
+        place = appended(graph.book, self.content[:, torch.from_numpy(at[old])])[1]
+        found = (place < gone.numel()) & (self.ends[:, at[old]] >= 0).all(0)
+        inside = np.zeros(at.size, dtype=bool)
+        inside[np.flatnonzero(old)[found]] = True
+        taken = torch.zeros_like(gone)
         taken[place[found]] = True
-        free = (~taken).nonzero().view(-1)
-        place = appended(graph.book[:, free], self.content[:, torch.from_numpy(replaced)])[1]
-        there = place < free.numel()
-        gone[free[place[there]]] = True
-        return found, Lost(gone, self._edges(replaced[there]))
+        gone = ~taken & self.covered & (graph.book[2] < first * DAY)
+        self._warn_of_others(graph.book[:, gone], np.setdiff1d(np.arange(len(rows.time)), at[inside]))
+        return inside, Lost(gone, self._edges(graph.book[:, gone], graph.book[:, taken]))
 
-    def _edges(self, rows: Ints) -> dict[str, torch.Tensor]:
-        """Return the edges of some rows: of equal ends and times, else of an edge between parties of equal ends."""
-        graph, count = self.graph, self.graph.num_nodes
-        lost = {}
+    def _warn_of_others(self, gone: torch.Tensor, rows: Ints) -> None:
+        """Report once records of the graph that no row of the book is [4, K], given the rows that are not kept."""
+        if not gone.size(1) or self.warned:
+            return
+        near = rows[np.isin(self.rows.time[rows], gone[2].numpy())]
+        place = appended(gone, self.content[:, torch.from_numpy(near)])[1] if near.size else near
+        if count := gone.size(1) - int((place < gone.size(1)).sum()):
+            self.warned = True
+            self.treatment.say(
+                f"the model's file has {count} payments that the book does not have, on days that both have: they do not count"
+            )
+
+    def _edges(self, gone: torch.Tensor, kept: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the edges of some records: of equal ends and times, else of an edge between parties of equal ends.
+
+        Args:
+            gone: the records [4, K].
+            kept: other records, whose edges stay [4, R].
+        """
+        graph, lost = self.graph, {}
         for of in ("edge", "cut_out", "cut_in"):
             start = "" if of == "edge" else f"{of}_"
             time = getattr(graph, f"{start}edge_time", torch.zeros(0))
             lost[of] = torch.zeros(time.numel(), dtype=torch.bool)
-        names = unpack_words(graph.book_ids) if len(graph.book_ids) else np.zeros(0, dtype=str)
-        numbers = {}
-        if isinstance(graph, ClientGraph) and len(graph.far_name):
-            numbers = dict(zip(unpack_words(graph.far_name).tolist(), graph.far_id.tolist(), strict=True))
-        for row in rows.tolist():
-            (source, target), time = self.ends[:, row].tolist(), int(self.rows.time[row])
-            if source < count and target < count:
-                of, ends, pair = "edge", graph.edge_index, (source, target)
-            else:
-                of, near, far = ("cut_out", source, target) if source < count else ("cut_in", target, source)
-                ends, pair = getattr(graph, of), (near, numbers.get(str(names[far - count]), -1))
-            same = (ends[0] == pair[0]) & (ends[1] == pair[1]) & ~lost[of]
-            exact = same & (getattr(graph, "edge_time" if of == "edge" else f"{of}_edge_time") == time)
-            if (hit := (exact if bool(exact.any()) else same & (of != "edge")).nonzero().view(-1)).numel():
-                lost[of][hit[0]] = True
+            wanted = self._pairs(gone, of)
+            if not wanted.size(1) or not time.numel():
+                continue
+            ends = graph.edge_index if of == "edge" else getattr(graph, of)
+            stored = torch.stack([*ends, time, torch.zeros_like(time)])
+            place = torch.from_numpy(appended(stored, wanted)[1])
+            lost[of][place[place < time.numel()]] = True
+            rest = wanted[:, place >= time.numel()]
+            if of == "edge" or not rest.size(1):
+                continue
+            free = ~lost[of]
+            if (others := self._pairs(kept, of)).size(1):
+                place = torch.from_numpy(appended(stored, others)[1])
+                free[place[place < time.numel()]] = False
+            at = free.nonzero().view(-1)
+            stored[2], rest[2] = 0, 0  # the other bank's time may differ
+            if at.numel():
+                place = torch.from_numpy(appended(stored[:, at], rest)[1])
+                lost[of][at[place[place < at.numel()]]] = True
         return lost
+
+    def _pairs(self, records: torch.Tensor, of: str) -> torch.Tensor:
+        """Return the ends and times of those records that may be edges of a kind, as its edges have them [4, K]."""
+        count = self.graph.num_nodes
+        source, target, time = records[:3]
+        if of == "edge":
+            near, far, chosen = source, target, (source < count) & (target < count)
+        elif of == "cut_out":
+            near, far, chosen = source, target, (source < count) & (target >= count)
+        else:
+            near, far, chosen = target, source, (source >= count) & (target < count)
+        near, far, time = near[chosen], far[chosen], time[chosen]
+        if of != "edge":
+            far = self.numbers[far - count]
+        return torch.stack([near, far, time, torch.zeros_like(time)])[:, (near >= 0) & (far >= 0)]
 
 
 def days_of_book(
@@ -221,11 +269,8 @@ def _day(
     """Return the rows that became known on some days, in the graph of what was known by the end of the last one."""
     first, day = span
     at = rows.at(day)
-    shown = np.zeros(len(rows.time), dtype=bool)
-    shown[at] = True
-    replaced = np.flatnonzero((rows.known <= day) & ~shown & (rows.versions >= 0))
-    inside, lost = held.held(at, replaced)
-    fresh = ~inside | (rows.time[at] >= first * DAY)
+    inside, lost = held.held(at, first)
+    fresh = ~inside
     links = rows.edges.iloc[at[fresh]].reset_index(drop=True)
     new = rows.known[at[fresh]] >= first
     graph = before(held.graph, first * DAY, lost)

@@ -150,6 +150,76 @@ def test_late_rows_count_from_their_day_on_and_are_scored_then(desk, tmp_path):
     assert found[second.ref].equals(every[second.ref]), "at the end of the second day both books know the same rows"
 
 
+@pytest.mark.parametrize(("linked", "recipe"), [(True, True), (False, True), (True, False)])
+def test_a_days_scores_do_not_depend_on_when_the_models_file_was_imported(tmp_path, caplog, linked, recipe):
+    """A file of the whole month has late payments and corrections that were not known on the days before."""
+    rows = made.payments()
+    made.tables(
+        tmp_path / "banks", rows[rows.day < made.HISTORY], **({} if recipe else {"features": "", "windows": ""})
+    )
+    party, *tables = (tmp_path / "banks" / name for name in ("a.yaml", "a_accounts.csv", "a_history.csv"))
+    own = made.of_bank(rows, "a").drop(columns="fraud")
+    later = own[own.day >= made.HISTORY]
+    late = later[later.day < made.HISTORY + 3].iloc[::4]
+    fixed = own[own.day == made.HISTORY - 1].assign(amount=2000.0)
+    book, graphs = made.book(tmp_path / "book", party, *tables), []
+
+    def file(name):
+        """Import the book and the other bank's rows as they are, and link them."""
+        paths = [tmp_path / name / f"client_000{client}.safetensors" for client in range(1 + linked)]
+        assert main(["import", "--book", str(book), "--out", str(paths[0])]) == 0
+        if linked:
+            assert main(["import", str(tmp_path / "banks" / "b.yaml"), "--out", str(paths[1])]) == 0
+            assert main(["link", "--simulate", *map(str, paths), "--out", str(tmp_path / name / "linked")]) == 0
+            paths = [tmp_path / name / "linked" / path.name for path in paths]
+        graphs.append(paths[0])
+
+    file("before")
+    for name, table, known in (
+        ("days", later.drop(late.index), []),
+        ("late", late, ["--known", str(made.START + made.HISTORY + 4)]),
+        ("fixed", fixed, ["--known", str(made.START + made.HISTORY + 2)]),
+    ):
+        table.drop(columns="day").to_csv(tmp_path / f"{name}.csv", index=False)
+        assert main(["book", "add", str(book), str(tmp_path / f"{name}.csv"), *known]) == 0
+    file("after")
+    out = tmp_path / "run"
+    given = {"graph": str(graphs[0].parent), "num_clients": 1 + linked, "out": str(out), "progress": False}
+    fg.run(task="edges", **given, **MODELS["trees"])
+    assert main(["export", str(out), "--client", "0", "--out", str(tmp_path / "model")]) == 0
+    for day in range(made.HISTORY, made.HISTORY + made.MONTH):
+        span = ["--from", str(made.START + day), "--until", str(made.START + day)]
+        found = []
+        for graph in graphs:
+            words = ["predict", str(tmp_path / "model"), "--book", str(book), *span, "--graph", str(graph)]
+            assert main([*words, "--out", str(tmp_path / "p.csv")]) == 0
+            found.append(pd.read_csv(tmp_path / "p.csv").set_index("edge")["p_yes"].sort_index())
+        pd.testing.assert_series_equal(*found, rtol=0, atol=0)
+    assert "does not have" not in caplog.text
+
+
+@of_hours
+@pytest.mark.slow
+def test_payments_of_the_models_file_that_the_book_does_not_have_do_not_count(desk, tmp_path, capsys):
+    """The history of a new book is an export after a correction; the model's file has the payment as it was."""
+    first, second = desk[3:]
+    history = pd.read_csv(desk[2] / "a_history.csv")
+    own = history[(history.from_bank == "A") & (history.to_bank == "A") & (history.source.isin(second.source))]
+    fixed = own.iloc[[-1]].assign(amount=17.5)
+    (tmp_path / "a").mkdir()
+    book = filled(desk, tmp_path / "a", first=pd.concat([first, fixed.drop(columns="fraud")]), second=second)
+    expected = of_day(desk, tmp_path, book, 1)
+    history.loc[fixed.index, "amount"] = 17.5
+    history.to_csv(tmp_path / "corrected.csv", index=False)
+    other = made.book(tmp_path / "other", desk[1], desk[2] / "a_accounts.csv", tmp_path / "corrected.csv")
+    for name in ("first", "second"):
+        locals()[name].to_csv(tmp_path / f"{name}.csv", index=False)
+        assert main(["book", "add", str(other), str(tmp_path / f"{name}.csv")]) == 0
+    capsys.readouterr()
+    pd.testing.assert_series_equal(of_day(desk, tmp_path, other, 1), expected, check_like=True, rtol=0, atol=0)
+    assert "the model's file has 1 payments that the book does not have" in "".join(capsys.readouterr())
+
+
 @pytest.mark.slow
 def test_a_row_with_an_id_that_the_book_has_replaces_it_from_its_day_on(desk, tmp_path, capsys, request):
     """Also one of the history, which the model's file has: the second day equals that of files with the corrected history.

@@ -146,6 +146,23 @@ def test_a_correction_of_a_file_that_ends_later_needs_its_day(tmp_path, capsys):
     assert not (book / "fix.csv").exists()
     assert main(["book", "add", str(book), str(tmp_path / "fix.csv"), "--known", "2026-03-12"]) == 0
     assert [known(book, day)["p2"] for day in (11, 12)] == [12.0, 99.0]
+    rows_of(("p2", "a2", "a3", 2, 55.0)).to_csv(tmp_path / "older.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "older.csv"), "--known", "2026-03-11"]) == 0
+    assert [known(book, day)["p2"] for day in (10, 11, 12)] == [12.0, 55.0, 99.0]
+
+
+def test_an_export_of_several_days_repeats_payments_without_scoring_them_again(tmp_path):
+    """Rows that equal the version before are no correction; those that return to an earlier one are."""
+    book = own_book(tmp_path / "tables", "book", "first", "d11", "d12", "d13")
+    week = pd.concat([*DAYS.values(), rows_of(("q5", "a0", "a2", 14, 9.0))]).drop_duplicates(["ref", "amount"])
+    week[~((week.ref == "q1") & (week.amount == 5.0))].to_csv(tmp_path / "week.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "week.csv")]) == 0
+    rows_of(("q1", "a0", "a1", 11, 5.0)).to_csv(tmp_path / "back.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "back.csv"), "--known", "2026-03-15"]) == 0
+    rows = read_rows(BookFolder.load(book))
+    days = [day_of(f"2026-03-{day}") for day in (11, 12, 13, 14, 15)]
+    new = [rows.at(day)[rows.known[rows.at(day)] == day] for day in days]
+    assert [sorted(rows.edges.ref.iloc[at]) for at in new] == [["q1", "q2"], ["q1", "q3"], ["q4"], ["q5"], ["q1"]]
 
 
 def test_an_import_of_several_files_is_that_of_a_book_of_them(tmp_path, capsys):
