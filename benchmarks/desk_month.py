@@ -1,6 +1,7 @@
 """A desk's month on generated books: what each day says, and whether the days alone equal the month.
 
     python -m benchmarks.desk_month --days 30 --hours          # about three minutes
+    python -m benchmarks.desk_month --days 6 --fleet           # each bank's own node links and trains
     python -m benchmarks.desk_month --quiet-days 100 --hours   # only drift, on days without any
 
 Two banks import, link and train. Each day, both add their file, the first raises alerts, decides all of them by the truth, and
@@ -12,15 +13,26 @@ the month in one go, quiet days with an alarm, commands that were refused, and t
 import argparse
 import contextlib
 import io
+import json
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 from sklearn.metrics import average_precision_score
 
 from fedgraph_flwr.cli.app import main as fedgraph
+from fedgraph_flwr.config import compose
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
+from fedgraph_flwr.party.link.command import link_overrides
+from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.store.earlier import earlier_model
+from tests.nodes import party_nodes
 from tests.party import bank_books as made
 
 NAMES = ("a", "b", "c")
@@ -81,7 +93,8 @@ class Desk:
 
     def book(self, name: str) -> Path:
         """Return the folder of a bank's book."""
-        return self.folder / ("books" if name in self.names else "waiting") / name
+        taken = self.folder / "books" / name
+        return taken if name in self.names or taken.is_dir() else self.folder / "waiting" / name
 
     def go(self, *words: object, codes: tuple[int, ...] = (0,)) -> int:
         """Run a command, and note one that fails."""
@@ -91,7 +104,7 @@ class Desk:
             self.month.refused.append(f"{' '.join(map(str, words))}: {errors.getvalue()[-300:]}")
         return code
 
-    def train(self, *more: object, label: bool = False) -> None:
+    def train(self, since: bool = True, label: bool = False) -> None:
         """Import and link the books of those present, train, and pin the model."""
         if self.runs:
             self.compare()
@@ -99,12 +112,21 @@ class Desk:
         for name in self.names:
             decided = ["--outcomes", self.decisions] if label and name == "a" else []
             self.go("import", "--book", self.book(name), *decided)
-        linked = self.folder / f"linked{self.runs}"
-        since = ["--since", self.folder / f"linked{before}"] if before and "--anew" not in more else []
-        self.go("link", "--books", self.folder / "books", *since, "--out", linked)
+        linked = self.link(before if since else 0)
         run = self.folder / f"run{self.runs}"
         start = [f"init={self.folder / f'run{before}'}"] if before else []
         self.go("run", f"graph={linked}", f"out={run}", *start, *KEYS)
+        self.pin(run)
+
+    def link(self, before: int) -> Path:
+        """Link the imported files, with the records of an earlier link unless it is 0; return the folder of linked files."""
+        linked = self.folder / f"linked{self.runs}"
+        since = ["--since", self.folder / f"linked{before}"] if before else []
+        self.go("link", "--books", self.folder / "books", *since, "--out", linked)
+        return linked
+
+    def pin(self, run: Path) -> None:
+        """Let a run's model score the first bank's days."""
         self.go("book", "use", self.book("a"), run)
         self.go("alerts", run, "--client", 0, "--budget", 3)
 
@@ -113,7 +135,7 @@ class Desk:
         self.names = list(NAMES)
         self.book("c").parent.mkdir(exist_ok=True)
         (self.folder / "waiting" / "c").rename(self.book("c"))
-        self.train("--anew", label=True)
+        self.train(since=False, label=True)
 
     def forget(self) -> None:
         """Remove the third bank from the model."""
@@ -121,8 +143,7 @@ class Desk:
         before, self.runs = self.folder / f"run{self.runs}", self.runs + 1
         run = self.folder / f"run{self.runs}"
         self.go("forget", before, "--party", 2, "--out", run)
-        self.go("book", "use", self.book("a"), run)
-        self.go("alerts", run, "--client", 0, "--budget", 3)
+        self.pin(run)
 
     def day(self, day: int, drift: bool) -> None:
         """Add a day's files, raise alerts and decide them."""
@@ -156,7 +177,68 @@ class Desk:
         self.first = last + 1
 
 
-def month(folder: Path, days: int = 30, hours: bool = True, history: int = 40, every: int = 1, seed: int = 0) -> Month:
+class FleetDesk(Desk):
+    """Likewise; each bank's own node links and trains, and all that it is sent passes through Flower's protobuf.
+
+    Args:
+        patch: what makes the clients of this process nodes of parties.
+        folder: where everything is.
+        rows: all payments of all banks.
+        history: days before the month.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, rows: pd.DataFrame, history: int) -> None:
+        super().__init__(folder, rows, history)
+        self.patch, self.states, self.policy = patch, folder / "states", folder / "policy.yaml"
+
+    def link(self, before: int) -> Path:
+        """Link the imported files at the nodes, which then read their linked files."""
+        linked = self.folder / f"linked{self.runs}"
+        paths = [linked / f"client_{client:04d}.safetensors" for client in range(len(self.names))]
+        linked.mkdir()
+        for name, path in zip(self.names, paths, strict=True):
+            shutil.copy(self.folder / "tables" / f"{name}.safetensors", path)
+        models = [earlier_model(run, "init", {}).arrays for run in sorted(self.folder.glob("run*"))]
+        policy = {
+            "min_nodes": 0,
+            "max_share": 1.0,
+            "tasks": ["edges"],
+            "start_models": [digest(m).hex() for m in models],
+        }
+        self.policy.write_text(json.dumps(policy | {"link": {"match": ["payments"], "min_shared": 1, "hours": 0}}))
+        party_nodes(self.patch, paths, self.policy, self.states)
+        keys = link_overrides(LinkRules(increment=bool(before)))
+        run_inline(with_folder(compose([f"graph={linked}", f"out={self.folder / f'link{self.runs}'}", *keys])))
+        for path in paths:
+            path.with_name(f"linked_{path.name}").replace(path)
+        return linked
+
+    def pin(self, run: Path) -> None:
+        """Let the model of the run that the first bank's node stored last score its days."""
+        stored = max(self.states.glob("state_0/**/model_last.safetensors"), key=lambda path: path.stat().st_mtime_ns)
+        self.go("book", "use", self.book("a"), stored.parents[1])
+        self.go("alerts", stored.parents[1], "--budget", 3)
+
+    def forget(self) -> None:
+        """Remove the third bank: link and train again without it, at nodes with new state folders."""
+        self.compare()
+        before, self.runs = self.folder / f"run{self.runs}", self.runs + 1
+        self.names, self.states = self.names[:2], self.folder / "new_states"
+        linked, run = self.link(self.runs - 1), self.folder / f"run{self.runs}"
+        config = before / "config.yaml"
+        self.go("run", f"config={config}", f"graph={linked}", "num_clients=2", f"out={run}", "--quiet", "--no-report")
+        self.pin(run)
+
+
+def month(
+    folder: Path,
+    days: int = 30,
+    hours: bool = True,
+    history: int = 40,
+    every: int = 1,
+    seed: int = 0,
+    patch: pytest.MonkeyPatch | None = None,
+) -> Month:
     """Return what a month on generated books shows.
 
     Args:
@@ -166,8 +248,10 @@ def month(folder: Path, days: int = 30, hours: bool = True, history: int = 40, e
         history: days before it.
         every: drift is looked at on each such day.
         seed: of the books.
+        patch: for a month on a fleet; None for a simulation.
     """
-    desk = Desk(folder, made.payments(history + days, hours, seed, NAMES), history)
+    rows = made.payments(history + days, hours, seed, NAMES)
+    desk = FleetDesk(patch, folder, rows, history) if patch else Desk(folder, rows, history)
     desk.train()
     joins, leaves = history + 2 * days // 3, history + 5 * days // 6
     for day in range(history, history + days):
@@ -207,6 +291,7 @@ def main() -> None:
     parser.add_argument("--history", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", action="store_true", help="payments with hours, not only dates")
+    parser.add_argument("--fleet", action="store_true", help="each bank's own node links and trains")
     parser.add_argument("--quiet-days", type=int, default=0, help="only drift, on so many days without any")
     args = parser.parse_args()
     if args.quiet_days:
@@ -214,8 +299,9 @@ def main() -> None:
             found = quiet(Path(folder) / "month", args.quiet_days, args.hours, args.history, args.seed)
         print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}; {found.refused}")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        found = month(Path(folder) / "month", args.days, args.hours, args.history, seed=args.seed)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        fleet = patch if args.fleet else None
+        found = month(Path(folder) / "month", args.days, args.hours, args.history, seed=args.seed, patch=fleet)
     print(
         f"{len(found.scores)} payments; largest difference of a day alone and the month: {found.largest_difference:.2g}"
     )
