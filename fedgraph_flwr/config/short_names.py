@@ -1,4 +1,6 @@
-"""Short names of keys: ``lr`` for ``train.lr``, ``data`` for ``dataset``, where exactly one key has the name.
+"""Short names of keys, where exactly one key has the name: ``lr`` for ``train.lr``, ``data`` for ``dataset``.
+
+Likewise names of values elsewhere: ``model=GraphSAGE`` is ``model=sage``.
 
 Only the command line and calls from Python take them, and print the full key. Files and stored runs have full keys.
 """
@@ -8,11 +10,11 @@ from dataclasses import asdict, fields
 from logging import INFO
 from typing import Any
 
-from fedgraph_flwr.config.composition import GROUPS, group_path
+from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
 from fedgraph_flwr.config.config_file import EXTENSIBLE, flat
 from fedgraph_flwr.config.key_docs import own_keys_of
-from fedgraph_flwr.config.schema import RunConfig
-from fedgraph_flwr.errors import KEY_ALIASES, FedGraphError
+from fedgraph_flwr.config.schema import RunConfig, key_field
+from fedgraph_flwr.errors import KEY_ALIASES, VALUE_ALIASES, FedGraphError
 from fedgraph_flwr.logs import log
 
 LISTED = 4
@@ -23,6 +25,19 @@ TOP = frozenset({"config", "tune", *GROUPS, *(f.name for f in fields(RunConfig))
 
 NESTED = frozenset(name for name in flat(asdict(RunConfig())) if name.count(".") == 1)
 """Keys of sections, without those of names and parts."""
+
+SECTIONS = dict.fromkeys(("optim", "optimizer", "trainer", "training"), "train") | {"metrics": "evaluation"}
+"""Names of sections elsewhere."""
+
+WHOLE = {
+    ("wandb", "true"): ("tracking", "wandb"),
+    ("use_wandb", "true"): ("tracking", "wandb"),
+    ("class_weight", "balanced"): ("train.loss", "weighted"),
+}
+"""Keys elsewhere that with one value are another key here."""
+
+EXACT = VALUE_ALIASES.keys() - {"simulation", "local-simulation", "noniid"}
+"""Names of values elsewhere that are the same here, not only alike."""
 
 
 def full_names(given: Mapping[str, Any]) -> dict[str, str]:
@@ -37,7 +52,7 @@ def full_names(given: Mapping[str, Any]) -> dict[str, str]:
     names = {}
     for key in given:
         alias = KEY_ALIASES.get(key.lower().replace("-", "_"), "")
-        names[key] = alias if alias in GROUPS and key not in TOP and "." not in key else key
+        names[key] = alias if alias in GROUPS and key not in TOP and "." not in key else _in_section(key)
     short = [key for key, name in names.items() if "." not in name and name not in TOP]
     sections = {name.partition(".")[0] for name in names.values()}
     unused, own = {"task", "adversary"} - sections, set[str]()  # whose keys need a choice first
@@ -49,7 +64,7 @@ def full_names(given: Mapping[str, Any]) -> dict[str, str]:
         word = key.lower().replace("-", "_")
         found = {name for name in NESTED if name.partition(".")[2] == word and name.partition(".")[0] not in unused}
         found |= {name for name in own if word in name.split(".")[1:]}
-        found |= {alias} if (alias := KEY_ALIASES.get(word, "")) in NESTED | TOP else set()
+        found |= {KEY_ALIASES.get(word, "").partition(",")[0]} & (NESTED | TOP | own)
         if 1 < len(found) <= LISTED:
             raise FedGraphError(f"key '{key}' could be {' or '.join(sorted(found))}: pass one of them")
         if len(found) == 1:
@@ -62,14 +77,62 @@ def full_names(given: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
+def _in_section(key: str) -> str:
+    """Return the full key of one whose section, or name in it, is another elsewhere: ``optimizer.lr``, ``model.hidden_dim``."""
+    section, _, word = key.rpartition(".")
+    if not section or key in NESTED:
+        return key
+    full = KEY_ALIASES.get(key, f"{SECTIONS.get(section, section)}.{word}")
+    top = full.partition(".")[0]
+    return next(
+        (name for name in (full, KEY_ALIASES.get(word, "")) if name in NESTED | TOP and name.partition(".")[0] == top),
+        key,
+    )
+
+
+def _value(key: str, value: Any, text: bool) -> Any:
+    """Return a value, or the name that it has here if only that is accepted, also in a text with several.
+
+    One word of a key that takes a list is a list, as ``text`` of the command line or not.
+    """
+    found, hint = key_field(key)
+    if hint == list[str] and isinstance(value, str) and value.isidentifier():
+        return f"[{value}]" if text else [value]
+    names = group_names(key) if key in GROUPS else found.metadata.get("choices", ()) if found else ()
+    if not names or not isinstance(value, str):
+        return value
+
+    def here(one: str) -> str:
+        low = one.lower()
+        return next((name for name in (one, low, VALUE_ALIASES[low] if low in EXACT else "") if name in names), one)
+
+    other = ",".join(map(here, value.split(",")))
+    if other != value and key != "dataset":  # an imported one may have the name
+        log(INFO, "%s=%s is %s=%s", key, value, key, other)
+        return other
+    return value
+
+
+def _whole(key: str, value: Any) -> tuple[str, Any]:
+    """Return a key and its value, or those of `WHOLE`."""
+    other = WHOLE.get((key, str(value).lower()), (key, value))
+    if other[0] != key:
+        log(INFO, "%s=%s is %s=%s", key, value, *other)
+    return other
+
+
 def lengthened(overrides: Sequence[str], keys: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """Return ``key=value`` overrides, and values by key, with full keys, also in ``tune=key,key``; other words stay."""
-    keys = {key.replace("__", "."): value for key, value in keys.items()}
-    texts = [word.partition("=") for word in overrides]
-    names = full_names({key: value for key, sign, value in texts if key and sign} | keys)
+    keys = dict(_whole(key.replace("__", "."), value) for key, value in keys.items())
+    signs = [word.partition("=") for word in overrides]
+    texts = [(*_whole(key, value), sign) for key, sign, value in signs]
+    names = full_names({key: value for key, value, sign in texts if key and sign} | keys)
 
-    def tuned(value: Any) -> Any:
-        return ",".join(names.get(key, key) for key in value.split(",")) if isinstance(value, str) else value
+    def read(key: str, value: Any, text: bool) -> Any:
+        if key != "tune" or not isinstance(value, str):
+            return _value(key, value, text)
+        return ",".join(names.get(each, each) for each in value.split(","))
 
-    longer = [f"{names.get(key, key)}{sign}{tuned(value) if key == 'tune' else value}" for key, sign, value in texts]
-    return longer, {names[key]: tuned(value) if key == "tune" else value for key, value in keys.items()}
+    full = {key: names.get(key, key) for key, _, _ in texts} | {key: names[key] for key in keys}
+    longer = [f"{full[key]}{sign}{read(full[key], value, True)}" for key, value, sign in texts]
+    return longer, {full[key]: read(full[key], value, False) for key, value in keys.items()}

@@ -52,6 +52,7 @@ HINTS = {
     "train_ratio=0.6": "split.train",
     "max_epochs=3": "rounds",
     "trainer.max_epochs=3": "rounds",
+    "tags=[a]": "tracking_group",
     "hydra.run.dir=x": "out",
     "run_name=first": "out",
     "checkpoint=5": "checkpoint_every",
@@ -62,22 +63,42 @@ HINTS = {
     "group=a": "tracking_group",
     "project=mine": "the variable WANDB_PROJECT, with tracking=wandb",
     "verbose=true": "the option --verbose, in Python progress=True",
+    "hidden_channels=32": "model.hidden",
+    "train.sampler=neighbors num_neighbors=[10,5]": "train.fanout",
+    "max_iter=50": "rounds",
+    "n_splits=5": "split.folds with split.kind=kfold",
+    "stratify=true": "split.stratify",
+    "name=first": "out",
 }
 
-REFUSED = {
-    *(
-        "epochs=5",
-        "clients=5",
-        "epsilon=1",
-        "wandb=true",
-        "gpu=0",
-        "beta=0.9",
-        "trainer.max_epochs=3",
-        "hydra.run.dir=x",
-    ),
-    *("num_nodes=100", "project=mine", "verbose=true"),
+TRANSLATED = {
+    "wandb=true": "tracking=[wandb]",
+    "hydra.run.dir=x": "out=x",
+    "hydra.sweep.dir=x": "out=x",
+    "model=GraphSAGE": "model=sage",
+    "optimizer=Adam": "train.optimizer=adam",
+    "scoring=roc_auc": "evaluation.metric=auc",
+    "class_weight=balanced": "train.loss=weighted",
+    "optimizer.lr=0.1": "train.lr=0.1",
+    "model.hidden_dim=64": "model.hidden=64",
 }
-TAKEN = [words for words in HINTS if words not in REFUSED]
+"""Words whose section or value has another name here, too."""
+
+REFUSED = {
+    "epochs=5",
+    "clients=5",
+    "epsilon=1",
+    "gpu=0",
+    "beta=0.9",
+    "trainer.max_epochs=3",
+    "num_nodes=100",
+    "project=mine",
+    "verbose=true",
+    "n_splits=5",
+    "name=first",
+    "tags=[a]",
+}
+TAKEN = [words for words in HINTS if words not in REFUSED | TRANSLATED.keys()]
 
 SHARED = {
     "clients=5": "could be evaluation.clients or num_clients",
@@ -97,6 +118,7 @@ WORKS = {
     "run --cfg job": "rounds: 100",
     "run -m strategy=fedavg,fedprox --dry-run": "to run   demo/fedprox/0",
     "run --multirun seed=0,1 --dry-run": "6 runs",
+    "run dataset=PubMed --dry-run": "name: pubmed",
     "list": "no run in runs",
     "config train": "train.lr",
 }
@@ -144,7 +166,7 @@ def test_attributes_of_other_tools_name_what_a_run_has(tmp_path):
 
 
 def test_there_are_sixty():
-    assert len(HINTS) + len(WORKS) + len(INSTEAD) >= 60
+    assert len(HINTS | TRANSLATED) + len(WORKS) + len(INSTEAD) >= 60
 
 
 def test_several_keys_of_one_name_are_all_named():
@@ -170,7 +192,30 @@ def test_a_short_name_of_one_key_is_taken_and_said(words, caplog):
 
 
 def test_most_guesses_run_at_once():
-    assert len(TAKEN) + len(WORKS) >= 48
+    assert len(TAKEN) + len(TRANSLATED) + len(WORKS) >= 62
+
+
+@pytest.mark.parametrize(("words", "here"), TRANSLATED.items())
+def test_sections_and_values_of_other_tools_are_translated_and_said(words, here, caplog):
+    caplog.set_level("INFO", "fedgraph_flwr")
+    assert lengthened([words], {}) == ([here], {})
+    key, _, value = words.partition("=")
+    name, _, other = here.partition("=")
+    assert lengthened([], {key: value}) == ([], {name: [other[1:-1]] if other[:1] == "[" else other})
+    assert f"{key} is {name}" in caplog.text or f"{words} is {here.replace('[', '').replace(']', '')}" in caplog.text
+    compose([here])
+
+
+@pytest.mark.parametrize(
+    "word", ["wandb=false", "partition=noniid", "engine=simulation", "model=Net:GCN", "strategy.lr=1", "model.lr=1"]
+)
+def test_what_is_only_alike_is_not_translated(word):
+    assert lengthened([word], {}) == ([word], {})
+
+
+def test_every_value_of_a_sweep_is_translated():
+    assert lengthened(["model=GraphSAGE,gcn,x:Y"], {}) == (["model=sage,gcn,x:Y"], {})
+    assert lengthened([], {"wandb": True, "seed": [1, 2]}) == ([], {"tracking": ["wandb"], "seed": [1, 2]})
 
 
 @pytest.mark.parametrize(("words", "names"), SHARED.items())
