@@ -78,8 +78,8 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
         return 0, vars(choice)
     inputs, found = predict_command.predicted(args, predictor)
     listed = alerts.alerts(choice, found, inputs[0][1][0].input_spec.schema is not None)
-    if args.book and "id" in listed and len(listed):
-        _mark_new(args, choice, predictor, listed)
+    if args.book and len(listed):
+        listed = _with_earlier(args, choice, predictor, listed)
     around = add_details(listed, inputs, predict_command.treatment_of(args, inputs[0][1][0]))
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(inputs, listed, around, args.reasons, args.explained)
@@ -93,24 +93,51 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     return 0, listed
 
 
-def _mark_new(args: argparse.Namespace, choice: Any, predictor: Any, listed: Any) -> None:
-    """Say which accounts were no alerts at the end of the day before the first one, and list those first."""
+def _with_earlier(args: argparse.Namespace, choice: Any, predictor: Any, listed: Any) -> Any:
+    """Return alerts of a book with what was known on the day before the first one, and which alerts are new since then.
+
+    Of accounts, ``earlier`` is the probability of that day, and new ones come first. Of payments, it has the alerts on the same
+    accounts, and an alert is new if no alert of its case had one.
+    """
     import numpy as np
 
     from fedgraph_flwr.party.book.rows import day_of, day_text
     from fedgraph_flwr.party.use import alerts
+    from fedgraph_flwr.party.use.cases import cases_of
 
-    day = day_text(day_of(str(listed["day"].min())) - 1)
-    earlier = argparse.Namespace(**vars(args) | {"since": day, "until": day, "out": None})
-    try:
-        found = predict_command.predicted(earlier, predictor)[1]
-    except FedGraphError:  # the day before is the first one of the model's file
-        return
-    before = {*alerts.alerts(choice, found)["id"].astype(str)}
-    first = ~listed["id"].duplicated()
-    listed.insert(1, "new", np.where(first & ~listed["id"].astype(str).isin(before), "yes", "no"))
-    listed.sort_values(["new", "rank"], ascending=[False, True], inplace=True, kind="stable", ignore_index=True)
-    print(f"{int((listed['new'] == 'yes').sum())} of {len(listed)} alerts are new since {day}: they come first")
+    last = day_of(str(listed["day"].min())) - 1
+    for first in (last, last - 3):  # there may be no payments on a weekend
+        earlier = argparse.Namespace(**vars(args) | {"since": day_text(first), "until": day_text(last), "out": None})
+        try:
+            found = predict_command.predicted(earlier, predictor)[1]
+            break
+        except FedGraphError:
+            continue
+    else:  # these are the first days of the model's file
+        return listed
+    items = alerts.alerts(replace(choice, threshold=-np.inf), found)
+    before = items[items["score"] >= choice.threshold]
+    if "id" in listed:
+        names = listed["id"].astype(str)
+        probability = items.assign(id=items["id"].astype(str)).drop_duplicates("id").set_index("id")["probability"]
+        listed["earlier"] = names.map(probability)
+        new = ~names.duplicated() & ~names.isin(before["id"].astype(str))
+    else:
+        listed["earlier"] = [_on_accounts(before, {row.source, row.target}) for row in listed.itertuples()]
+        known = listed["earlier"] != ""
+        new = ~known.groupby(cases_of(listed)).transform("any")
+    listed.insert(1, "new", np.where(new, "yes", "no"))
+    print(f"{int(new.sum())} of {len(listed)} alerts are new since {day_text(last)}")
+    return (
+        listed if "edge" in listed else listed.sort_values(["new", "rank"], ascending=[False, True], ignore_index=True)
+    )
+
+
+def _on_accounts(alerts: Any, accounts: set[Any]) -> str:
+    """Return the alerts on some accounts in words, the highest three."""
+    rows = alerts[alerts["source"].isin(accounts) | alerts["target"].isin(accounts)]
+    listed = [f"{row.edge} of {row.day} ({row.probability:.0%})" for row in rows[:3].itertuples()]
+    return "; ".join([*listed, *([f"{len(rows) - 3} more"] if len(rows) > 3 else [])])
 
 
 def _check_alone(args: argparse.Namespace) -> None:

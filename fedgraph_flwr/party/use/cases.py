@@ -206,7 +206,7 @@ def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treat
         inputs: by day, as of `payments_around`.
         treatment: formats of values.
     """
-    listed.insert(1, "case", _cases(listed))
+    listed.insert(1, "case", cases_of(listed))
     if "edge" not in listed:
         return {}
     found = payments_around(listed["edge"].astype(str), (given for _, given in inputs), treatment)
@@ -223,7 +223,7 @@ def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treat
     return found
 
 
-def _cases(listed: Any) -> list[int]:
+def cases_of(listed: Any) -> list[int]:
     """Return the case of each alert, numbered by the first alert."""
     import pandas as pd
     from scipy.sparse import coo_matrix

@@ -77,11 +77,13 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int, around: Ma
     lead = f"Items that the model takes for '{choice.positive}' with at least this {kind}probability, the surest first."
     page = _page(f"Alerts of {_whose(predictor)}", f"{lead} Model {choice.model}.", cells, right_of_100(choice))
     cut = f" The first {MAX_ROWS} of {len(listed)}." if len(listed) > MAX_ROWS else ""
-    shown = listed.drop(columns="model")[:MAX_ROWS]
-    forms = {"probability": percent}
-    page.section(
-        "alerts", "Alerts", f"Click on a column to sort.{cut}", [_table(shown, True, forms)] if len(shown) else []
-    )
+    shown = _readable(listed[:MAX_ROWS])
+    forms = {"probability": percent, "earlier": percent}
+    how = f"Click on a column to sort.{cut}"
+    if "new" in shown:
+        of = "alerts on the same accounts" if "edge" in shown else "the account's probability"
+        how += f" New: none the day before; earlier: {of} then."
+    page.section("alerts", "Alerts", how, [_table(shown, True, forms)] if len(shown) else [])
     if around:
         _draw_paths(page, listed, around)
     if "time" in shown and len(shown):
@@ -93,6 +95,23 @@ def alerts_page(choice: Any, listed: Any, predictor: Any, items: int, around: Ma
         page.section("days", "Alerts per day", "", [chart])
     page.section("threshold", "Threshold and calibration", "", [grid(_operating(page, choice), _curve(page, choice))])
     return page
+
+
+def _readable(listed: Any) -> Any:
+    """Return a table of alerts as a page shows it: accounts with their banks, the reasons last and wide."""
+    shown = listed.drop(columns=["model", "score"])
+    for end in ("source", "target"):
+        if (name := f"bank of {end}") in shown:
+            banks = shown.pop(name)
+            shown[end] = [
+                f"{account} ({bank})" if bank else account for account, bank in zip(shown[end], banks, strict=True)
+            ]
+    if "time" in shown:
+        shown["time"] = shown["time"].astype(str).str.replace("T", " ")
+        if "day" in shown and (shown["day"] == shown["time"].str[:10]).all():
+            del shown["day"]
+    wide = ("earlier", "path", "reasons")
+    return shown[[*(name for name in shown if name not in wide), *(name for name in wide if name in shown)]]
 
 
 def _draw_paths(page: Page, listed: Any, around: Mapping[str, Any]) -> None:
@@ -199,10 +218,11 @@ def drift_page(found: Any, predictor: Any) -> Page:
         data["series"] = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(sides)]
         row = found.iloc[place]
         about = f"Share of rows in each bin; PSI {row.psi:.3g}, {row.verdict}."
-        shapes.append(page.chart(f"{row.table}: {names[place]}", about, "bars", **data))
+        shapes.append(page.chart(f"{row.table}: {names[place]}", about, "bars", **data, stack=False))
     how = "Deciles of the stored values, or categories: stored rows, and new ones. The largest changes."
     page.section("shapes", "Distributions", how, [grid(*shapes)])
-    page.section("columns", "All columns", "Click on a column to sort.", [_table(found.rename(columns={"psi": "PSI"}))])
+    every = _table(found.rename(columns={"psi": "PSI"}), True)
+    page.section("columns", "All columns", "Click on a column to sort.", [every])
     return page
 
 

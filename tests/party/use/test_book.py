@@ -3,6 +3,7 @@
 import argparse
 import html
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -98,6 +99,19 @@ def test_scores_of_accounts_do_not_depend_on_how_the_book_was_filled(tmp_path, n
     assert len(found[0]) == made.MONTH * made.EACH
     assert found[0].groupby("id")["p_yes"].nunique().max() > 1, "the days differ"
     assert np.abs(found[0]["p_yes"] - found[1]["p_yes"]).max() <= (0 if name == "trees" else 1e-6)
+    words = ["alerts", str(tmp_path / "run"), "--client", "0"]
+    assert main([*words, "--cost", "20,1"]) == 0
+    eve = found[0][found[0]["day"] == str(made.START + made.HISTORY + made.MONTH - 2)].set_index("id")["p_yes"]
+    path, middle = tmp_path / "run" / "alerts_0.json", eve.median()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"threshold": np.log(middle / (1 - middle))}))
+    assert (
+        main([*words, "--book", str(one), "--from", SPAN[3], "--reasons", "0", "--out", str(tmp_path / "a.csv")]) == 0
+    )
+    listed = pd.read_csv(tmp_path / "a.csv")
+    was = eve[listed["id"]].reset_index(drop=True)
+    assert listed["earlier"].rank().equals(was.rank()), "probabilities may be calibrated"
+    assert (listed["new"] == "yes").equals(was < middle)
+    assert listed["new"].is_monotonic_decreasing
     more = pd.concat([pd.read_csv(people).assign(age=20), pd.DataFrame({"id": ["a99"], "age": [50]})])
     more.to_csv(tmp_path / "people.csv", index=False)
     day = str(made.START + made.HISTORY + 2)
@@ -371,6 +385,36 @@ def test_alerts_of_a_book_have_amounts_banks_cases_and_the_moneys_path(desk, tmp
     assert listed["case"]["q1"] == listed["case"]["q2"], "they share an account"
     text = html.unescape(page.read_text())
     assert "The money's path" in text
+    scored = pd.concat([of_day(desk, tmp_path, book, day) for day in (0, 1)])
+    level = scored.quantile(0.8)
+    (desk[0] / "alerts_0.json").write_text(json.dumps(stored | {"threshold": np.log(level / (1 - level)) - 1e-9}))
+    before, now = (
+        table[table.ref.isin(scored.index[scored >= level])] for table in (pd.concat([first, chain]), second)
+    )
+    assert (
+        main(
+            [
+                *words,
+                "--book",
+                str(book),
+                "--from",
+                SPAN[1][:-2] + f"{made.HISTORY + 2}",
+                "--reasons",
+                "0",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    listed = pd.read_csv(out, keep_default_na=False).set_index("edge")
+    assert {*listed.index} == {*now.ref}
+    for row in now.itertuples():
+        held = before[before.source.isin([row.source, row.target]) | before.target.isin([row.source, row.target])]
+        assert len(re.findall(r" of 2026-01-15 \(\d+%\)", listed["earlier"][row.ref])) == min(len(held), 3)
+    known = (listed["earlier"] != "").groupby(listed["case"]).transform("any")
+    assert ((listed["new"] == "yes") == ~known).all()
+    assert known.any()
     assert "Alerts of a: " in text, "the bank by its name"
 
 
