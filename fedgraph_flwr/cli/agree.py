@@ -100,8 +100,9 @@ def _new(args: argparse.Namespace) -> int:
 
     given = dict(_pair(word, "--member", "NAME=FILE.pub") for word in args.member)
     keys = {name: _public_text(Path(file)) for name, file in given.items()}
-    defaults = [f"num_clients={len(keys)}", "engine=fleet"]
-    values = json.loads(to_json(configuration(args.overrides, defaults=defaults)))
+    counted = any(word.startswith("num_clients=") for word in args.overrides)  # else config= may have fewer members
+    overrides = args.overrides if counted else [*args.overrides, f"num_clients={len(keys)}"]
+    values = json.loads(to_json(configuration(overrides, defaults=["engine=fleet"])))
     earlier = opened(args.continues) if args.continues else None
     members = {name: {"client": client, "key": key} for client, (name, key) in enumerate(keys.items())}
     weights = {name: _weight(text) for name, text in (_pair(word, "--weight", "NAME=N") for word in args.weight)}

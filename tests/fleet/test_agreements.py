@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shlex
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from flwr.app import Message, RecordDict
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import agreement_options
-from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.config import compose, to_json, to_yaml
 from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
@@ -304,6 +306,48 @@ def test_joining_is_a_new_version_and_says_what_it_shows(folder, capsys):
     ]
     assert new(*noised, start="continues", absent="allowed", **four) == 0
     assert "each month ends with a model" in capsys.readouterr().out
+
+
+def test_the_page_of_a_month_runs_as_printed(folder, monkeypatch):
+    """All of its commands but the import, in one folder: nodes and runs as far as they reach a fleet."""
+    page = (Path(__file__).parents[2] / "docs" / "consortium.md").read_text().replace("\\\n", "")
+    commands = [
+        shlex.split(line)
+        for block in re.findall("```bash\n(.*?)```", page, re.S)
+        for line in block.strip().splitlines()
+    ]
+    for party in ("keys", "received"):
+        (folder / party).mkdir()
+    for name in MEMBERS:
+        shutil.copy(f"{name}.pub", folder / "received")
+        shutil.copy(name, folder / "keys")
+    Path("mallory.pub").rename("dora.pub")
+    tried, march = folder / "runs" / "tried" / "config.yaml", folder / "runs" / "march" / "config.yaml"
+    for file in (tried, march):
+        file.parent.mkdir(parents=True)
+    tried.write_text(to_yaml(compose(WORDS)))
+    started = []
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setattr("fedgraph_flwr.api.train", lambda cfg, progress: march.write_text(to_yaml(cfg)) and 1 / 0)
+    monkeypatch.setattr("fedgraph_flwr.cli.node.supernode_options", lambda args: [])
+    monkeypatch.setattr("fedgraph_flwr.cli.node.Node.run", lambda node: started.extend(node.agreed))
+    done = []
+    for program, *words in commands:
+        assert program == "fedgraph-flwr"
+        done.append(" ".join(words[:2]))
+        if words[0] == "run":
+            with pytest.raises(ZeroDivisionError):
+                main(words)
+        else:
+            assert main(words) == (words[0] == "node"), words
+        for name in ("bob", "carol") if done[-1] == "agree sign" else ():
+            assert main(["agree", "sign", words[2], "--key", f"keys/{name}", "--peers", "received"]) == 0
+    first, second = read(yaml_file()), read(folder / "agreement-2.yaml")
+    assert started[-2:] == ["--digest", first.digest]
+    assert (second.values["continues"], list(second.members.values())[3:]) == (first.digest, ["dora"])
+    assert used(Path("party/state"), first.digest)["withdrawn"]
+    month = ["agree new", "agree show", "agree sign", "node --agreement", "run --agreement", "agree status"]
+    assert done == [*month, "agree new", "agree withdraw"]
 
 
 def test_several_agreements_are_told_apart_by_their_digests(folder):
