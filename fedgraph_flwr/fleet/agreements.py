@@ -369,11 +369,12 @@ def read(path: Path) -> Agreement:
     except OSError as error:
         raise Refused(f"{path}: {error.strerror}") from error
     except Refused as error:
-        raise Refused(f"{path}: {error}") from error
+        content, problem = "", str(error)
     except _MALFORMED as error:
         raise Refused(f"{path} is not an agreement: fedgraph-flwr agree new writes one") from error
     if problem:
-        raise Refused(f"{path}: {problem}")
+        shown = "".join(char if char.isprintable() else "?" for char in problem[:300])  # it may quote the file
+        raise Refused(f"{path}: {shown}")
     return Agreement(json.loads(content), path)
 
 
@@ -423,19 +424,25 @@ def run_of(config: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else ("", 0)
 
 
+def files_of(place: Path) -> list[Path]:
+    """Return the files of a folder of agreements, or the one file."""
+    return sorted(path for path in place.iterdir() if path.suffix in (".yaml", ".yml")) if place.is_dir() else [place]
+
+
 def chosen(place: Path, digest: str) -> Agreement:
     """Return the agreement of this digest: a file, or one of a folder's.
 
     Raises:
         Refused: there is none, or it is damaged.
     """
-    files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
     known = []
-    for path in files:
+    for path in files_of(place):
         try:
             agreement = read(path)
         except Refused as error:
-            known.append(str(error).replace(str(path), path.name))
+            known += (
+                [] if place.is_dir() else [str(error).replace(str(path), path.name)]
+            )  # of a folder, only its owner reads why
             continue
         if agreement.digest == digest:
             return agreement

@@ -48,7 +48,7 @@ def accepted(place: Path, records: Mapping[str, Any] | None) -> tuple[list[Agree
         FedGraphError: nothing is accepted; says why.
     """
     found, ignored, later = list[Agreement](), list[str](), dict[str, Agreement | None]()
-    for path in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
+    for path in agreements.files_of(place):
         agreement = None
         try:
             agreement = agreements.read(path)

@@ -1004,6 +1004,18 @@ def test_a_node_starts_beside_a_file_that_it_ignores_and_names(folder, capsys, c
     out = capsys.readouterr().out
     assert note.replace(str(folder) + "/", "") in out
     assert f"digest {agreement.digest}" in out
+    escapes, twice = folder / "held" / "three.yml", folder / "held" / "four.yaml"
+    escapes.write_text(f'"\\e[2J{"x" * 900}": 1\n{whole}')
+    twice.write_text('"\\e[31m": 1\n"\\e[31m": 2\n' + whole)
+    assert [note.partition(": the key ")[2][:8] for note in agreement_options(given, False)[1]] == [
+        "?[31m co",
+        "?[2Jxxxx",
+        "",
+    ]
+    assert max(map(len, agreement_options(given, False)[1])) < 600
+    with pytest.raises(Refused) as refusal:
+        check(folder / "held", run_of(agreement) | {"config": '{"agreement": ""}'}, BUNDLE, folder / "state", NOW)
+    assert "xxx" not in str(refusal.value), "the server reads nothing of other files"
     (folder / "held" / "two.yaml").write_text(whole)
     with pytest.raises(Refused, match=r"did not accept two\.yaml when it started: its owner restarts it"):
         check(folder / "held", run_of(other), BUNDLE, folder / "state", NOW, options[5:])
