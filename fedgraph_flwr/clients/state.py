@@ -55,13 +55,14 @@ class StateFolder:
         strategy: name of the method.
         client: index of the client.
         attempt: Flower's run id, which the last state of an agreed run must have.
+        durable: whether states and models outlive a power cut.
     """
 
-    def __init__(self, root: Path | str, run: str, strategy: str, client: int, attempt: str = ""):
+    def __init__(self, root: Path | str, run: str, strategy: str, client: int, attempt: str = "", durable: bool = True):
         names = file_name(strategy, "strategy"), file_name(run, "the server's name of a run,")
         self.folder = Path(root) / "-".join(names) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
-        self.attempt = attempt
+        self.attempt, self.durable = attempt, durable
 
     def check_one_method(self) -> None:
         """Refuse a run id that a run of another method had: its records say what that run may still ask.
@@ -277,7 +278,7 @@ class StateFolder:
         return self.folder / f"{name}.safetensors"
 
     def _write(self, name: str, state: dict[str, Tensor], values: dict[str, Any]) -> None:
-        write_tensors(self._file(name), state, self.owner | values)
+        write_tensors(self._file(name), state, self.owner | values, self.durable)
 
     def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         state, values = read_tensors(self._file(name))

@@ -13,8 +13,8 @@ from fedgraph_flwr.errors import FedGraphError
 
 
 @contextlib.contextmanager
-def writing(path: Path, size: int) -> Iterator[Any]:
-    """Open a temporary file that replaces ``path`` at the end, on the disk too, so that a power cut leaves either whole.
+def writing(path: Path, size: int, durable: bool = True) -> Iterator[Any]:
+    """Open a temporary file that replaces ``path`` at the end. If ``durable``, a power cut, too, leaves one of the two whole.
 
     Raises:
         FedGraphError: the disk has less room than ``size`` bytes, or the folder is not writable.
@@ -27,8 +27,11 @@ def writing(path: Path, size: int) -> Iterator[Any]:
             temporary = file.name
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
+        if not durable:
+            return
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)  # of the new name
@@ -72,13 +75,13 @@ def require_space(folder: Path, size: int, what: str) -> None:
         raise FedGraphError(f"cannot write {what}: {room}: free some space or choose another folder")
 
 
-def write_bytes(path: Path | str, content: bytes) -> None:
-    """Write a file atomically: write a temporary file in the same folder, flush it, rename it, then flush the folder.
+def write_bytes(path: Path | str, content: bytes, durable: bool = True) -> None:
+    """Write a file atomically: write a temporary file in the same folder, rename it and, if ``durable``, flush both.
 
     Raises:
         FedGraphError: the disk is full or the folder is not writable. An older file at ``path`` stays intact.
     """
-    with writing(Path(path), 0) as file:
+    with writing(Path(path), 0, durable) as file:
         file.write(content)
 
 

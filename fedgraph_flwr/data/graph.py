@@ -618,8 +618,10 @@ def _with_sorted_metadata(content: bytes) -> bytes:
     return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[start:]))
 
 
-def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Write named tensors and JSON values as safetensors, atomically to a path or to an open file.
+def write_tensors(
+    path: Path | str | BinaryIO, tensors: dict[str, Tensor], values: dict[str, Any], durable: bool = True
+) -> None:
+    """Write named tensors and JSON values as safetensors, atomically to a path (see `files.writing`) or to an open file.
 
     Wide sparse float matrices, such as bag-of-words features, are stored as coordinates and values; edges that are sorted by
     source as compressed rows (CSR).
@@ -652,7 +654,7 @@ def write_tensors(path: Path | str | BinaryIO, tensors: dict[str, Tensor], value
     header = {"format": str(FORMAT_VERSION), "values": text, "digest": _digest(packed, text)}
     content = _with_sorted_metadata(save(packed, metadata=header))
     if isinstance(path, Path | str):
-        write_bytes(path, content)
+        write_bytes(path, content, durable)
     else:
         path.write(content)
 

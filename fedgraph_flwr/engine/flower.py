@@ -120,6 +120,8 @@ def local_superlink(log_file: Path) -> Iterator[dict[str, str]]:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "RAY_DEDUP_LOGS": "0",
+            # Ray's 15 would starve its actors next to other work
+            "RAY_worker_niceness": "0",
             # else Ray joins the cluster that was started last on this machine
             "RAY_ADDRESS": "local",
         }

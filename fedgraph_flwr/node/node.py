@@ -112,7 +112,8 @@ class Node:
     def checkpoints(self, cfg: RunConfig, client: int, run: str) -> StateFolder | None:
         """Return the folder for a client's checkpoints of the server's ``run``, if there is one."""
         root = self.root or self.checkpoint_root(cfg)
-        return StateFolder(root, self.agreed or run, cfg.strategy.name, client) if root else None
+        names = (self.agreed or run, cfg.strategy.name, client)
+        return StateFolder(root, *names, durable=bool(self.root)) if root else None
 
     def without_paths(self, text: str) -> str:
         """Return a text for the server, in which the node config's own files have their keys."""

@@ -75,6 +75,19 @@ def test_a_power_cut_leaves_the_audit_log_and_the_ledgers(tmp_path, monkeypatch)
     assert synced[-1] == tmp_path
 
 
+def test_only_parties_wait_until_their_checkpoint_is_on_the_disk(run, node, monkeypatch):
+    """A party's checkpoint outlives a power cut. Those of simulated clients need not: hundreds would wait for the disk."""
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").resolve()))
+    simulated = run("strategy=local", "rounds=1")
+    assert len([*Path(simulated.cfg.out).rglob("client_*/round_*.safetensors")]) == 3
+    assert any(path.name.startswith(".checkpoint") for path in synced)
+    assert not any(path.parent.name.startswith("client_") for path in synced)
+    asked = node("strategy=local", state=True)
+    asked.request("train", 1, checkpoint=True, run="a")
+    assert any(path.name.startswith(".round_000001") and path.parent.name == "client_0000" for path in synced)
+
+
 @pytest.mark.parametrize(("phase", "server_round"), [("train", "1"), ("nothing", 1)])
 def test_the_first_request_is_listed_although_it_is_refused(node, phase, server_round):
     """The state folder is created for it."""
