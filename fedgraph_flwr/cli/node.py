@@ -461,8 +461,8 @@ class Node:
 
     def _end_both(self) -> None:
         for process in (self.supernode, self.executor):
-            if process and not process.ended():
-                process.popen.terminate()
+            if process:
+                process.terminate()
         for process in (self.supernode, self.executor):
             if process:
                 process.end()

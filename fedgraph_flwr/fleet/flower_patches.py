@@ -12,6 +12,7 @@ A **SuperNode** with ``--isolation process``. It works as `flower-supernode`, wi
 - After storing a message and its objects, it writes a byte to a pipe that wakes the executor.
 - It sends a reply once its last object is complete, polled every 10 ms instead of 0.5 s. If a task ends without a reply, the
   server learns it within half a second instead of never.
+- A second signal, as systemd and a terminal send it to the whole group, does not interrupt its end: the server learns of it.
 - A failed TLS handshake is tried again, as other cut connections are, and each answered heartbeat is noted for the node. If it
   gives up for another reason, or sends no heartbeats any more, it ends instead of staying without a connection.
 
@@ -50,6 +51,7 @@ NEEDED = {
     "supercore/inflatable/inflatable_object.py": ("def iterate_object_tree(",),
     "supernode/start_client_internal.py": (
         *("import time", "time.sleep(3)", "run_id = _pull_and_store_message(", "            _push_messages("),
+        "    register_signal_handlers(\n",
         "def _push_messages(\n    state: NodeState,\n    object_store: ObjectStore,",
     ),
     "supernode/cli/flower_supernode.py": ("def flower_supernode(",),
@@ -245,7 +247,14 @@ def supernode(wake: int, heartbeat: Path) -> None:
         schedule.begin(time.monotonic())
         sleep(IDLE)  # Flower would poll immediately
 
-    loop.time = SimpleNamespace(sleep=sleep)
+    register = loop.register_signal_handlers
+
+    def register_once(**arguments: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # what Flower restores at the first signal
+        register(**arguments)
+
+    loop.time, loop.register_signal_handlers = SimpleNamespace(sleep=sleep), register_once
     loop._pull_and_store_message, loop._push_messages = pull_and_wake, wait_and_push
     flower_supernode()
     os.kill(os.getpid(), signal.SIGTERM)  # its loop gave up; a thread of its own keeps the process

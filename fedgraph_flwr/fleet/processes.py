@@ -69,6 +69,7 @@ class Process:
             stdin=subprocess.DEVNULL,
         )
         self._on_line = on_line or (lambda line: None)
+        self._terminated = False
         self._reader = threading.Thread(target=self._pass_on, daemon=True)
         self._reader.start()
 
@@ -81,10 +82,15 @@ class Process:
         """Return whether the process has exited."""
         return self.popen.poll() is not None
 
+    def terminate(self) -> None:
+        """Send SIGTERM, once: a second one would kill a Flower process before it has told its server."""
+        if not self._terminated and not self.ended():
+            self.popen.terminate()
+        self._terminated = True
+
     def end(self) -> None:
         """Terminate the process, and kill it after `GRACE` seconds."""
-        with contextlib.suppress(ProcessLookupError):
-            self.popen.terminate()
+        self.terminate()
         try:
             self.popen.wait(GRACE)
         except subprocess.TimeoutExpired:

@@ -6,16 +6,22 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
 from fedgraph_flwr import cli
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.engine.flower import end_group
-from tests.engine.fleet import COMMAND, NAME, ROOT, Fleet
-from tests.support import PATIENCE, wait_for
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
+from fedgraph_flwr.party.use.predict import load_node
+from tests.engine.fleet import COMMAND, NAME, ROOT, Fleet, finished
+from tests.nodes import party_nodes
+from tests.support import PATIENCE, Finished, assert_same_arrays, wait_for
 
 PAGE = (ROOT / "docs" / "between-parties.md").read_text()
 BANKS = "abc"
@@ -50,7 +56,7 @@ def folders(tmp_path):
 @pytest.mark.fleet
 @pytest.mark.slow
 def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(folders, tmp_path, monkeypatch):
-    """The linked files are those of `link --simulate`, and a second link run on the same day is refused."""
+    """The linked files are those of `link --simulate`; a run has the bits of the inline engine, also of its predictions."""
     (graphs := tmp_path / "graphs").mkdir()
     for client in range(3):
         (graphs / f"client_{client:04d}.safetensors").touch()  # a fleet of so many nodes
@@ -103,17 +109,17 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
         (link,) = (args for args in those("On a fleet", "fedgraph-flwr", "link") if "num_clients=3" in args)
         run(link, f"out={tmp_path / 'linking'}")
         assert "one-sided (drop)" in fleet.log("node_1")
-        with pytest.raises(RuntimeError, match="hours ago"):
-            run(link, f"out={tmp_path / 'the_same_day'}")
         check_files(folders, tmp_path / "simulated")
         for up in [node(number, restarted) for number in range(3)]:
             wait_for(up, "a restarted node to be taken by the server")
+        assert not [name for name in fleet.processes if "retrying" in fleet.log(name)]  # their ends had told the server
         short = ["rounds=2", "model.hidden=8", "--quiet", "--no-report"]
         *trained, again = those("On a fleet", "fedgraph-flwr", "run")
         (predict,) = those("On a fleet", "fedgraph-flwr", "predict")
         for train in trained:
             out = tmp_path / place(train)
             run(train, *short)
+            check_bits(folders, finished(out), [*train[2:], *short[:2]], tmp_path)
             accuracy = []
             for bank, folder in folders.items():
                 here(predict, folder)
@@ -143,6 +149,22 @@ def check_files(folders, out):
         for field in fields(expected):
             if isinstance(tensor := getattr(expected, field.name), torch.Tensor):
                 assert torch.equal(getattr(found, field.name), tensor), field.name
+
+
+def check_bits(folders, found, overrides, place):
+    """A run has the bits of one of the same nodes on the simulated files in this process, and each party that one's predictor."""
+    kept = [word for word in overrides if not word.startswith(("engine=", "out="))]
+    cfg = with_folder(compose([*kept, f"graph={place / 'simulated'}", f"out={place / 'inline' / found.out.name}"]))
+    files, states = sorted((place / "simulated").glob("client_*.safetensors")), cfg.out + "-states"
+    with pytest.MonkeyPatch.context() as patch:
+        party_nodes(patch, files, folders["a"] / "policy.yaml", Path(states))
+        expected = Finished(cfg, run_inline(cfg))
+    assert_same_arrays(found.arrays, expected.arrays)
+    assert found.summary["metrics"] == expected.summary["metrics"]
+    for client, folder in enumerate(folders.values()):
+        party, wanted = load_node(folder / "party" / "state"), load_node(f"{states}/state_{client}")
+        assert party.name == wanted.name == expected.cfg.strategy.name
+        assert torch.equal(party.predict(party.own).logits, wanted.predict(wanted.own).logits)
 
 
 def accuracy_of(tested):

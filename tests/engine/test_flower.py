@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,25 +26,24 @@ from tests.support import PATIENCE, Finished, assert_same_arrays, wait_for, wait
 pytestmark = pytest.mark.fleet
 
 
+PAYMENTS = ["dataset=payments", "task=edges", "dataset.accounts=150", "dataset.background=600", "dataset.per_kind=2"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
+        [*PAYMENTS, "train.sampler=neighbors", "train.batch_size=5", "train.fanout=[3,2]"],
         ["strategy=local", "evaluation.trained=true"],
     ],
 )
 def test_the_simulation_gives_the_parameters_of_the_inline_engine(run, tmp_path, overrides, monkeypatch):
+    """A method that shares its model on another task and with a sampler, and one whose clients keep theirs."""
     monkeypatch.setenv("PATH", os.defpath)  # no environment is active
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # where nobody is: a simulation joins no cluster of others
-    overrides = [*overrides, "rounds=3", "checkpoint_every=2"]
-    inline = run(*overrides)
-    cfg = with_folder(
-        compose(
-            [*overrides, f"graph={inline.cfg.graph}", "num_clients=3", "model.hidden=8", "engine=flower-simulation"]
-        )
-    )
-    cfg.out = str(tmp_path / "flower")
+    inline = run(*overrides, "rounds=3", "checkpoint_every=2")
+    assert inline.arrays or inline.cfg.strategy.name == "local"
+    cfg = replace(inline.cfg, engine="flower-simulation", out=str(tmp_path / "flower"))
     flower = Finished(cfg, run_flower(prepare(cfg).cfg))
     assert_same_arrays(flower.arrays, inline.arrays)
     assert [r["clients"] for r in flower.rounds] == [r["clients"] for r in inline.rounds]

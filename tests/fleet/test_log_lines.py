@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
 from fedgraph_flwr.fleet import processes
 from fedgraph_flwr.fleet.log_lines import LogLines
+from tests.support import wait_for
 
 GREEN, END = "\x1b[92m", "\x1b[0m"
 
@@ -88,6 +90,25 @@ def test_a_process_prints_its_lines_and_those_of_its_children_in_one_format(capf
     assert printed[0]["message"].startswith("starting: ")
     assert (printed[1]["party"], printed[1]["reason"]) == ("bank_a", "no key")
     assert heard[0].startswith("\x1b[91mERROR")
+
+
+def test_a_process_is_asked_once_to_end():
+    """A second SIGTERM would kill a SuperNode before its server knows, which then refuses its key for a minute."""
+    code = """import signal, sys, time
+def end(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Flower does
+    time.sleep(0.3)
+    print("told the server")
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(60)"""
+    process = processes.Process([sys.executable, "-c", code], on_line=(heard := []).append)
+    wait_for(lambda: heard, "the process to start")
+    process.terminate()
+    time.sleep(0.1)
+    process.end()
+    assert heard == ["ready", "told the server"]
 
 
 def test_a_number_that_a_server_made_long_ends_no_log():

@@ -1,4 +1,4 @@
-"""Every task gives the same bits on every engine: in Ray's actors, one instance for all, and through Flower's simulation."""
+"""Every task gives the same bits in Ray's actors, one instance for all, and through Flower's messages."""
 
 from pathlib import Path
 
@@ -56,8 +56,3 @@ def test_rebuilt_clients_that_are_asked_over_the_wire_give_the_same_bits(task, i
     expected = inline(task)
     rebuilt_clients(monkeypatch)
     assert_same_arrays(trained(task, tmp_path), expected)
-
-
-def test_flowers_simulation_gives_the_same_bits(inline, tmp_path):
-    """What it adds to the others does not depend on the task: its own SuperLink, and nodes of its own."""
-    assert_same_arrays(trained("edges", tmp_path, engine="flower-simulation"), inline("edges"))
