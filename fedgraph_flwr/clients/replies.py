@@ -42,15 +42,18 @@ class Received(dict[str, Any]):
 
     Args:
         parts: by name.
-        what: what is missing, for errors.
+        kind: kind of part, for errors.
+        where: their place, for errors.
     """
 
-    def __init__(self, parts: Mapping[str, Any], what: str):
+    def __init__(self, parts: Mapping[str, Any], kind: str, where: str = "so far"):
         super().__init__(parts)
-        self.what = what
+        self.kind, self.where = kind, where
 
     def __missing__(self, name: str) -> Any:
-        raise FedGraphError(f"the server's message has no {self.what} '{sanitize(name, 60)}', which the client needs")
+        raise FedGraphError(
+            f"the server's message has no {self.kind} '{sanitize(name, 60)}' {self.where}, which the client needs"
+        )
 
 
 def received(groups: Mapping[str, Arrays], phase: str) -> dict[str, Arrays]:
@@ -70,8 +73,8 @@ def received(groups: Mapping[str, Arrays], phase: str) -> dict[str, Arrays]:
             if not known:
                 wrong = f"as {array.dtype}, expected bool, integers, float32 or float64"
             raise FedGraphError(f"the server sent {place} {wrong}")
-    parts = {group: Received(arrays, f"array {at} in group '{group}'") for group, arrays in groups.items()}
-    return Received(parts, f"group {at}")
+    parts = {group: Received(arrays, "array", f"{at} in group '{group}'") for group, arrays in groups.items()}
+    return Received(parts, "group", at)
 
 
 def by_client(arrays: Arrays, phase: str) -> dict[int, np.ndarray]:

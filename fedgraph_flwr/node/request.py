@@ -113,7 +113,7 @@ class Request:
             keeps_models=scalars.get("keep", False),
             writes_checkpoint=scalars.get("checkpoint", False),
             sends_scores=scalars.get("evaluate", False),
-            scalars=Received(scalars, f"number of phase '{phase}'"),
+            scalars=Received(scalars, "number", f"of phase '{phase}'"),
             content=message.content,
         )
 
@@ -126,14 +126,15 @@ class Request:
             FedGraphError: a group, a scalar or a stage is unknown, or an array is not as declared.
         """
         declared, phase = client.downlink_of, self.phase
-        groups, where = declared.groups(phase), f"in the server's message of phase '{phase}'"
+        groups = declared.groups(phase)
+        where = f"in the server's message of phase '{phase}', but not in the client's downlink"
         if declared.complete:
             for kind, names, known in (
                 ("group", self.content.keys() - {CONFIG}, groups),
                 ("scalar", self.scalars.keys(), declared.numbers(phase)),
             ):
                 for name in sorted(names - set(known)):
-                    raise unknown(kind, sanitize(name, 60), known, where)
+                    raise unknown(kind, sanitize(name, 60), known or ("none",), where)
             self._check_stage(declared)
         check_types(self.groups.get(MODEL, {}), client.shared, "the server")
         for group, taken in groups.items():

@@ -160,7 +160,7 @@ def check_bits(folders, found, overrides, place):
         party_nodes(patch, files, folders["a"] / "policy.yaml", Path(states))
         expected = Finished(cfg, run_inline(cfg))
     assert_same_arrays(found.arrays, expected.arrays)
-    assert found.summary["metrics"] == expected.summary["metrics"]
+    assert json.dumps(found.summary["metrics"]) == json.dumps(expected.summary["metrics"])  # some are NaN
     for client, folder in enumerate(folders.values()):
         party, wanted = load_node(folder / "party" / "state"), load_node(f"{states}/state_{client}")
         assert party.name == wanted.name == expected.cfg.strategy.name

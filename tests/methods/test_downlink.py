@@ -123,7 +123,11 @@ def test_a_node_refuses_what_the_method_does_not_declare(node):
         asked.request("train", 3, model, stage="second"),
         asked.request("train", 4, model, keep_model=True),
     ]
-    assert "group 'goal' is unknown (in the server's message of phase 'train'); expected one of: model" in reasons[0]
+    assert (
+        "group 'goal' is unknown (in the server's message of phase 'train', but not in the client's downlink);"
+        in reasons[0]
+    )
+    assert "expected one of: model" in reasons[0]
     assert "scalar 'colour' is unknown" in reasons[1]
     assert "stage 'second', expected '': the client's `downlink` declares stages (docs/extend.md)" in reasons[2]
     assert "keep_model=True, but models of stage '' are sent: the client's `downlink` declares" in reasons[3]
