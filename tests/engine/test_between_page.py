@@ -155,14 +155,14 @@ def check_bits(folders, found, overrides, place):
     """A run has the bits of one of the same nodes on the simulated files in this process, and each party that one's predictor."""
     kept = [word for word in overrides if not word.startswith(("engine=", "out="))]
     cfg = with_folder(compose([*kept, f"graph={place / 'simulated'}", f"out={place / 'inline' / found.out.name}"]))
-    files, states = sorted((place / "simulated").glob("client_*.safetensors")), cfg.out + "-states"
+    files, states = sorted((place / "simulated").glob("client_*.safetensors")), Path(f"{cfg.out}-states")
     with pytest.MonkeyPatch.context() as patch:
-        party_nodes(patch, files, folders["a"] / "policy.yaml", Path(states))
+        party_nodes(patch, files, folders["a"] / "policy.yaml", states)
         expected = Finished(cfg, run_inline(cfg))
     assert_same_arrays(found.arrays, expected.arrays)
     assert json.dumps(found.summary["metrics"]) == json.dumps(expected.summary["metrics"])  # some are NaN
     for client, folder in enumerate(folders.values()):
-        party, wanted = load_node(folder / "party" / "state"), load_node(f"{states}/state_{client}")
+        party, wanted = load_node(folder / "party" / "state"), load_node(states / f"state_{client}")
         assert party.name == wanted.name == expected.cfg.strategy.name
         assert torch.equal(party.predict(party.own).logits, wanted.predict(wanted.own).logits)
 
