@@ -36,7 +36,7 @@ class Noised(Protection):
         return range(self.cfg.num_clients)
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
-        """Return what the inner one lets leave.
+        """Return what the inner one lets leave: `secagg.Member.masked` adds the noise of a masked sum, else the server does.
 
         Raises:
             FedGraphError: the node did not book its release.
