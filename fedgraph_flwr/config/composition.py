@@ -110,7 +110,7 @@ def compose(
     given = _named(_in_lower_case(choices(parse_overrides(overrides) | _values(keys or {}), {})))
     if base and str(base).startswith("{"):
         chosen = not foreign and _chooses(given)  # sent by a server, whose files are not on this machine
-        return _build(_upon(_from_json(str(base)), "config", given), chosen=chosen)
+        return _build(_upon(_from_json(str(base), foreign), "config", given, foreign), chosen=chosen)
     file = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in file.places.items() if key not in given}
     given = _named(laid_over(file.overrides, given))
@@ -122,7 +122,7 @@ def compose(
         return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
     requested = dict(given)
     given = laid_over(parse_overrides(defaults), given)
-    layers = [*_layers(given), ("override", _resolved(_nest(given)))]
+    layers = [*_layers(given), ("override", _resolved(_nest(given), foreign))]
     cfg = _build(layers, places, not foreign)
     return cfg if foreign else _fitting(cfg, requested)
 
@@ -145,7 +145,7 @@ def _chooses(given: Mapping[str, Any]) -> bool:
     return bool({"strategy", "strategy.server", "strategy.client"} & given.keys())
 
 
-def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any]) -> list[Layer]:
+def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any], foreign: bool = False) -> list[Layer]:
     """Return the layers of overrides on top of a resolved configuration."""
     layers = [(source, resolved)]
     selected = {group: name for group in GROUPS if isinstance(name := given.pop(group, None), str)}
@@ -157,7 +157,7 @@ def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any]) -> list[
             layers.append(_chosen(group, selected[group], given))
     if "protocol" in selected:
         raise FedGraphError("protocol= cannot be combined with config=: a resolved config already holds its protocol")
-    return [*layers, ("override", _resolved(_nest(given)))]
+    return [*layers, ("override", _resolved(_nest(given), foreign))]
 
 
 def configuration(
@@ -214,8 +214,6 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
     plain = [f"{key}={value}" for key, value in run_config.items() if key not in own and value != ""]
     if foreign and base and not base.startswith("{"):
         raise FedGraphError("the server's config= is not JSON: a node reads no file named by a server")
-    if foreign and any("${" in text for text in (base, overrides, *plain)):
-        raise FedGraphError("the server's configuration contains '${': a node resolves no variables for a server")
     try:
         given = shlex.split(overrides)
     except ValueError as error:
@@ -325,21 +323,23 @@ def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _from_json(text: str) -> dict[str, Any]:
+def _from_json(text: str, foreign: bool) -> dict[str, Any]:
     try:
-        return _resolved(json.loads(text))
+        return _resolved(json.loads(text), foreign)
     except (ValueError, RecursionError) as error:
         raise FedGraphError(f"config= is not valid JSON ({first_line(error)})") from error
 
 
-def _resolved(body: dict[str, Any]) -> dict[str, Any]:
+def _resolved(body: dict[str, Any], foreign: bool) -> dict[str, Any]:
     """Resolve ``${...}`` in the values of a layer, if there are any: OmegaConf takes milliseconds for it.
 
     Raises:
-        FedGraphError: a reference leads nowhere.
+        FedGraphError: a reference leads nowhere, or is a server's, whose spelling (JSON, YAML or shell escapes) is parsed by now.
     """
     if "${" not in repr(body):
         return body
+    if foreign:
+        raise FedGraphError("the server's configuration contains '${': a node resolves no variables for a server")
     try:
         return resolved(body)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
