@@ -25,6 +25,15 @@ def every_value() -> None:
     fg.plot("runs/mine", fg.load("runs/mine"), metric="loss").savefig("loss.png")
 
 
+def predictions(run: fg.Run) -> None:
+    """Predictions have labels or values, by the task; each attribute has one type."""
+    found = run.predict()
+    print(
+        found.labels[:3], found.probabilities.mean(), found.codes.sum(), found.logits.argmax(1), found.to_frame().head()
+    )
+    print(found.values.mean(axis=0), run.predict_pairs([(0, 1)]).scores, found.rows)  # type: ignore[attr-defined]
+
+
 def mistakes() -> None:
     """Misspelt keys, and values of another type."""
     fg.run(roundz=3)  # type: ignore[call-arg]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
 
-    from fedgraph_flwr.party.use.predict import PairPredictions, Predictions, Predictor, TargetPredictions
+    from fedgraph_flwr.party.use.predict import ItemPredictions, PairPredictions, Predictor
     from fedgraph_flwr.report.runs import FinishedRun
 
 OnRow = Callable[[dict[str, Any]], Any]
@@ -159,9 +159,7 @@ class Run:
         return predictor.predict_pairs(found, pairs)
 
     @from_python()
-    def predict(
-        self, graph: Any = None, client: int | None = None, scaled: bool = False
-    ) -> "Predictions | TargetPredictions":
+    def predict(self, graph: Any = None, client: int | None = None, scaled: bool = False) -> "ItemPredictions":
         """Predict every node of a graph with the trained model.
 
         Args:

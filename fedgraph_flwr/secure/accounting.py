@@ -40,8 +40,8 @@ RELATION = "one client's contribution replaced by zero"
 
 UNITS = {
     "row": (
-        "One training row more or less (columns and label), all other rows fixed, including counts that contain this payment."
-        " That the payment took place is not protected. A person with m rows: a group of m."
+        "One training row more or less (columns and label), all other rows fixed, including columns that count it."
+        " That its node or payment exists is not protected. A person with m rows: a group of m."
     ),
     "payment": (
         "One payment more or less in one bank's records; in those of two: (8R + 1) C in a joint sum, or the banks' ε add up."
@@ -164,7 +164,7 @@ def spent_text(spent: dict[str, Any], scores: str) -> str:
     what = "the model and of scores" if scores == "noised" else "the model"
     what += " and those of earlier runs on these data" if spent.get("earlier") else ""
     unit = str(spent.get("relation", RELATION))
-    of = f". What ε protects: {unit.rstrip('.')}" if unit in UNITS.values() else f", for {unit}"
+    of = f". What ε protects: {unit.rstrip('.')}" if unit.endswith(".") else f", for {unit}"
     return (
         f"privacy: ε ≤ {spent['epsilon']:.3g}{budget} at δ = {spent['delta']:g} after {spent['releases']} releases of"
         f" {what}{of}{uncovered}"

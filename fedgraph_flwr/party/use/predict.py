@@ -61,10 +61,33 @@ from fedgraph_flwr.wire.messages import EVALUATE, Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, unflatten
 
 
-class Shown:
-    """Predictions that a notebook shows by their first rows, and that are written as a table."""
+class ItemPredictions:
+    """Predictions that a notebook shows by their first rows, and that are written as a table.
+
+    Attributes:
+        ids: ids of the items.
+        logits: only of predictions of classes [N, C].
+        values: only of tasks with targets: predicted numbers in the unit of the data, or probabilities of yes [N, T].
+    """
 
     ids: np.ndarray
+    logits: Tensor
+    values: np.ndarray
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Probability of each class; only of predictions of classes."""
+        raise AttributeError(f"{type(self).__name__} have no classes: to_frame() is their table")
+
+    @property
+    def codes(self) -> np.ndarray:
+        """Class number of each item; only of predictions of classes."""
+        return self.probabilities
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Class name of each item; only of predictions of classes."""
+        return self.probabilities
 
     def to_frame(self) -> Any:
         """Return a pandas table."""
@@ -97,7 +120,7 @@ class Shown:
 
 
 @dataclass(repr=False)
-class Predictions(Shown):
+class Predictions(ItemPredictions):
     """Predictions for nodes.
 
     Attributes:
@@ -195,7 +218,7 @@ def in_order(parts: Sequence[Any], days: Sequence[str]) -> Any:
 
 
 @dataclass(repr=False)
-class TargetPredictions(Shown):
+class TargetPredictions(ItemPredictions):
     """Predicted targets of nodes.
 
     Attributes:
@@ -223,7 +246,7 @@ class TargetPredictions(Shown):
 
 
 @dataclass(repr=False)
-class PairPredictions(Shown):
+class PairPredictions(ItemPredictions):
     """Scores of pairs of nodes: the larger, the more probable is an edge.
 
     Attributes:

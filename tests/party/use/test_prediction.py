@@ -28,7 +28,7 @@ from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
-from fedgraph_flwr.party.use.predict import Predictions, load_node, load_predictor
+from fedgraph_flwr.party.use.predict import Predictions, TargetPredictions, load_node, load_predictor
 from fedgraph_flwr.party.use.prediction_input import check_scaling, tables
 from tests.methods.small_runs import METHODS, sampled
 from tests.party import banks
@@ -404,3 +404,10 @@ def test_a_run_of_other_peoples_names_no_code_but_clients(go):
     assert path.read_text() != stored
     with pytest.raises(FedGraphError, match=r"strategy\.client=subprocess:Popen is not a client"):
         load_predictor(finished.out, 0).predict(partition.load_client(finished.cfg, 0))
+
+
+def test_predictions_of_numbers_have_no_classes():
+    found = TargetPredictions(np.arange(2), np.zeros((2, 1)), ("price",))
+    for name in ("labels", "codes", "probabilities"):
+        with pytest.raises(AttributeError, match="TargetPredictions have no classes"):
+            getattr(found, name)
