@@ -12,6 +12,7 @@ import torch
 from sklearn.datasets import load_breast_cancer
 
 import fedgraph_flwr as fg
+from benchmarks import newcomer
 
 FOLDER = Path(__file__).parents[1] / "examples"
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -131,3 +132,9 @@ def test_the_page_shows_the_stored_scores(name):
     scores = pd.read_csv(FOLDER / name / "results.csv")
     assert scores["seed"].nunique() >= 5
     assert example(name).table(scores) in (FOLDER / name / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_newcomer_gets_a_table_of_an_own_network(capsys):
+    newcomer.main(["--installed"])
+    assert capsys.readouterr().out.endswith("2 commands and one file of 75 words\n")

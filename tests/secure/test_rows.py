@@ -259,7 +259,7 @@ def test_the_user_reads_what_is_protected(run):
     assert any("a gain from 100000 rows" in note for note in notes)
     assert any(UNITS["row"] in note for note in notes)
     summary = json.loads((run(*ROW, "rounds=1", sizes=(16, 16, 16)).out / "summary.json").read_text())
-    assert "That the payment took place is not protected." in summary["privacy"]["relation"]
+    assert "That its node or payment exists is not protected." in summary["privacy"]["relation"]
 
 
 BANKS = [

@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     if args.more or (args.party_file and args.party_file.suffix not in (".yaml", ".yml")):
         given = " ".join([str(args.party_file), *args.more])
         tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
-        raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {tables}")
+        guess = f"`fedgraph-flwr init-party {given}` writes one by guessing" if args.more else tables
+        raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {guess}")
     if args.book is not None:
         _take_book(args)
     fill(args)
@@ -343,7 +344,10 @@ def _of_role(args: argparse.Namespace, treatment: Treatment) -> tuple[dict[Any, 
     if not args.data and not (nodes and edges):
         lacks = "edge table" if nodes else "node table" if edges else "input"
         both = "both --nodes FILE and --edges FILE (or one of them with --role NAME)"
-        raise FedGraphError(f"no {lacks}: pass {both}, with TYPE=FILE per type if there are several, or --data FILE")
+        ends = "; --role network takes nodes from the ends of --edges" if edges else ""
+        raise FedGraphError(
+            f"no {lacks}: pass {both}, with TYPE=FILE per type if there are several, or --data FILE{ends}"
+        )
     return nodes, edges
 
 

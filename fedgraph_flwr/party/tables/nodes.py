@@ -198,7 +198,8 @@ def column_of(table: Any, name: str, where: str, what: str) -> Any:
         raise FedGraphError(f"{where}: column '{name}' has lists in its cells, expected one {what} per cell")
     if name not in table.columns:
         option = _OPTIONS.get(what, f"--{what.replace(' ', '-')}-column")
-        raise FedGraphError(f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}")
+        guess = ", or let `fedgraph-flwr init-party NODES EDGES` guess the columns" if name in ("id", "source") else ""
+        raise FedGraphError(f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}{guess}")
     return table[name]
 
 

@@ -372,7 +372,7 @@ def test_import_as_one_clients_file(tmp_path):
             ("--nodes", "n.csv"),
             "no edge table: pass both --nodes FILE and --edges FILE (or one of them with --role NAME)",
         ),
-        (("--edges", "n.csv", "--name", "x"), "no node table: pass both"),
+        (("--edges", "n.csv", "--name", "x"), "--data FILE; --role network takes nodes from the ends of --edges"),
         (("n.csv",), "n.csv: expected one party's file, such as bank.yaml; pass tables as --nodes FILE --edges FILE"),
         (("--name", "x", "n.csv", "e.csv"), "n.csv e.csv: expected one party's file"),
         (("none.yaml",), "none.yaml cannot be read as a party's file (No such file or directory)"),
