@@ -74,11 +74,15 @@ class Source:
         return self.folder.partition("/")[0]
 
 
+_provided = functools.partial(Source, kind="files")
+"""Source whose files the user provides."""
+
+
 def _planetoid(name: str, sizes: Sizes) -> Source:
     endings = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
     return Source(
         sizes,
-        origin="https://github.com/kimiyoung/planetoid/raw/master/data",
+        "https://github.com/kimiyoung/planetoid/raw/master/data",
         folder=f"Planetoid/{name}/raw",
         files=tuple(f"ind.{name.lower()}.{ending}" for ending in endings),
         read=raw.pyg("Planetoid", name=name),
@@ -88,7 +92,7 @@ def _planetoid(name: str, sizes: Sizes) -> Source:
 def _gnn_benchmark(cls: str, name: str, file: str, sizes: Sizes) -> Source:
     return Source(
         sizes,
-        origin="https://github.com/shchur/gnn-benchmark/raw/master/data/npz",
+        "https://github.com/shchur/gnn-benchmark/raw/master/data/npz",
         folder=f"{cls}/{name}/raw",
         files=(file,),
         read=raw.pyg(cls, name=name),
@@ -98,7 +102,7 @@ def _gnn_benchmark(cls: str, name: str, file: str, sizes: Sizes) -> Source:
 def _geom_gcn(folder: str, split: str, reader: raw.Reader, sizes: Sizes) -> Source:
     return Source(
         sizes,
-        origin="https://github.com/graphdml-uiuc-jlu/geom-gcn (new_data, splits)",
+        "https://github.com/graphdml-uiuc-jlu/geom-gcn (new_data, splits)",
         folder=folder,
         files=(
             "out1_node_feature_label.txt",
@@ -118,7 +122,7 @@ def _heterophilous(name: str, sizes: Sizes) -> Source:
     file = name.lower().replace("-", "_")
     return Source(
         sizes,
-        origin="https://github.com/yandex-research/heterophilous-graphs/raw/main/data",
+        "https://github.com/yandex-research/heterophilous-graphs/raw/main/data",
         folder=f"HeterophilousGraphDataset/{file}/raw",
         files=(f"{file}.npz",),
         read=raw.pyg("HeterophilousGraphDataset", name=name),
@@ -128,7 +132,7 @@ def _heterophilous(name: str, sizes: Sizes) -> Source:
 def _entities(name: str, sizes: Sizes) -> Source:
     return Source(
         sizes,
-        origin=f"https://data.dgl.ai/dataset/{name}.tgz",
+        f"https://data.dgl.ai/dataset/{name}.tgz",
         folder=f"Entities/{name}/raw",
         files=(f"{name}_stripped.nt.gz", "completeDataset.tsv", "trainingSet.tsv", "testSet.tsv"),
         read=typed.rdf(name),
@@ -138,20 +142,19 @@ def _entities(name: str, sizes: Sizes) -> Source:
 
 def _published(name: str, sizes: Sizes) -> Source:
     """Client graphs that the FedHGN authors published."""
-    return Source(
+    return _provided(
         sizes,
-        origin=f"https://github.com/cynricfu/FedHGN (data/{name}-hetero), decoded to npz",
+        f"https://github.com/cynricfu/FedHGN (data/{name}-hetero), decoded to npz",
         folder="FedHGN",
         files=(f"{name}-hetero_centralized_1.npz",),
         read=typed.published_whole(name),
-        kind="files",
     )
 
 
 def _hgb(name: str, sizes: Sizes) -> Source:
     return Source(
         sizes,
-        origin="https://github.com/THUDM/HGB (Google Drive)",
+        "https://github.com/THUDM/HGB (Google Drive)",
         folder=f"HGBDataset/{name}/raw/{name.upper()}",
         files=("info.dat", "node.dat", "link.dat", "label.dat", "label.dat.test"),
         read=typed.hgb(name),
@@ -189,45 +192,42 @@ SOURCES: dict[str, Source] = {
     "minesweeper": _heterophilous("Minesweeper", (10000, 78804, 7, 2)),
     "flickr": Source(
         (89250, 899756, 500, 7),
-        origin="GraphSAINT's Google Drive, https://github.com/GraphSAINT/GraphSAINT",
+        "GraphSAINT's Google Drive, https://github.com/GraphSAINT/GraphSAINT",
         folder="Flickr/raw",
         files=("adj_full.npz", "feats.npy", "class_map.json", "role.json"),
         read=raw.pyg("Flickr"),
     ),
     "arxiv-year": Source(
         (169343, 1166243, 128, 5),
-        origin=f"{raw.ARXIV} (its folder raw)",
+        f"{raw.ARXIV} (its folder raw)",
         folder="ogbn_arxiv/raw",
         files=("edge.csv.gz", "node-feat.csv.gz", "node_year.csv.gz"),
         read=raw.arxiv_year,
     ),
-    "syn-cora": Source(
+    "syn-cora": _provided(
         (14900, 59348, 1433, 5),
-        origin="https://github.com/GemsLab/H2GCN (npz-datasets/syn-cora)",
+        "https://github.com/GemsLab/H2GCN (npz-datasets/syn-cora)",
         folder="syn-cora",
         files=tuple(f"h{level:.2f}-r{copy}.npz" for level in (0, 0.3, 0.5, 0.7, 1) for copy in (1, 2)),
         read=raw.syn_cora,
-        kind="files",
     ),
-    "credit": Source(
+    "credit": _provided(
         (30000, 274754, 13, 2),
-        origin="https://github.com/chirag-agarwall/nifty (dataset/credit)",
+        "https://github.com/chirag-agarwall/nifty (dataset/credit)",
         folder="credit",
         files=("credit.csv", "credit_edges_rebuilt.npz"),
         read=raw.credit,
-        kind="files",
     ),
-    "ieee-fraud": Source(
+    "ieee-fraud": _provided(
         (144233, 0, 0, 2),
-        origin="https://kaggle.com/competitions/ieee-fraud-detection/data",
+        "https://kaggle.com/competitions/ieee-fraud-detection/data",
         folder="ieee-fraud",
         files=("train_transaction.csv", "train_identity.csv"),
         read=raw.ieee_fraud,
-        kind="files",
     ),
     "tu": Source(
         (0, 0, 0, 0),
-        origin="https://www.chrsmrrs.com/graphkerneldatasets",
+        "https://www.chrsmrrs.com/graphkerneldatasets",
         folder="TUDataset/{name}/raw",
         files=("{name}_A.txt", "{name}_graph_indicator.txt"),
         more="{name}_*.txt",
@@ -235,56 +235,51 @@ SOURCES: dict[str, Source] = {
     ),
     "kg": Source(
         (0, 0, 1, 0),
-        origin="https://github.com/villmow/datasets_knowledge_embedding",
+        "https://github.com/villmow/datasets_knowledge_embedding",
         folder="kg/{name}/raw",
         files=knowledge.FILES,
         read=knowledge.read,
     ),
-    "pyg": Source(
+    "pyg": _provided(
         (0, 0, 0, 0),
-        origin="the class dataset.name of torch_geometric.datasets",
+        "the class dataset.name of torch_geometric.datasets",
         folder="pyg/{name}",
         read=collections.pyg,
-        kind="files",
     ),
-    "ogb": Source(
+    "ogb": _provided(
         (0, 0, 0, 0),
-        origin="https://ogb.stanford.edu/docs/nodeprop",
+        "https://ogb.stanford.edu/docs/nodeprop",
         folder="ogb/{name}",
         read=collections.ogb,
-        kind="files",
     ),
     "moleculenet": Source(
         (0, 0, 177, 0),
-        origin=molecules.ORIGIN,
+        molecules.ORIGIN,
         folder="MoleculeNet/{name}/raw",
         files=("*.csv",),
         names=molecules.FILES,
         read=molecules.read,
     ),
-    "aml": Source(
+    "aml": _provided(
         (0, 0, 1, 2),
-        origin="https://www.kaggle.com/datasets/ealtman2019/ibm-transactions-for-anti-money-laundering-aml",
+        "https://www.kaggle.com/datasets/ealtman2019/ibm-transactions-for-anti-money-laundering-aml",
         folder="aml",
         files=("{name}_Trans.csv",),
         read=payment_files.aml,
-        kind="files",
     ),
-    "amlgentex": Source(
+    "amlgentex": _provided(
         (0, 0, 4, 2),
-        origin="experiments/{name} of https://github.com/aidotse/AMLGentex after scripts/generate.py",
+        "experiments/{name} of https://github.com/aidotse/AMLGentex after scripts/generate.py",
         folder="amlgentex/{name}",
         files=(payment_files.TX_LOG, payment_files.ACCOUNTS),
         read=payment_files.amlgentex,
-        kind="files",
     ),
-    "paysim": Source(
+    "paysim": _provided(
         (0, 0, 1, 2),
-        origin="https://www.kaggle.com/datasets/ealaxi/paysim1",
+        "https://www.kaggle.com/datasets/ealaxi/paysim1",
         folder="paysim",
         files=("{name}.csv",),
         read=payment_files.paysim,
-        kind="files",
     ),
     "aifb": _entities("aifb", (7262, 24405, 0, 4)),
     "mutag": _entities("mutag", (0, 0, 0, 2)),

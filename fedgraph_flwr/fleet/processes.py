@@ -84,7 +84,7 @@ class Process:
 
     def terminate(self) -> None:
         """Send SIGTERM, once: a second one would kill a Flower process before it has told its server."""
-        if not self._terminated and not self.ended():
+        if not self._terminated:
             self.popen.terminate()
         self._terminated = True
 
