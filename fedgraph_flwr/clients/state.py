@@ -10,6 +10,7 @@
     model_last, model_best         at the end of the run: models for prediction
     verified.json                  of a run that every node computes: what it signed at its place
     verified_000010                the last certified state of that run, and the next
+    reply_000011_train_0           its replies since the last certified state, by place, which it may repeat
 """
 
 import contextlib
@@ -35,6 +36,7 @@ from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.numerics.optim import make_optimizer
 from fedgraph_flwr.secure.policy import Ledger, file_name
 from fedgraph_flwr.secure.protection.plain import Place
+from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, flatten, unlike
 
 SCHEMA = 1
@@ -79,9 +81,10 @@ class StateFolder:
                 " configuration of a run's first message; start a new run"
             )
 
-    def write_last(self, state: dict[str, Tensor], version: int) -> None:
-        """Write the current state, for a process that starts without it."""
-        self._write("last", state, {"version": version} | ({"attempt": self.attempt} if self.attempt else {}))
+    def write_last(self, state: dict[str, Tensor], version: int, record: Mapping[str, Any] | None = None) -> None:
+        """Write the current state, for a process that starts without it, and the record that belongs to it."""
+        attempt = {"attempt": self.attempt} if self.attempt else {}
+        self._write("last", state, {"version": version, **attempt} | ({"record": record} if record else {}))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -106,6 +109,11 @@ class StateFolder:
         state, values = self._read("last")
         return state, self._version(values)
 
+    def last_record(self) -> dict[str, Any]:
+        """Return the record that was written with the last state; empty: none."""
+        values = read_header(self._file("last"))[1] if self._file("last").is_file() else {}
+        return dict(values.get("record", {}))
+
     def _version(self, values: Mapping[str, Any]) -> int:
         version = values.get("version")
         if type(version) is not int or version < 0:
@@ -116,7 +124,7 @@ class StateFolder:
 
     def has_term(self, position: Place) -> bool:
         """Return whether a noised term of a position is stored."""
-        return self._file(_term(position)).is_file()
+        return self._file(_place("term", position)).is_file()
 
     def kept_term(self, position: Place, request: bytes, make: Callable[[], NDArray[np.uint64]]) -> NDArray[np.uint64]:
         """Return the noised term of a position [P]: the stored one, or a new one, stored before it leaves.
@@ -129,7 +137,7 @@ class StateFolder:
         Raises:
             FedGraphError: the position had another request.
         """
-        name = _term(position)
+        name = _place("term", position)
         if self.has_term(position):
             parts, values = self._read(name)
             if values.get("request") != request.hex():
@@ -142,6 +150,28 @@ class StateFolder:
         self._write(name, {"term": torch.from_numpy(term.view(np.int64))}, {"request": request.hex()})
         self._forget_terms(position[0] - 1)
         return term
+
+    def write_reply(self, position: Place, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> None:
+        """Write the reply to the request of a position, which is the same if it is requested again."""
+        parts, like = dict[str, Tensor](), []
+        for group, arrays in groups.items():
+            for name, array in arrays.items():
+                parts[str(len(like))] = torch.from_numpy(_integers(array))
+                like.append([group, name, array.dtype.name])
+        self._write(_place("reply", position), parts, {"like": like, "groups": list(groups), "numbers": numbers})
+
+    def read_reply(self, position: Place) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """Return what `write_reply` wrote, in its order."""
+        parts, values = self._read(_place("reply", position))
+        groups: dict[str, Arrays] = {group: {} for group in values["groups"]}
+        for place, (group, name, kind) in enumerate(values["like"]):
+            groups[group][name] = parts[str(place)].numpy().view(kind)
+        return groups, values["numbers"]
+
+    def forget_replies(self) -> None:
+        """Delete all replies of `write_reply`."""
+        for path in self.folder.glob("reply_*.safetensors"):
+            path.unlink(missing_ok=True)
 
     def ended_round(self, before: int) -> int:
         """Return the first round that an attempt may repeat: that of the oldest checkpoint, or without one ``before``."""
@@ -291,13 +321,13 @@ class StateFolder:
 
 
 def _integers(array: NDArray[np.generic]) -> NDArray[Any]:
-    """Return a float array as integers of its bits: files of sparse floats have no −0.0."""
+    """Return floats and natural numbers as integers of their bits: files of sparse floats have no −0.0."""
     kept = np.array(array, order="C")
-    return kept.view(f"int{8 * kept.itemsize}") if kept.dtype.kind == "f" else kept
+    return kept.view(f"int{8 * kept.itemsize}") if kept.dtype.kind in "fu" else kept
 
 
-def _term(position: Place) -> str:
-    return f"term_{position[0]:06d}_{position[1]}_{position[2]}"
+def _place(kind: str, position: Place) -> str:
+    return f"{kind}_{position[0]:06d}_{position[1]}_{position[2]}"
 
 
 def files_models(kind: type[GraphClient], cfg: RunConfig, num_features: int, num_classes: int) -> bool:

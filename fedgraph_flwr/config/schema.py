@@ -1051,7 +1051,6 @@ class RunConfig(Section):
             "strategy.fraction!=1",
             "needs all members in each round, but {} samples some",
         ),
-        ("privacy.coordinator=verified", "resume!=", "cannot take up an earlier run yet, as {} asks"),
         ("privacy.coordinator=verified", "evaluate!=", "trains, and {} does not"),
         *((key, "privacy.scores=none", "needs scores, which {} keeps at the clients") for key in NEED_SCORES),
         *((key, "privacy.scores=noised", "needs more than the mean scores that {} releases") for key in NEED_MORE),

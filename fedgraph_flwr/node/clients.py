@@ -148,8 +148,6 @@ class NodeClient:
         """
         client, phase = self.client, request.phase
         checkpoints = self._checkpoints(request)
-        if request.resume is not None and client.protection.verified:
-            raise Refusal("a verified run cannot be taken up again yet: start the next one")
         early = phase != DESCRIBE or MODEL in request.groups
         if client.cfg.agreement and early and self.node.beginning.seeds() is None:
             raise Refusal(
@@ -181,7 +179,10 @@ class NodeClient:
         ledger.book(phase, request.round, request.exchange, self.most)
         self.booked = records.releases(client, request) - self._repeats(request)
         records.book_releases(self.node, client, self.booked)
-        if request.resume is not None:
+        if request.resume is not None and self.verified:
+            self.verified.check_resumed(request.resume)
+            ledger.resume(request.resume, known=True, trained=True)
+        elif request.resume is not None:
             stored = request.resume
             if checkpoints is not None:
                 stored = checkpoints.stored_round(stored, request.round)
@@ -229,8 +230,11 @@ class NodeClient:
         self.requests.write(ledger)
 
     def resume(self, request: Request) -> None:
-        """Restore the state after the round from which the server resumes, if it does."""
-        if request.resume is None:
+        """Restore the state after the round from which the server resumes, if it does.
+
+        A node of a verified run has that of its last reply, and repeats replies.
+        """
+        if request.resume is None or self.verified:
             return
         checkpoints, client = self._checkpoints(request), self.client
         if checkpoints is not None:
@@ -323,6 +327,8 @@ class NodeClient:
     def reply(self, request: Request) -> ReplyContent:
         """Return the client's reply, checked against its uplink and masked in secure sums."""
         client, phase, verified = self.client, request.phase, self.verified
+        if verified and verified.repeats(request):
+            return verified.repeated(request)
         if verified and phase in EXCHANGES:
             return verified.answer(request)
         with self.node.withheld(client.cfg, phase), self._ending(phase):
@@ -382,7 +388,7 @@ class NodeClient:
         checkpoints = self._checkpoints(request)
         if request.keeps_models and checkpoints:
             self._keep_models(checkpoints, int(request.scalars["best"]))
-        if request.writes_checkpoint and checkpoints:
+        if request.writes_checkpoint and checkpoints and not self.verified:
             state, trained = flatten(checkpointed_state(client)), self.requests.read().trained
             checkpoints.write_checkpoint(state, request.round, trained)
 
@@ -422,10 +428,11 @@ class NodeClient:
         if node.live:
             return
         state = flatten(state_of(self.client))
+        if self.folder:
+            record = self.verified.written() if self.verified else None
+            self.folder.write_last(state, self.version, record)
         node.context.state[STATE] = to_record({name: t.cpu().numpy() for name, t in state.items()})
         node.context.state[VERSION] = ConfigRecord({"version": self.version})
-        if self.folder:
-            self.folder.write_last(state, self.version)
 
     def _checkpoints(self, request: Request) -> StateFolder | None:
         """Return where checkpoints of the server's run go; None: nowhere."""

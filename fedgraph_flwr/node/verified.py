@@ -3,6 +3,9 @@
 It keeps a record in its state folder, by the agreement and the run's number, and writes it before a reply leaves: which
 state is certified, which one follows, and what it has signed at the current position. The states have files of their own.
 It trains on nothing else than what the replica of the server's half requests from the certified state.
+
+A reply around a sum is stored until the next state is certified. Whoever requests it again, in this run of Flower or in
+one that resumes, gets the same bytes: a reply file is written first, then the client's state with the record that names it.
 """
 
 from collections.abc import Mapping
@@ -69,7 +72,7 @@ from fedgraph_flwr.secure.verified import (
     first,
     needed,
 )
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, Arrays
+from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, Arrays, numbers_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, up_to
 
 REPLICA = "fedgraph_flwr.strategies.replica:Replica"
@@ -112,6 +115,8 @@ class Record:
         term: what was signed at the current position; None: nothing.
         keys: the members' keys of the current sum, in their order: [4, 32] in hexadecimal digits each.
         signed: digest of the state whose certificate was signed at the current position.
+        kept: digest of the request of each stored reply since the certified state, by phase and exchange.
+        writes: how often the record was written, which orders its copies.
     """
 
     before: str
@@ -120,6 +125,8 @@ class Record:
     term: Term | None = None
     keys: list[str] = field(default_factory=list)
     signed: str = ""
+    kept: dict[str, str] = field(default_factory=dict)
+    writes: int = 0
 
 
 class Verified:
@@ -157,6 +164,10 @@ class Verified:
     def refresh(self) -> None:
         """Take the record of another process of this node, or a restored one, if it is not the one that is known."""
         values = self.folder.read_record(FILE)
+        if values and (later := self.folder.last_record()).get("writes", 0) > values.get(
+            "writes", 0
+        ):
+            values = later
         if values and values == asdict(self.record):
             return
         self._states, self.record = {}, Record(first(self.run).hex())
@@ -175,13 +186,41 @@ class Verified:
         self._states[server_round] = state
 
     def _write(self) -> None:
-        self.folder.write_record(FILE, asdict(self.record))
+        self.folder.write_record(FILE, self.written())
+
+    def written(self) -> dict[str, Any]:
+        """Return the record as it is written."""
+        self.record.writes += 1
+        return asdict(self.record)
 
     @cached_property
     def replica(self) -> Any:
         """The replica of the server's half."""
         with torch.random.fork_rng(devices=[]):
             return locate(REPLICA)(self.client.cfg, self.described, self.earlier)
+
+    # --- replies that are repeated ----------------------------------------------------------------
+
+    def repeats(self, request: Request) -> bool:
+        """Return whether the reply to a request is stored."""
+        record = self.record
+        return request.round == record.round + 1 and _place(request) in record.kept
+
+    def repeated(self, request: Request) -> ReplyContent:
+        """Return the stored reply."""
+        return self.folder.read_reply((request.round, request.phase, request.exchange))
+
+    def check_resumed(self, done: int) -> None:
+        """Refuse that the server resumes after another round than the last one of this node.
+
+        Raises:
+            Refusal: it does.
+        """
+        if self.record.round < 0 or self.record.round not in (done - 1, done):
+            raise Refusal(
+                f"the server resumes after round {done}, and the last round that members certified here is"
+                f" {self.record.round}: resume from the newest checkpoint of the run, or start the next run"
+            )
 
     # --- before a reply ---------------------------------------------------------------------------
 
@@ -192,10 +231,23 @@ class Verified:
             Refusal: says what differs.
         """
         phase, part = request.phase, self._part(request)
+        if phase == PUBLISH and request.exchange:
+            raise Refusal(
+                f"a round of a verified run has one sum, and the server requests keys of sum {request.exchange + 1}"
+            )
         if phase == PUBLISH and CONSENT in part:
             self._close(request, part, request.round - 1)
-            self._write()
         if phase in (PUBLISH, DEAL, OPEN, PROPOSE, CERTIFY, CLOSE):
+            return
+        if self.repeats(request):
+            if (
+                phase in self.client.uplink_of
+                and self.record.kept[_place(request)] != request.digest()
+            ):
+                raise Refusal(
+                    f"this node signed its term of another request at this place already (phase '{phase}', round"
+                    f" {request.round}): it adds nothing else to the sum"
+                )
             return
         if phase == EVALUATE:
             raise Refusal("a node of a verified run scores no model for the server")
@@ -218,6 +270,8 @@ class Verified:
             FedGraphError: names the array that has others.
         """
         part, count = request.groups.get(SECAGG, {}), len(self.members)
+        if request.phase == OPEN and self.record.next:
+            part = {STATE: part.get(STATE, np.empty(0))}  # the sum is open here
         some = up_to(count)
         size = (
             sum(int(np.prod(shape)) for *_, shape in self.record.term.like)
@@ -240,7 +294,7 @@ class Verified:
                 STATEMENTS: signatures,
             },
             UNMASK: {SIGNERS: clients, CONSENT: consents, STATEMENTS: signatures},
-            OPEN: {STATE: hashed, **(terms if request.round else {})},
+            OPEN: {STATE: hashed, **(terms if request.round and not self.record.next else {})},
             PROPOSE: {STATE: hashed} if part else {},
             CERTIFY: {SIGNERS: clients, CONSENT: signatures},
             CLOSE: (closing := {SIGNERS: clients, CONSENT: signatures, BEFORE: hashed}),
@@ -383,8 +437,10 @@ class Verified:
         groups, numbers = reply
         part = groups.get(SECAGG, {})
         text: Statement | Listing
-        if request.phase in (PUBLISH, DEAL, DESCRIBE):
+        if request.phase == DESCRIBE:
             return reply
+        if request.phase in (PUBLISH, DEAL):
+            return self._stored(request, reply)
         if request.phase in (AGREE, UNMASK):
             assert self.record.term
             text = self._listing(self.record.term)
@@ -401,10 +457,17 @@ class Verified:
             order = np.argsort(state[CLIENTS])
             self.record.keys = [keys.tobytes().hex() for keys in state[KEYS][order]]
             text = Statement(self._position(self.record.term), held, own)
-        self._write()
         if request.phase == UNMASK:
-            return reply
-        return {**groups, SECAGG: {**part, **self._signature(text)}}, numbers
+            return self._stored(request, reply)
+        signed = {**groups, SECAGG: {**part, **self._signature(text)}}
+        return self._stored(request, (signed, numbers))
+
+    def _stored(self, request: Request, reply: ReplyContent) -> ReplyContent:
+        """Store a reply; the record, which is written with the client's state, has it then."""
+        place = request.round, request.phase, request.exchange
+        self.folder.write_reply(place, reply[0], dict(numbers_record(reply[1])))
+        self.record.kept[_place(request)] = request.digest()
+        return reply
 
     def _signature(self, text: Any) -> Arrays:
         return self.client.keyring.sign(SUBJECTS[type(text)], text.content)
@@ -418,13 +481,13 @@ class Verified:
         """
         part, phase = self._part(request), request.phase
         found: dict[str, Arrays] = {}
-        if phase == OPEN and request.round:
+        if phase == OPEN and request.round and not self.record.next:
             self._open(request, part)
         if phase == CLOSE:
             self._close(request, part, request.round)
         else:
             found = self._proposed(request, part)
-        self._write()
+            self._write()
         return found, {}
 
     def _open(self, request: Request, part: Arrays) -> None:
@@ -509,8 +572,10 @@ class Verified:
     def _close(self, request: Request, part: Arrays, server_round: int) -> None:
         """Adopt a state that t members certified."""
         record, before = self.record, part[BEFORE].tobytes()
-        if server_round <= record.round:
+        if server_round < record.round:
             raise Refusal(f"round {server_round} is certified here already")
+        if server_round == record.round:
+            return
         if state := request.groups.get(PROPOSAL, {}):
             name = digest(state).hex()
         else:
@@ -523,7 +588,9 @@ class Verified:
         if name != record.next:
             self._keep(server_round, state)
         self._states = {server_round: state}
-        self.record = Record(after(certificate).hex(), server_round)
+        self.record = Record(after(certificate).hex(), server_round, writes=record.writes)
+        self._write()
+        self.folder.forget_replies()
 
     def _end(self, server_round: int, before: bytes = b"") -> Position:
         return Position(
@@ -552,6 +619,10 @@ def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arra
             if known["round"] > 0:
                 return found
     return found
+
+
+def _place(request: Request) -> str:
+    return f"{request.phase} {request.exchange}"
 
 
 def _below(arrays: Arrays, prefix: str) -> Arrays:

@@ -418,7 +418,11 @@ class Loop:
             drawn=tuple(cohort),
             scores_due=scored and self._scores_sent,
             checkpoint_due=bool(every := self.cfg.checkpoint_every)
-            and (server_round % every == 0 or server_round == self.cfg.rounds),
+            and (
+                server_round % every == 0
+                or server_round == self.cfg.rounds
+                or self.server.counting.protection.verified  # nodes repeat one round
+            ),
         )
         self._next_round(coming)
         self._silent = before.silent & set(cohort) - back.keys() - self._filed.missing

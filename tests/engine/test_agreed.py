@@ -127,6 +127,7 @@ def test_a_cut_month_and_one_without_a_bank_end_with_models(noised, tmp_path):
 
 
 def test_every_node_computes_the_rounds(tmp_path):
+    """The server and a node die in round 2, which members repeat."""
     words = [
         *WORDS,
         "privacy.coordinator=verified",
@@ -135,10 +136,16 @@ def test_every_node_computes_the_rounds(tmp_path):
         "evaluation.select=last",
     ]
     fleet, agreement = agreed_fleet(tmp_path, 3, words)
+    march = tmp_path / "march"
     with running(fleet, agreement):
-        fleet.wait(begin_month(fleet, agreement, tmp_path / "march"))
-    done = finished(tmp_path / "march")
-    assert done.summary["failures"] == {}
+        process = begin_month(fleet, agreement, march)
+        wait_for((march / "checkpoint.safetensors").is_file, "a checkpoint")
+        psutil.Process(fleet.process_id("flwr-serverapp")).kill()
+        assert process.wait(PATIENCE)
+        fleet.kill("node_1")
+        fleet.start_node(1, agreement=str(agreement))
+        done = fleet.run(march, f"resume={march}")
+    assert (len(done.rounds), done.summary["failures"]) == (2, {})
     files = sorted(tmp_path.rglob("verified_000002.safetensors"))
     assert len(files) == 3
     for file in files:

@@ -14,17 +14,22 @@ import pytest
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import compose, to_json
+from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.node import beginning as node_beginning
+from fedgraph_flwr.node import respond
 from fedgraph_flwr.node import verified as node_verified
 from fedgraph_flwr.partition import resolved
+from fedgraph_flwr.party.use.predict import load_node
 from fedgraph_flwr.secure import beginning as secure_beginning
 from fedgraph_flwr.secure import noise, policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
+from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
 from fedgraph_flwr.strategies.replica import Replica
@@ -33,7 +38,8 @@ from tests.conftest import client_graph
 from tests.nodes import agreed, party_nodes
 from tests.safety.coordinator import Coordinator, Refused, keys_of
 from tests.safety.schedules import KINDS, Broken, Player, watched
-from tests.safety.verified_schedules import VerifiedPlayer, record_of, rounded
+from tests.safety.test_honest_months import Killed, later
+from tests.safety.verified_schedules import VerifiedPlayer, flat_names, record_of, rounded
 from tests.support import assert_same_arrays
 
 WORDS = [
@@ -41,6 +47,7 @@ WORDS = [
     *("strategy.weighting=uniform", "evaluation.select=last", "train.local_steps=2"),
 ]
 VERIFIED = ["privacy.coordinator=verified", "privacy.max_update=1e6"]
+NOISED = ["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg_bits=20"]
 
 
 # --- the same bits ----------------------------------------------------------------------------------------------------
@@ -141,13 +148,31 @@ def test_nodes_compute_the_bits_of_other_tasks(members, tmp_path, task):
 
 
 @pytest.mark.slow
+def test_linked_files_run_and_a_node_predicts_with_the_certified_model(members, tmp_path):
+    """Books score with such a node's model, too; the files of two links do not fit."""
+    files = sorted((tmp_path / "graphs").glob("*.safetensors"))
+    for path in files:
+        graph = ClientGraph.load(path)
+        graph.linking = {"link": "ab12cd34ef56"}
+        graph.save(path)
+    done = members("verified", *VERIFIED)
+    assert done.summary["failures"] == {}
+    for client in range(3):
+        own = load_node(tmp_path / "state" / f"state_{client}")
+        assert_same_arrays({name: own.tensors[name].numpy() for name in done.arrays}, done.arrays)
+    graph.linking = {"link": "000000000001"}
+    graph.save(files[-1])
+    with pytest.raises(FedGraphError, match="one has the file of another link run"):
+        members("another", *VERIFIED)
+
+
+@pytest.mark.slow
 def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(members, monkeypatch, tmp_path):
     """The draws are alike in both runs; a node books each round once, and refuses one above its bound."""
     monkeypatch.setattr(noise, "source", lambda: noise.SecureNoise(b"k" * 32))
-    words = ["privacy.dp=distributed", "privacy.noise_multiplier=1", "privacy.secagg_bits=20"]
     runs = []
     for name, more in (("curious", []), ("verified", VERIFIED)):
-        runs.append(done := members(name, *words, *more, epsilon=50.0))
+        runs.append(done := members(name, *NOISED, *more, epsilon=50.0))
         assert done.summary["failures"] == {}
         ledger = json.loads((tmp_path / "state" / "state_0" / f"privacy_{name}.json").read_text())
         assert [entry["releases"] for entry in ledger.values()] == [2]
@@ -156,7 +181,7 @@ def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(member
     spent = runs[1].summary["privacy"]["epsilon"]
     assert spent == runs[0].summary["privacy"]["epsilon"] > 0
     with pytest.raises(RunFailed, match="max_epsilon"):
-        members("bounded", *words, *VERIFIED, epsilon=0.9 * spent)
+        members("bounded", *NOISED, *VERIFIED, epsilon=0.9 * spent)
 
 
 @pytest.mark.slow
@@ -171,6 +196,69 @@ def test_a_run_continues_with_the_last_certified_model(members):
     third = members("verified", *VERIFIED, f"init={other.out}", number=3, start="continues")
     usual = members("curious", f"init={done[0].out}", number=3, start="continues")
     assert_same_arrays(third.arrays, usual.arrays)
+
+
+KILLS = (
+    *((phase, 2, "write_reply") for phase in (secagg.PUBLISH, TRAIN)),
+    *((phase, 2, "write_last") for phase in (secagg.DEAL, TRAIN, secagg.UNMASK)),
+    *((phase, 2, "reply") for phase in (secagg.PUBLISH, secagg.DEAL, TRAIN, secagg.AGREE, secagg.UNMASK)),
+    *((OPEN, 2, place) for place in ("write_state", "write_record", "reply")),
+    (secagg.PUBLISH, 3, "write_record"),
+    *((phase, 3, "reply") for phase in (secagg.PUBLISH, TRAIN, OPEN, CLOSE)),
+)
+"""Where member 1 and the server die: in a phase and a round, after what the node writes last."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ditto", "noise"])
+def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monkeypatch, tmp_path, method):
+    """Members repeat each reply of the round, so that all terms and shares are those of one sum."""
+    monkeypatch.setattr(noise, "source", lambda: noise.SecureNoise(b"k" * 32))
+    words = METHODS["ditto"] if method == "ditto" else NOISED
+    values = {} if method == "ditto" else {"epsilon": 50.0}
+    whole = members("whole", "rounds=3", *words, *VERIFIED, **values)
+    base, now = respond.respond, {}
+
+    def killed(place):
+        if now.get("at") == (*now["kill"][:2], 1) and place == now["kill"][2]:
+            del now["at"]
+            raise Killed
+
+    def responding(message, context):
+        config = message.content["config"]
+        now["at"] = config["phase"], config["round"], message.metadata.dst_node_id - 1
+        reply = base(message, context)
+        killed("reply")
+        return reply
+
+    def writing(name):
+        own = getattr(StateFolder, name)
+
+        def write(self, *given):
+            own(self, *given)
+            if name != "write_record" or given[0] == "verified":
+                killed(name)
+
+        return write
+
+    monkeypatch.setattr(respond, "respond", responding)
+    for name in ("write_reply", "write_last", "write_state", "write_record"):
+        monkeypatch.setattr(StateFolder, name, writing(name))
+    now["kill"] = KILLS[0]
+    with pytest.raises(Killed):
+        members("cut", "rounds=3", f"out={tmp_path / 'cut'}", *words, *VERIFIED, **values)
+    for now["kill"] in KILLS[1:]:
+        with pytest.raises(Killed):
+            later("resume", tmp_path / "cut")
+    now["kill"] = ("", 0, "")
+    done = later("resume", tmp_path / "cut")
+    assert done.summary["failures"] == {}
+    assert_same_arrays(done.arrays, whole.arrays)
+    for client in range(3):
+        assert not list((tmp_path / "state" / f"state_{client}").rglob("reply_*"))
+        if values:
+            ledger = json.loads((tmp_path / "state" / f"state_{client}" / "privacy_cut.json").read_text())
+            assert sum(entry["releases"] for entry in ledger.values()) == 3
 
 
 @pytest.mark.slow
@@ -237,7 +325,7 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
 
 @pytest.mark.slow
 def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monkeypatch):
-    """It adds n (θ* − θ): in a curious run that is the next model."""
+    """It adds n (θ* − θ) and pushes one way: in a curious run the first round has that model."""
     own = GraphClient.get_parameters
     chosen = np.float32(3.0)
 
@@ -246,16 +334,17 @@ def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monke
         return [3 * (chosen - array) + array for array in found] if self.graph.client == 0 else found
 
     monkeypatch.setattr(GraphClient, "get_parameters", replaces)
-    free, bound = (
-        members("curious", "rounds=1"),
-        members("verified", "rounds=1", *VERIFIED[:1], "privacy.max_update=0.25"),
-    )
+    free = members("curious", "rounds=1")
+    bound = [members(f"of_{n}", f"rounds={n}", *VERIFIED[:1], "privacy.max_update=0.25") for n in (1, 3)]
     reached = np.median([np.median(array) for array in free.arrays.values()])
     assert reached > 2.5, "nearly the chosen 3"
     monkeypatch.setattr(GraphClient, "get_parameters", own)
     start = members("start", "rounds=1", "train.lr=1e-9", *VERIFIED)
-    moved = np.sqrt(sum(((bound.arrays[n] - a).astype(float) ** 2).sum() for n, a in start.arrays.items()))
-    assert 0.24 < moved <= 0.25
+    moved = [
+        np.sqrt(sum(((done.arrays[n] - a).astype(float) ** 2).sum() for n, a in start.arrays.items())) for done in bound
+    ]
+    assert 0.24 < moved[0] <= 0.25
+    assert 0.74 < moved[1] <= 0.75
 
 
 # --- refused by name --------------------------------------------------------------------------------------------------
@@ -442,14 +531,41 @@ def test_a_model_is_stored_under_its_own_round(player, run_models):
 
 
 def test_an_earlier_checkpoint_of_private_state(player):
-    """A refused request restores nothing: private parameters would go back to a round of the coordinator's choice."""
+    """A resumption restores nothing: private parameters would go back to a round of the coordinator's choice."""
     player, run = player
     assert not isinstance(run.ask(0, "describe", 1, checkpoint=True, run="a"), str)
     (state,) = (run.owner.folder / "state_0").rglob("last.safetensors")
     before = state.read_bytes()
-    answer = player._run(1).ask(0, "describe", 1, resume=1, run="a")  # another of Flower's runs
+    for after, reason in ((0, "the last round that members certified here is 1"), (3, "certified here is 1")):
+        assert reason in player._run(1).ask(0, "describe", 0, resume=after, run="a")
+    assert not isinstance(player._run(1).ask(0, "describe", 1, resume=1, run="a"), str)
     assert state.read_bytes() == before
-    assert "cannot be taken up again" in answer
+    assert not list(state.parent.glob("round_*"))
+
+
+def test_a_resumed_run_gets_the_same_replies_and_no_others(player):
+    """Terms are masked once: another run of Flower gets the same bytes, for the same model only."""
+    player, run = player
+    model = player._model(run)
+    sent = player.agree(run, player.terms(run, 2, model), 2)
+    again = player._run(1)
+    for client in player.members:
+        assert not isinstance(again.ask(client, "describe", 1, resume=1, run="a"), str)
+    other = {name: array + np.float32(1e-3) for name, array in model.items()}
+    for _, (client, phase, *_, groups, _) in [one for one in player.sent if one[0] is run]:
+        if phase == TRAIN and digest(groups[MODEL]) == digest(model):
+            refused(again, client, TRAIN, 2, {**groups, MODEL: other}, "signed its term of another request")
+    third = player._run(1)
+    for client in player.members:
+        assert not isinstance(third.ask(client, "describe", 1, resume=1, run="a"), str)
+    refused(run, 0, secagg.PUBLISH, 2, None, "this one is over")
+    replies = player.agree(third, player.terms(third, 2, model), 2)
+    for before, after in zip(sent, replies, strict=True):
+        for client in player.members:
+            assert digest(flat_names(before[client])) == digest(flat_names(after[client]))
+    player.open(third, replies, 2)
+    player.certify(third, 2)
+    assert [record_of(third, c)["round"] for c in range(4)] == [2] * 4
 
 
 def test_a_node_whose_record_is_gone_signs_nothing(player, uncounted):
@@ -516,9 +632,9 @@ def test_half_opened_sums(player, uncounted):
     terms, shares = player.agree(run, player.terms(run, 2, model), 2)
     assert len(shares) == 4
     refused(run, 0, PROPOSE, 2, None, "the last round that members certified here is 1")
-    with pytest.raises(Refused):
-        player.agree(run, player.terms(run, 2, model), 2)
-    assert [text for text in player.refusals if "signed its term at this place already" in text], player.refusals
+    refused(run, 0, secagg.PUBLISH, 2, None, "keys of sum 2")
+    other = {name: array + np.float32(1e-3) for name, array in model.items()}
+    refused(run, 0, TRAIN, 2, {MODEL: other}, "signed its term of another request at this place already", exchange=0)
     signed = copy.deepcopy(terms)
     for reply in signed.values():
         reply[MODEL] = {name: array.view(np.int64) for name, array in reply[MODEL].items()}

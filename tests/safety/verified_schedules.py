@@ -1,32 +1,37 @@
 """Schedules of a coordinator of verified runs, and what must hold at members after each message."""
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.secure import secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
 from fedgraph_flwr.secure.masked import digest, flat
 from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
-from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays
+from fedgraph_flwr.wire.messages import DESCRIBE, MODEL, TRAIN, Arrays
 from tests.safety.coordinator import Groups, Refused, Run, keys_of
-from tests.safety.schedules import Message, Player, required
+from tests.safety.schedules import TERMS, Message, Player, required
 
 PREFIX = "arrays/"
 
 
 def record_of(run: Run, client: int) -> dict[str, Any]:
-    """What a node keeps of a run; empty: nothing yet."""
+    """What a node keeps of a run: the later of two copies; empty: nothing yet."""
     state = run.owner.folder / f"state_{client}"
     name = "-".join(run.cfg.agreement.split("/"))[32:]
     file = state / f"fedavg-{name}" / f"client_{client:04d}" / "verified.json"
     if not file.is_file():
         return {}
     values = json.loads(file.read_text())["verified"]
+    if (last := file.with_name("last.safetensors")).is_file():
+        later = read_header(last)[1].get("record", {})
+        values = later if later.get("writes", 0) > values["writes"] else values
     if values["round"] < 0:
         return values
     with safe_open(file.with_name(f"verified_{values['round']:06d}.safetensors"), "np") as found:
@@ -68,6 +73,17 @@ class VerifiedPlayer(Player):
             self._newest(client)
         self.rate = usual
         return last
+
+    def _resume(self, number: int, rounds: list[int]) -> None:
+        """Resume after a round of the coordinator's choice, and request the next one from members again."""
+        again, known = self._run(number), [record_of(self.runs[-1], c).get("round", -1) for c in self.members]
+        done = self.random.choice([max(known), max(known), min(known), *rounds])
+        for client in self.members:
+            place = {"resume": done, "run": f"run{number}"}
+            self._deliver(again, (client, DESCRIBE, self.random.choice([0, done]), None, place))
+        if self.state:
+            with suppress(Refused):
+                self._round(again, done + 1, {})
 
     def _begin(self, run: Run) -> None:
         super()._begin(run)
@@ -207,6 +223,10 @@ class VerifiedPlayer(Player):
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
+    def _check_term(self, client: int, number: int, message: Message, reply: Groups) -> None:
+        if client in TERMS:  # else the reply is a stored one, the same as before
+            super()._check_term(client, number, message, reply)
+
     def _check(self, run: Run, message: Message, reply: Groups) -> None:
         super()._check(run, message, reply)
         client, phase, server_round, groups, _ = message
@@ -220,12 +240,19 @@ class VerifiedPlayer(Player):
             self.facts.only("two lists at one position", term["listed"], *place)
         if record["signed"]:
             self.facts.only("two certificates at one position", record["signed"], *place)
+        if phase in (*secagg.STEPS, TRAIN):
+            self.facts.only("two replies at one place", digest(flat_names(reply)), client, number, phase, server_round)
         if record["round"] >= 0:
             self.facts.only("two states of a round", digest(record["state"]), number, record["round"])
         if phase == TRAIN:
             own = {PREFIX + name: array for name, array in (groups or {})[MODEL].items()}
             required(record["round"] == server_round - 1, "training ahead of a certificate", place, server_round)
             required(digest(own) == digest(record["state"]), "training on another model", place, server_round)
+
+
+def flat_names(groups: Groups) -> Arrays:
+    """All arrays of groups."""
+    return {f"{group}/{name}": array for group, arrays in groups.items() for name, array in arrays.items()}
 
 
 def rounded(state: Arrays) -> Arrays:

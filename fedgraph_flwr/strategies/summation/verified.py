@@ -7,6 +7,7 @@ server computes, whose operator wants the model.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from logging import INFO, WARNING
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.secure import verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
@@ -43,7 +44,7 @@ from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like, up_to
-from fedgraph_flwr.wire.trees import as_arrays, flatten, unflatten
+from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, unflatten
 
 MUCH = 2.0
 """GB of a run's terms at the server of which it warns."""
@@ -161,6 +162,8 @@ class Verified(Masked):
             RunFailed: fewer than t members do.
         """
         server = self.server
+        if server.cfg.resume and not server.server_round:
+            return arrays  # those of the checkpoint follow
         everyone = sorted(server.clients)
         self.state = state_of(server, bounded(server, arrays, server.arrays))
         if not server.server_round:
@@ -229,6 +232,31 @@ class Verified(Masked):
         return Position(
             self.server.cfg.agreement, self.server.server_round, CERTIFY, 0, self.before
         )
+
+    def save(self, ahead: Iterable[int]) -> Tree:
+        """Return the place of the next sum, and the certificate that members may not have yet."""
+        behind = [client for client, groups in self.closing.items() if PROPOSAL in groups]
+        parts = next(iter(self.closing.values()), {SECAGG: {}})[SECAGG]
+        place = {"after": np.frombuffer(self.before, np.uint8).copy()}
+        return {
+            "verified": place
+            | {name: array.copy() for name, array in parts.items()}
+            | {"behind": np.array(behind, np.int64)}
+        }
+
+    def load(self, tree: Tree) -> None:
+        """Restore what `save` returned."""
+        if "verified" not in tree:
+            raise FedGraphError(
+                "the checkpoint is of a version that resumed no verified run: start the next run"
+            )
+        parts = as_arrays(tree["verified"])
+        self.before, behind = parts.pop("after").tobytes(), parts.pop("behind").tolist()
+        state = state_of(self.server, self.server.arrays)
+        for client in sorted(self.server.clients) if parts else ():
+            self.closing[client] = {SECAGG: parts} | (
+                {PROPOSAL: state} if client in behind else {}
+            )
 
     def closed(self) -> None:
         """Let members have the last round's certificate."""
