@@ -153,7 +153,7 @@ class StateFolder:
 
     def write_reply(self, position: Place, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> None:
         """Write the reply to the request of a position, which is the same if it is requested again."""
-        parts, like = dict[str, Tensor](), []
+        parts, like = dict[str, Tensor](), list[list[str]]()
         for group, arrays in groups.items():
             for name, array in arrays.items():
                 parts[str(len(like))] = torch.from_numpy(_integers(array))

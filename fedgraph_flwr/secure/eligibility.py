@@ -7,6 +7,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.schema import FEW_ROWS
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, LateMean, Mean, Public, Relay, Uplink, named, shown, sums
+from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.adaptive import value_multiplier
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
@@ -43,8 +44,12 @@ def not_secure(cfg: RunConfig, uplink: Uplink) -> str:
 
 
 def not_verified(cfg: RunConfig, uplink: Uplink) -> str:
-    """Return what nodes cannot compute for themselves; empty: each round is one mean of models."""
+    """Return what nodes cannot compute for themselves; empty: each round is one mean of models, or also of bounded variates."""
     for phase, group, reducer in shown(uplink):
+        if (phase, group) == (TRAIN, VARIATES) and cfg.strategy.variates in ("scaffold", "feddc"):
+            if cfg.train.plain_sgd and not cfg.train.local_epochs:
+                continue
+            return "needs plain SGD (train.optimizer=sgd) without train.local_epochs, where privacy.max_update bounds variates"
         if (
             (phase, group) != (TRAIN, MODEL)
             or getattr(reducer, "origin", "") != ARRAYS

@@ -19,7 +19,12 @@ from fedgraph_flwr.strategies.replay import (
 )
 from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.strategies.schemas import Schemas
-from fedgraph_flwr.strategies.summation.verified import Verified, bounded, state_of, take_state
+from fedgraph_flwr.strategies.summation.verified import (
+    Verified,
+    next_state,
+    state_of,
+    take_state,
+)
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, Reply, from_record
 
 
@@ -101,9 +106,8 @@ class Replica:
         means = summed.values(total, self.members)
         start = strategy.arrays
         opened = Opened(phase, Reduced([Reply(c) for c in members], means), members)
-        return state_of(
-            strategy,
-            bounded(strategy, replayed_round(strategy, server_round, members, [opened]), start),
+        return next_state(
+            strategy, replayed_round(strategy, server_round, members, [opened]), start
         )
 
     def _at(self, state: Arrays, server_round: int) -> Any:

@@ -14,13 +14,15 @@ import pytest
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import compose, to_json
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.graph import ClientGraph, read_tensors
 from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
+from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import respond
 from fedgraph_flwr.node import verified as node_verified
@@ -84,6 +86,8 @@ METHODS = {
     "fedavgm": ["strategy=fedavgm"],
     "fednova": ["strategy=fednova", "train.optimizer=sgd"],
     "feddyn": ["strategy=feddyn"],
+    "scaffold": ["strategy=scaffold", "train.optimizer=sgd"],
+    "feddc": ["strategy=feddc", "train.optimizer=sgd"],
     "ditto": ["strategy=ditto"],
     "fedper": ["strategy=fedper"],
 }
@@ -347,10 +351,35 @@ def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monke
     assert 0.74 < moved[1] <= 0.75
 
 
+@pytest.mark.slow
+def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(members, monkeypatch, tmp_path):
+    """It sends a change of 1000 for each number; steps * lr * |c| is the way that the local steps go because of c."""
+    own = Scaffold.send
+
+    def send(self, client):
+        found = own(self, client)
+        if client.graph.client == 0:
+            found[VARIATES] = {name: np.full_like(array, 1e3) for name, array in found[VARIATES].items()}
+        return found
+
+    monkeypatch.setattr(Scaffold, "send", send)
+    done = members("verified", *METHODS["scaffold"], *VERIFIED[:1], "privacy.max_update=0.25", "train.lr=0.05")
+    assert done.summary["failures"] == {}
+    files = list((tmp_path / "state").rglob("verified_00000[12].safetensors"))
+    assert len(files) == 6
+    for file in files:
+        state, values = read_tensors(file)
+        variates = [
+            array.numpy().view(values["types"][path]).astype(float) for path, array in state.items() if VARIATES in path
+        ]
+        assert variates
+        assert 0.249 < 2 * 0.05 * np.sqrt(sum((array**2).sum() for array in variates)) <= 0.25
+
+
 # --- refused by name --------------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "scaffold": (["strategy=scaffold", "train.optimizer=sgd"], "needs .*variates"),
+    "scaffold with Adam": (["strategy=scaffold"], "scaffold needs plain SGD .* bounds variates"),
     "moon's personal models": (["strategy=fedstruct"], "fedstruct needs"),
     "boosting": (["strategy=boosting", "strategy.mode=histogram"], "boosting needs"),
     "fedomd": (["strategy=fedomd", "strategy.cmd_range=unit"], "fedomd needs"),

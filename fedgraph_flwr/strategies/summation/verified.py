@@ -18,6 +18,7 @@ import torch
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
+from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure import verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.secure.masked import digest, flat
@@ -42,7 +43,7 @@ from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.masked import Masked
-from fedgraph_flwr.wire.messages import Arrays, Reply
+from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
 from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like, up_to
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, unflatten
 
@@ -146,12 +147,9 @@ class Verified(Masked):
         }
 
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
-        """Return the mean of the models, within ``max_update``; there are no other sums."""
+        """Return the mean of the models, within ``max_update``, and of changes of variates."""
         found = super().values(opened, survivors)
-        return {
-            group: bounded(self.server, arrays, self.server.arrays)
-            for group, arrays in found.items()
-        }
+        return found | {MODEL: bounded(self.server, found[MODEL], self.server.arrays)}
 
     # --- the state after a round ------------------------------------------------------------------
 
@@ -165,7 +163,7 @@ class Verified(Masked):
         if server.cfg.resume and not server.server_round:
             return arrays  # those of the checkpoint follow
         everyone = sorted(server.clients)
-        self.state = state_of(server, bounded(server, arrays, server.arrays))
+        self.state = next_state(server, arrays, server.arrays)
         if not server.server_round:
             self._announce(sum(array.size for array in arrays.values()))
         part = {STATE: np.frombuffer(digest(self.state), np.uint8), **self.delivered}
@@ -236,7 +234,7 @@ class Verified(Masked):
     def save(self, ahead: Iterable[int]) -> Tree:
         """Return the place of the next sum, and the certificate that members may not have yet."""
         behind = [client for client, groups in self.closing.items() if PROPOSAL in groups]
-        parts = next(iter(self.closing.values()), {SECAGG: {}})[SECAGG]
+        parts: Arrays = next(iter(self.closing.values()), {SECAGG: {}})[SECAGG]
         place = {"after": np.frombuffer(self.before, np.uint8).copy()}
         return {
             "verified": place
@@ -280,6 +278,20 @@ class Verified(Masked):
 def bounded(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays:
     """Return parameters within ``max_update`` of those that a round began with."""
     return verified.bounded(arrays, start, strategy.cfg.privacy.max_update)
+
+
+def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays:
+    """Return the state after a step to these parameters, which is scaled to ``max_update``.
+
+    The variate c of SCAFFOLD and FedDC is scaled so that it moves a round's local steps by as much.
+    """
+    if control := strategy.memory.get(VARIATES):
+        train = strategy.cfg.train
+        steps = max(train.steps_of(client) for client in strategy.clients)
+        most = strategy.cfg.privacy.max_update / (steps * train.lr)
+        zero = {name: np.zeros_like(array) for name, array in control.items()}
+        strategy.memory[VARIATES] = verified.bounded(control, zero, most)
+    return state_of(strategy, bounded(strategy, arrays, start))
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
