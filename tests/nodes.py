@@ -12,11 +12,13 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto, recorddict_from_proto, recorddict_to_proto
 
-from fedgraph_flwr.config import RunConfig, compose, to_json
+from fedgraph_flwr.config import RunConfig, compose, configuration, to_json
 from fedgraph_flwr.engine.grid import get_reply
 from fedgraph_flwr.engine.inline import InlineGrid, run_identity
 from fedgraph_flwr.fleet.agreements import Agreement, key_text, read, signed_part, write
 from fedgraph_flwr.fleet.keys import check_key
+from fedgraph_flwr.launch.prepare import with_folder
+from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node import respond
 from fedgraph_flwr.node.node import Node as PartyNode
@@ -25,7 +27,7 @@ from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.secure.policy import Policy
 from fedgraph_flwr.wire.messages import PROTOCOL, pack
 from tests.conftest import client_graph
-from tests.support import call_fresh
+from tests.support import Finished, call_fresh
 
 
 class Node:
@@ -186,3 +188,13 @@ def binning(model, width, features):
     planted[bias] -= torch.distributions.Normal(0.4, 1.3).icdf(share).numpy()
     planted[second] += np.array([1, -0.5, -0.5]) * 1e-6
     return planted, first, bias
+
+
+class Killed(BaseException):
+    """A process ends."""
+
+
+def later(key: str, out: Path) -> Finished:
+    """A run that reads an earlier one, as a command line starts it."""
+    cfg = with_folder(configuration([f"{key}={out}"]))
+    return Finished(cfg, run_inline(cfg))

@@ -401,7 +401,7 @@ def _waits(absent: str, secure: bool, noised: bool) -> Iterator[str]:
     if absent == agreements.ALLOWED:
         yield "a member that is down is left out of a round; each month ends with a model"
     elif secure and not noised:
-        yield "a lost member is waited for (strategy.timeout); then the run ends with its last model, and the next run starts"
+        yield "a lost member is waited for (strategy.timeout); then the run ends: resume it, or start the next"
     else:
         yield "a run needs all members at its start"
 

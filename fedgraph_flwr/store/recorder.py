@@ -94,7 +94,12 @@ class Recorder:
         if self.folder:
             if not self.restored:
                 clear(self.folder)
-            write_bytes(self.folder / CONFIG, to_yaml(cfg, DATA if cfg.on_fleet else ()).encode())
+            write_bytes(
+                self.folder / CONFIG,
+                to_yaml(
+                    cfg, DATA if cfg.on_fleet and not cfg.agreement else ()
+                ).encode(),  # else members signed it
+            )
 
     # --- called by the strategy, in the order of a run --------------------------------------------
 

@@ -130,6 +130,7 @@ def test_every_node_computes_the_rounds(tmp_path):
     """The server and a node die in round 2, which members repeat."""
     words = [
         *WORDS,
+        "dataset=csbm",
         "privacy.coordinator=verified",
         "privacy.max_update=5",
         "privacy.scores=none",

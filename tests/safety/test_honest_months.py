@@ -10,21 +10,19 @@ from flwr.common.constant import ErrorCode
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.cli.agree import _scored
-from fedgraph_flwr.config import compose, configuration
+from fedgraph_flwr.config import compose
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet.agreements import DIFFERENCE, Refused
 from fedgraph_flwr.fleet.keys import make_node
-from fedgraph_flwr.launch.prepare import with_folder
-from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.secure.audit import released
 from fedgraph_flwr.secure.distributed import DistributedNoise
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.summation.masked import Masked
 from tests.conftest import client_graph
-from tests.nodes import agreed, party_nodes
+from tests.nodes import Killed, agreed, later, party_nodes
 from tests.secure.rounds import SECURE
-from tests.support import Finished, assert_same_arrays
+from tests.support import assert_same_arrays
 
 MONTHS = 6
 START = (40, 56, 48)
@@ -120,10 +118,6 @@ def test_agreed_months_count_members_alike_and_need_no_pinned_folder(run, months
             run(*words_of, f"graph={graphs}")
 
 
-class Killed(BaseException):
-    """The server's process ends."""
-
-
 @pytest.mark.parametrize(
     ("every", "method"),
     [
@@ -169,12 +163,6 @@ def test_a_cut_run_resumes_with_its_seed(run, months, tmp_path, monkeypatch, eve
     whole = run(*given)
     assert resumed.summary["seed"] == whole.summary["seed"] != 0
     assert_same_arrays(resumed.arrays, whole.arrays)
-
-
-def later(key, out):
-    """A run that reads an earlier one, as a command line starts it."""
-    cfg = with_folder(configuration([f"{key}={out}"]))
-    return Finished(cfg, run_inline(cfg))
 
 
 NOISED = [

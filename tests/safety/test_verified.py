@@ -37,10 +37,9 @@ from fedgraph_flwr.strategies import beginning
 from fedgraph_flwr.strategies.replica import Replica
 from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN
 from tests.conftest import client_graph
-from tests.nodes import agreed, party_nodes
+from tests.nodes import Killed, agreed, later, party_nodes
 from tests.safety.coordinator import Coordinator, Refused, keys_of
 from tests.safety.schedules import KINDS, Broken, Player, watched
-from tests.safety.test_honest_months import Killed, later
 from tests.safety.verified_schedules import VerifiedPlayer, flat_names, record_of, rounded
 from tests.support import assert_same_arrays
 
