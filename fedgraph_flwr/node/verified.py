@@ -608,7 +608,7 @@ def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arra
     records = remembered(Path(node.root))
     found = list[Arrays]()
     for version in (current, agreement.values["continues"]):
-        runs = sorted(map(int, records.get(version, {}).get("runs", ())), reverse=True)
+        runs = sorted(map(int, records.get(version, {}).get("starts", ())), reverse=True)
         for k in runs if version != current else [k for k in runs if k < int(number)]:
             names = f"{version[32:]}-{k}", client.cfg.strategy.name, client.graph.client
             folder = StateFolder(node.root, *names)

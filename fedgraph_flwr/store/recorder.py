@@ -94,12 +94,8 @@ class Recorder:
         if self.folder:
             if not self.restored:
                 clear(self.folder)
-            write_bytes(
-                self.folder / CONFIG,
-                to_yaml(
-                    cfg, DATA if cfg.on_fleet and not cfg.agreement else ()
-                ).encode(),  # else members signed it
-            )
+            unknown = DATA if cfg.on_fleet and not cfg.agreement else ()  # members signed theirs
+            write_bytes(self.folder / CONFIG, to_yaml(cfg, unknown).encode())
 
     # --- called by the strategy, in the order of a run --------------------------------------------
 
