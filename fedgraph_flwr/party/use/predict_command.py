@@ -426,7 +426,9 @@ def _with_options(predictor: Any, args: argparse.Namespace) -> Any:
     if args.graph and spec.schema is None:
         spec = spec.as_imported(args.graph)
     spec = replace(spec, scaled=args.scaled)
-    return replace(predictor, input_spec=spec)
+    return (
+        predictor if spec == predictor.input_spec else replace(predictor, input_spec=spec)
+    )  # which reads its file again
 
 
 def _by_role(nodes: Mapping[str, Any], edges: Mapping[Any, Any], spec: Any) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 import fedgraph_flwr as fg
+from fedgraph_flwr import partition
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.graph import ClientGraph
@@ -350,6 +351,14 @@ def test_the_pinned_model_scores_and_another_one_in_its_place_is_refused(desk, t
     (book / "book.yaml").write_text(text.replace(digest, "0" * 16))
     assert main(["predict", "--book", str(book)]) == 2
     assert "is not the model that" in capsys.readouterr().err
+
+
+@of_hours
+def test_the_models_file_is_read_once(desk, tmp_path, monkeypatch):
+    book, reads, load = filled(desk, tmp_path, first=desk[3]), [], partition.load_client
+    monkeypatch.setattr(partition, "load_client", lambda *args: reads.append(args) or load(*args))
+    of_day(desk, tmp_path, book, 0)
+    assert len(reads) == 1
 
 
 @of_hours
