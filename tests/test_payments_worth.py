@@ -1,11 +1,12 @@
 """The table of `benchmarks.payments_worth` says what its rows say."""
 
+import itertools
 import re
 
 import numpy as np
 from scipy import stats
 
-from benchmarks import consortium_columns, dates_and_hours
+from benchmarks import consortium_columns, dates_and_hours, histogram_cells
 from benchmarks import payments_worth as worth
 
 ROOT = worth.RESULTS.parents[1]
@@ -15,6 +16,20 @@ def test_the_stored_table_and_the_page_say_what_the_rows_say():
     rows = worth.stored(worth.RESULTS / "payments_worth.csv")
     assert (worth.RESULTS / "payments_worth.md").read_text() == worth.table(rows)
     assert worth.means(rows) in worth.PAGE.read_text()
+
+
+def test_the_page_of_trees_says_what_cells_cost():
+    rows = histogram_cells.stored()
+    page = (ROOT / "docs" / "trees.md").read_text().replace("\n ", "")
+    for data, bins in itertools.product(histogram_cells.DATA, (histogram_cells.GROUPS, histogram_cells.CELLS)):
+        seeds = sorted(seed for d, b, seed in rows if (d, b) == (data, bins))
+        own, exact = (
+            [100 * float(rows[data, kind, seed]["test"]) for seed in seeds] for kind in (bins, histogram_cells.EXACT)
+        )
+        low, high = stats.ttest_rel(own, exact).confidence_interval(0.95)
+        text = f"{(low + high) / 2:+.1f} ± {(high - low) / 2:.1f}"
+        assert any(f"{data}, {bins}: " in line and text in line for line in histogram_cells.means(rows))
+        assert text.replace("-", "−") in page
 
 
 def test_the_tables_of_dates_and_hours_say_what_their_rows_say():
