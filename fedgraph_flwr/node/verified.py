@@ -237,6 +237,11 @@ class Verified:
             )
         if phase == PUBLISH and CONSENT in part:
             self._close(request, part, request.round - 1)
+        if phase == PUBLISH and request.round != self.record.round + 1:
+            raise Refusal(
+                f"the server requests keys of round {request.round}, and the last round that members certified here is"
+                f" {self.record.round}"
+            )
         if phase in (PUBLISH, DEAL, OPEN, PROPOSE, CERTIFY, CLOSE):
             return
         if self.repeats(request):

@@ -653,6 +653,14 @@ def test_invented_terms_and_statements_of_another_place(player):
     refused(run, 1, secagg.AGREE, 2, player.listing(forged), "no signature of client 3 at this place")
 
 
+def test_keys_are_of_the_round_after_the_last_certificate(player, uncounted):
+    """Keys of a round ahead would be drawn again once its certificate is here."""
+    _, run = player
+    said = "requests keys of round 3, and the last round that members certified here is 1"
+    refused(run, 0, secagg.PUBLISH, 3, None, said)
+    assert not isinstance(run.ask(0, secagg.PUBLISH, 2), str)
+
+
 def test_half_opened_sums(player, uncounted):
     """Shares that the coordinator keeps to itself leave members where they are: they add nothing else at this place."""
     player, run = player
