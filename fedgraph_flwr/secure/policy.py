@@ -440,7 +440,7 @@ def _value(client: Any, key: str) -> Any:
 class Ledger:
     """Record of the requests to a node in a run, so that none is repeated: rounds and a phase's exchanges only increase.
 
-    An agreed run has one record, whatever runs of Flower it takes: each later one repeats the set-up, and resumes.
+    An agreed run has one record, whatever runs of Flower it takes: each later one repeats the set-up, and resumes, unless it ended.
 
     Attributes:
         round: the latest round with a request.
@@ -494,7 +494,7 @@ class Ledger:
             raise Refusal("another run of Flower goes on with this run of the agreement: this one is over")
         if new := attempt not in self.attempts:
             reached = max(self.reached, self.round, 1) if self.begun else self.reached
-            again = {"writes": self.writes, "attempts": [*self.attempts, attempt], "reached": reached}
+            again = {"writes": self.writes, "attempts": [*self.attempts, attempt], "reached": reached, "ended": self.ended}
             again |= {key: value for key, value in self.record().items() if key in ("places", "digests")}
             vars(self).update(vars(Ledger(again)))
         return new

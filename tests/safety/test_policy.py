@@ -168,6 +168,13 @@ def test_a_ledger_survives_as_numbers():
     assert (again.round, again.asked) == (2, {"train": (1, 0), "evaluate": (1, 3)})
 
 
+def test_a_run_that_ended_does_not_resume():
+    """Each failed request shows a bit of the data: another run of Flower does not bring the next one."""
+    ledger = Ledger({"ended": True, "attempts": ["7"], "round": 2})
+    assert ledger.enter("8") and ledger.ended
+    assert Ledger(ledger.record()).ended
+
+
 @pytest.mark.parametrize("config", [{"round": "one"}, {"round": 1.5}, {"exchange": "x"}, {"resume": "x"}])
 def test_a_message_of_wrong_types_is_a_sentence(node, config):
     assert node().request("describe", **config).startswith(f"the server's message has {next(iter(config))}=")
