@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.datasets import KarateClub
 
 import fedgraph_flwr as fg
 from fedgraph_flwr import api
@@ -698,6 +699,7 @@ def test_an_incomplete_typed_graph_is_refused_by_one_sentence(what, message):
         ({"graphs": []}, "got an empty one"),
         ({"graphs": Data()}, "got a Data"),
         ({"graphs": [3]}, "must be a PyG Data or HeteroData, got int"),
+        ({"data": KarateClub()}, r"got KarateClub: pass one of its graphs, such as dataset\[0\]"),
         ({"graphs": [data(), hetero(0)]}, r"graphs\[1\] and graphs\[0\] must both be Data"),
         ({"graphs": [Data(x=torch.ones(3, 1), edge_index=torch.zeros(2, 0, dtype=torch.int64))]}, "no tensor 'y'"),
         ({"graphs": [data(y=torch.full((16,), 5)), data()], "classes": ["a", "b", "c"]}, r"graphs\[0\]: labels must"),

@@ -230,10 +230,11 @@ def is_typed(data: Any) -> bool:
     Raises:
         FedGraphError: it is neither this nor a ``Data``.
     """
-    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data import Data, Dataset, HeteroData
 
     if not isinstance(data, Data | HeteroData):
         named = f"; pass a dataset's name as dataset={data!r}" if isinstance(data, str) else ""
+        named = ": pass one of its graphs, such as dataset[0]" if isinstance(data, Dataset) else named
         raise FedGraphError(f"a graph must be a PyG Data or HeteroData, got {type(data).__name__}{named}")
     return isinstance(data, HeteroData)
 

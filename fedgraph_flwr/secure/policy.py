@@ -494,7 +494,12 @@ class Ledger:
             raise Refusal("another run of Flower goes on with this run of the agreement: this one is over")
         if new := attempt not in self.attempts:
             reached = max(self.reached, self.round, 1) if self.begun else self.reached
-            again = {"writes": self.writes, "attempts": [*self.attempts, attempt], "reached": reached, "ended": self.ended}
+            again = {
+                "writes": self.writes,
+                "attempts": [*self.attempts, attempt],
+                "reached": reached,
+                "ended": self.ended,
+            }
             again |= {key: value for key, value in self.record().items() if key in ("places", "digests")}
             vars(self).update(vars(Ledger(again)))
         return new
