@@ -440,7 +440,7 @@ def _value(client: Any, key: str) -> Any:
 class Ledger:
     """Record of the requests to a node in a run, so that none is repeated: rounds and a phase's exchanges only increase.
 
-    An agreed run has one record, whatever runs of Flower it takes: each later one repeats the set-up, and resumes, unless it ended.
+    An agreed run has one record, whatever runs of Flower it takes: each later one repeats the set-up and resumes unless it ended.
 
     Attributes:
         round: the latest round with a request.
