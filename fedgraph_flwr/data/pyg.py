@@ -128,7 +128,7 @@ def from_data(
     if getattr(data, "y", None) is None and isinstance(getattr(data, "targets", None), Tensor):
         data.y = torch.full((data.num_nodes,), -1)
     check_data(data, where)
-    group = _clients(data, client, where)
+    group, clients = _clients(data, client, where)
     if dropped := sorted({*data.keys()} - _READ - {client}):
         say(f"{where}: ignored: {', '.join(dropped)}")
     made = encode(NODE, data.x, where)
@@ -136,21 +136,23 @@ def from_data(
     data.x = made.x
     graph = Graph.from_pyg(data, num_classes=max(len(names), 1))
     graph.group = group
-    graph.schema = schema_of({NODE: made}, names, scaling, undirected=undirected)
+    graph.schema = schema_of({NODE: made}, names, scaling, undirected=undirected) | (
+        {"clients": clients} if clients else {}
+    )
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & graph.labelled)
     check_graph(graph, where)
     return both_directions(graph) if undirected else graph
 
 
-def _clients(data: Any, name: str, where: str) -> Tensor:
-    """Return each node's client, 0..M-1 in ascending order of the attribute's values, int64 [N]; empty without a name.
+def _clients(data: Any, name: str, where: str) -> tuple[Tensor, list[str]]:
+    """Return each node's client, int64 [N], and the M values of the attribute in ascending order; both are empty without a name.
 
     Raises:
         FedGraphError: the attribute is missing, or is not one integer or text per node.
     """
     if not name:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64), []
     held = data.to_dict().get(name)
     if held is None or name in _READ:
         others = ", ".join(sorted({*data.keys()} - _READ)) or "none"
@@ -163,7 +165,8 @@ def _clients(data: Any, name: str, where: str) -> Tensor:
         raise FedGraphError(f"{where}: '{name}' must be one integer or text per node [{data.num_nodes}], got {found}")
     if values.dtype.kind == "U" and (nameless := np.flatnonzero(np.char.strip(values) == "")).size:
         raise FedGraphError(f"{where}: '{name}' names no client of node {nameless[0]}")
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
+    distinct, inverse = np.unique(values, return_inverse=True)
+    return torch.from_numpy(inverse.astype(np.int64)), [str(value) for value in distinct]
 
 
 def from_list(graphs: Sequence[Any], where: str) -> Graph:

@@ -446,8 +446,15 @@ def input_spec(cfg: RunConfig) -> dict[str, Any]:
 
 
 def parties(cfg: RunConfig) -> list[str]:
-    """Return the names of the parties in the files of the folder ``graph``, by client; empty where a file has none."""
-    paths = files(Path(cfg.graph).expanduser()) if cfg.graph else []
+    """Return the names of clients: the parties in the files of the folder ``graph``, or the values of a column of clients.
+
+    Empty: a file has none, or the partition follows no column.
+    """
+    if not cfg.graph:
+        paths = files(client_files(cfg)) if cfg.partition.name == "planted" else []
+        held = read_header(paths[0])[1].get("schema", {}).get("clients", []) if paths else []
+        return held if len(held) == len(paths) else []
+    paths = files(Path(cfg.graph).expanduser())
     names = [str(read_header(path)[1].get("linking", {}).get("party", "")) for path in paths]
     return names if all(names) else []
 

@@ -154,7 +154,7 @@ def from_tables(
     for kind in tables.nodes:
         roles.check_roles(columns, kind, treatment)
     ids = {kind: Ids.of(table, columns.id, tables.files[kind]) for kind, table in tables.nodes.items()}
-    values, names = _target_nodes(tables, classes, treatment)
+    values, names, clients = _target_nodes(tables, classes, treatment)
     usable = roles.feature_columns(tables.nodes, columns.features, columns.others, tables.files)
     carried = roles.edge_feature_columns(tables.by_name, columns, tables.files, treatment)
     where, of_edges = tables.files[target], carried.get(EDGE, [])
@@ -174,6 +174,7 @@ def from_tables(
         roles=treatment.roles({kind: one.agreed for kind, one in made.items()}, {**usable, EDGE: of_edges}),
         **_agreed_of_edges(tables, found, treatment, undirected),
     )
+    graph.schema |= {"clients": clients} if clients else {}
     labelled = treatment.labelled and bool(columns.label or columns.targets)
     if not single:
         return check_graph(graph, where, labelled)
@@ -350,23 +351,25 @@ def _check_ends(nodes: Nodes, edges: Edges) -> None:
             raise FedGraphError(f"{what}, but node type '{missing[0]}' has no table: pass --nodes TYPE=FILE")
 
 
-def _target_nodes(tables: Tables, classes: Sequence[str], treatment: Treatment) -> tuple[dict[str, Any], list[str]]:
-    """Return labels and masks of the target nodes as fields of a graph, and the class names."""
+def _target_nodes(
+    tables: Tables, classes: Sequence[str], treatment: Treatment
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return labels and masks of the target nodes as fields of a graph, and the names of classes and clients."""
     table, columns, where = tables.nodes[tables.target], tables.columns, tables.files[tables.target]
     agreed = treatment.schema.classes if treatment.schema else None
     y, names = torch.full((len(table),), -1), list(agreed_classes(classes, agreed, treatment))
     if columns.label:
         y, names = label_codes(table, columns.label, where, names, treatment)
-    fields: dict[str, Any] = {"y": y}
+    fields, clients = dict[str, Any](y=y), list[str]()
     known = y >= 0
     if tables.single:
         targets = target_values(table, columns.targets, where)
         known = known | ~targets.isnan().all(1) if columns.targets else known
-        group = group_codes(table, columns.client, where)
+        group, clients = group_codes(table, columns.client, where)
         fields |= {"targets": targets, "target_stats": agreed_targets(columns.targets, treatment), "group": group}
     split = columns.split if treatment.labelled else ""  # data to predict belong to no split, whatever the column says
     masks = zip(("train_mask", "val_mask", "test_mask"), split_masks(table, split, where), strict=True)
-    return fields | {key: mask & known for key, mask in masks}, names
+    return fields | {key: mask & known for key, mask in masks}, names, clients
 
 
 def _features(

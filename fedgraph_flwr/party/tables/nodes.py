@@ -140,16 +140,17 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
     return train, val, test
 
 
-def group_codes(table: Any, column: str, where: str) -> Tensor:
-    """Return each node's client, 0..M-1 in sorted order of the column's values, int64 [N]; empty without a column."""
+def group_codes(table: Any, column: str, where: str) -> tuple[Tensor, list[str]]:
+    """Return each node's client, int64 [N], and the M values of the column in sorted order; both are empty without a column."""
     if not column:
-        return torch.zeros(0, dtype=torch.int64)
+        return torch.zeros(0, dtype=torch.int64), []
     read = column_of(table, column, where, "client")
     texts = np.char.strip(as_words(read))
     check_rows(texts == "", read, where, "expected the client of the node")
     distinct, inverse = np.unique(texts, return_inverse=True)
-    rank = {name: number for number, name in enumerate(sorted(map(str, distinct), key=natural))}
-    return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse])
+    names = sorted(map(str, distinct), key=natural)
+    rank = {name: number for number, name in enumerate(names)}
+    return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse]), names
 
 
 def check_rows(wrong: Any, column: Any, where: str, expected: str, before: int = 0) -> None:

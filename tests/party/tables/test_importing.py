@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
-from fedgraph_flwr import cli
+from fedgraph_flwr import api, cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.pyg import client_graph, from_data
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.partition import load_client
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.roles import Columns
@@ -469,6 +470,21 @@ def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
     assert run(*args, "--name", "drawn") == 0
     assert compose(["dataset=drawn"]).split.kind == "ratio"
     assert compose(["dataset=cora"]).split.kind == "ratio"
+
+
+def test_a_report_names_clients_as_their_column_does(tables, tmp_path):
+    """In sorted order, which their numbers follow; not under another partition."""
+    rows = "".join(f"n{i},{i % 3},{i % 2},{'north' if i % 4 else 'south'}\n" for i in range(40))
+    links = "".join(f"n{i},n{(i + 2) % 40}\n" for i in range(40))
+    nodes, edges = tables("id,a,label,bank\n" + rows, "source,target\n" + links)
+    assert run("--nodes", nodes, "--edges", edges, "--client-column", "bank", "--name", "banks") == 0
+    keys = {"dataset": "banks", "rounds": 1, "progress": False}
+    named = api.run(partition="planted", num_clients=2, **keys)
+    assert named.summary["parties"] == ["north", "south"]
+    sizes = [load_client(compose(["dataset=banks", "partition=planted", "num_clients=2"]), i).num_nodes for i in (0, 1)]
+    assert sizes == [30, 10]
+    assert "south" in named.report().read_text()
+    assert "parties" not in api.run(partition="random", num_clients=2, **keys).summary
 
 
 def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
