@@ -247,6 +247,14 @@ class _Parser(argparse.ArgumentParser):
         for name in (None, "store"):
             self.register("action", name, _Once)
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; on a terminal with bold headings and coloured options, unless ``NO_COLOR`` is set."""
+        stream, text = file or sys.stdout, self.format_help()
+        if stream.isatty() and not os.environ.get("NO_COLOR") and "\x1b" not in text:  # Python 3.14 has colours
+            text = re.sub(r"^(?!usage:)\S.*(?=\n  )", "\x1b[1m\\g<0>\x1b[0m", text, flags=re.MULTILINE)
+            text = re.sub(r"(?<![\w-])--?[a-z][\w-]*", "\x1b[36m\\g<0>\x1b[39m", text)
+        stream.write(text)
+
 
 def _parser(given: Sequence[str], columns: bool = False) -> argparse.ArgumentParser:
     """Return a parser with the requested command, or else with the names of all; ``columns``: its help has those options."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,28 @@ def test_an_option_that_is_a_key_suggests_the_override(options, override, capsys
 def test_an_option_that_is_no_key_suggests_nothing(capsys):
     assert main(["run", "--quieter"]) == 2
     assert capsys.readouterr().err.strip().endswith("unrecognized arguments: --quieter")
+
+
+def test_help_has_colours_on_a_terminal_only(monkeypatch):
+    """Also where the user asks for none, as https://no-color.org says, the text is the plain one."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def shown(stream):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert main(["run", "--help"]) == 0
+        return stream.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain, coloured = shown(io.StringIO()), shown(Terminal())
+    assert "\x1b" not in plain
+    assert re.search(r"\x1b\[1m\w+:\x1b\[0m\n", coloured), "a heading"
+    assert "\x1b[36m--quiet\x1b" in coloured
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(Terminal()) == plain
 
 
 def test_help_lists_the_commands(capsys):
