@@ -198,7 +198,6 @@ REFUSED = [
         for words in (
             ["train.class_weights=federated", "train.loss=weighted"],
             ["strategy.fraction=0.5"],
-            ["resume=run"],
             ["evaluate=run"],
         )
     ),
