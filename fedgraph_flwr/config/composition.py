@@ -18,6 +18,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_origin
@@ -32,6 +33,7 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, chosen, defaults, key_names, lengthen
 from fedgraph_flwr.config.schema import (
+    READERS,
     AttackConfig,
     MisfitError,
     RunConfig,
@@ -128,11 +130,19 @@ def compose(
 
 
 def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration if the user's ``num_clients`` matches the client files.
+    """Return the configuration if it reads the user's keys, and their ``num_clients`` matches the client files.
 
     Raises:
         FedGraphError: it does not.
     """
+    for key in READERS.keys() & given.keys():
+        reader, values = READERS[key]
+        found = str(attrgetter(reader)(cfg))
+        if found not in values and ":" not in found:  # an own function may read it
+            name = reader.removesuffix(".name")
+            raise FedGraphError(
+                f"{key} has no effect with {name}={found}: set {name}={' or '.join(values)}, or leave it out"
+            )
     found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
     if found and "num_clients" in given and cfg.num_clients != found:
         held = f"graph={cfg.graph} holds {found} client files"

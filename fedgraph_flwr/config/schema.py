@@ -332,6 +332,16 @@ class PartitionConfig(Section, group="partition"):
     params: dict[str, Any] = field(default_factory=dict)  # keys of this partitioner only
 
 
+READERS = {
+    **dict.fromkeys(("split.folds", "split.fold", "split.resample"), ("split.kind", ("kfold",))),
+    "partition.alpha": ("partition.name", ("dirichlet", "relations")),
+    "partition.resolution": ("partition.name", ("louvain",)),
+    **dict.fromkeys(("partition.overlap", "partition.clients_per_part"), ("partition.name", ("overlapping",))),
+    "partition.delta": ("partition.merge", ("first_fit",)),
+}
+"""Key → another key, and the values with which the first one is read; a user who sets it with others is refused."""
+
+
 @dataclass
 class ModelConfig(Section, group="model"):
     """Model; ``params`` has the keys of this model only."""

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import operator
 import re
 from dataclasses import replace
 
@@ -157,6 +158,9 @@ WRONG = {
     "strategy.timeout=nan": "strategy.timeout must be > 0 and finite, got nan",
     "strategy.params=-1": "strategy.params must contain keys with values, got -1",
     "train.momentum=nan": "train.momentum must be >= 0, got nan",
+    "partition.alpha=0.5": "partition.alpha has no effect with partition=planted: set partition=dirichlet or relations",
+    "split.folds=7": "split.folds has no effect with split.kind=ratio: set split.kind=kfold",
+    "partition=metis partition.delta=3": "partition.delta has no effect with partition.merge=none: set partition.merge=first_fit",
     "partition.resolution=0": "partition.resolution must be > 0 and finite, got 0",
     "protocol=../config": "protocol '../config' is unknown",
     "dataset=../dataset/cora": "dataset '../dataset/cora' is unknown",
@@ -172,6 +176,20 @@ def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
     assert WRONG[word] in message
     assert "\n" not in message
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "partition=dirichlet partition.alpha=0.1",
+        "protocol=fedhero split.fold=2",
+        "partition=own:groups partition.alpha=0.1",
+    ],
+)
+def test_a_key_that_the_choice_reads_is_accepted(words):
+    """Also if a protocol makes the choice, or an own function may read the key."""
+    word = words.split()[1]
+    assert str(operator.attrgetter(word.partition("=")[0])(compose(words.split()))) == word.partition("=")[2]
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):
