@@ -134,7 +134,7 @@ def _with_earlier(args: argparse.Namespace, choice: Any, predictor: Any, listed:
 
 
 def _on_accounts(alerts: Any, accounts: set[Any]) -> str:
-    """Return the alerts on some accounts in words, the highest three."""
+    """Return the alerts on some accounts as text, the highest three."""
     rows = alerts[alerts["source"].isin(accounts) | alerts["target"].isin(accounts)]
     listed = [f"{row.edge} of {row.day} ({row.probability:.0%})" for row in rows[:3].itertuples()]
     return "; ".join([*listed, *([f"{len(rows) - 3} more"] if len(rows) > 3 else [])])
