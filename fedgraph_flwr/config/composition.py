@@ -135,13 +135,12 @@ def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     Raises:
         FedGraphError: it does not.
     """
-    for key in READERS.keys() & given.keys():
-        reader, values = READERS[key]
-        found = str(attrgetter(reader)(cfg))
-        if found not in values and ":" not in found:  # an own function may read it
+    for key, (reader, values) in READERS.items():
+        choice = str(attrgetter(reader)(cfg))
+        if key in given and choice not in values and ":" not in choice:  # an own function may read it
             name = reader.removesuffix(".name")
             raise FedGraphError(
-                f"{key} has no effect with {name}={found}: set {name}={' or '.join(values)}, or leave it out"
+                f"{key} has no effect with {name}={choice}: set {name}={' or '.join(values)}, or leave it out"
             )
     found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
     if found and "num_clients" in given and cfg.num_clients != found:
