@@ -26,6 +26,7 @@ def main(args: argparse.Namespace) -> int:
     from math import isnan
 
     from fedgraph_flwr.errors import FedGraphError, sanitize
+    from fedgraph_flwr.fleet.overview import minute
     from fedgraph_flwr.report.as_json import as_json
     from fedgraph_flwr.report.listing import listed
     from fedgraph_flwr.store.results import as_number
@@ -51,7 +52,15 @@ def main(args: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns = ("run", "method", "data", "seed", "state", "score", *(["started by"] if args.name is not None else []))
+    columns = (
+        "run",
+        "method",
+        "data",
+        "seed",
+        "state",
+        "score",
+        *(["started", "started by"] if args.name is not None else []),
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in ("seed", "score") else "left", overflow="fold")
     for run in runs:
@@ -64,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
             str(status.get("operator", "")),
             f"stopped by {status['stopped_by']}" if status.get("stopped_by") else "",
         ]
-        words += [", ".join(filter(None, who))] if args.name is not None else []
+        words += [minute(status.get("started")), ", ".join(filter(None, who))] if args.name is not None else []
         table.add_row(*map(sanitize, words))
     console, place = Console(), folder if args.name is None else f"the server of '{args.name}'"
     console.print(table if runs else f"no run in {place} has these values" if filters else f"no run in {place}")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from fedgraph_flwr.errors import RunFailed, sanitize
@@ -157,7 +157,8 @@ def _run_line(run: Mapping[str, Any]) -> str:
     reached, rounds = (sanitize(run.get(key), 20) for key in ("round", "rounds"))
     words = [f"{sanitize(run['run'], 60)}: {run['state']}", f"round {reached} of {rounds}"]
     for key, what in (("operator", "started"), ("stopped_by", "stopped")):
-        words += [f"{what} by {sanitize(run[key], 60)}"] if run.get(key) else []
+        at = f" {minute(run.get('started'))}" if key == "operator" else ""
+        words += [f"{what}{at} by {sanitize(run[key], 60)}"] if run.get(key) else []
     if run["waiting"]:
         named = ", ".join(sanitize(name, 60) for name in run["waiting"][:10])
         words.append(f"{sanitize(run.get('phase'), 40)} waits for {named}")
@@ -185,6 +186,14 @@ def _duration(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def minute(seconds: object) -> str:
+    """Return seconds since 1970 in UTC to the minute; "?" for anything else, since a server may send it."""
+    try:
+        return datetime.fromtimestamp(float(str(seconds)), UTC).strftime("%Y-%m-%d %H:%MZ")
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
 def _dict(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ Whoever can write to the folder can write a new chain. To notice that, keep the 
 prints elsewhere, and pass them to a later audit.
 """
 
+import contextlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -107,7 +108,8 @@ def audit(state: Path, expect: str = "") -> Any:
     bytes, ``operator`` (who started it, as the server said), ``what`` left (bytes by group),
     ``approved`` (who signed), ``releases`` with noise, their ``unit`` (client, row,
     payment), ``epsilon`` of this run. Those of a server: ``at``, ``operator`` (subject of the certificate), ``address``,
-    ``action`` and ``subject``, which is a run, a file of one, or a node. ``attrs`` of the table: ``lines``, ``hash`` of the last
+    ``action`` and ``subject``, which is a run, a file of one, or a node, and ``run``, the folder of a run that was started or
+    stopped (not part of the chain). ``attrs`` of the table: ``lines``, ``hash`` of the last
     line, ``epsilon`` of all runs by unit, ``reasons`` (refusals, counted).
 
     Raises:
@@ -122,7 +124,8 @@ def audit(state: Path, expect: str = "") -> Any:
     reasons: Counter[str] = Counter()
     for entry in verified(state, expect):
         if "action" in entry:
-            rows[str(entry["n"])] = {key: entry[key] for key in ("at", "operator", "address", "action", "subject")}
+            row = {key: entry[key] for key in ("at", "operator", "address", "action", "subject")}
+            rows[str(entry["n"])] = row | {"run": ""}
             continue
         run = entry["run"]
         new = {"run": run, "strategy": "", "first": entry["at"], "last": "", "rounds": 0, "requests": 0, "refused": 0}
@@ -141,8 +144,10 @@ def audit(state: Path, expect: str = "") -> Any:
             name = entry_name(run, entry["noise"])
             before = booked.get(name, {"releases": 0})["releases"]
             booked[name] = entry["noise"] | {"releases": before + entry["noise"]["releases"], "run": run}
+    names = _names(state) if any("action" in row for row in rows.values()) else {}
     for run, row in rows.items():
         if "action" in row:
+            row["run"] = names.get(row["subject"], "") if row["action"] in ("start", "stop") else ""
             continue
         own = {name: price for name, price in booked.items() if price["run"] == run}
         row["approved"] = "; ".join(signers[run])
@@ -182,3 +187,12 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
     if entry["n"] != n:
         raise FedGraphError(f"{path}, line {n} is entry {entry['n']}: lines were removed or moved")
     return entry
+
+
+def _names(runs: Path) -> dict[str, str]:
+    """Return the folders of runs that a server still has, by Flower's number; a run that was resumed has its last one only."""
+    found = {}
+    for path in sorted(runs.glob("*/status.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found[str(json.loads(path.read_text())["run_id"])] = path.parent.name
+    return found

@@ -1,5 +1,6 @@
 """Run folders of a server, over HTTP without Flower: what an operator lists and copies, and what nobody gets."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -47,6 +48,8 @@ def root(tmp_path_factory):
     (root / "first" / "rounds.jsonl").write_text('{"round": 1, "seconds": 1.0}\n')
     (root / "first" / "summary.json").write_text('{"headline": "test_accuracy at last", "test_accuracy": 0.75}')
     (root / "first" / "model_final.safetensors").write_bytes(bytes(range(256)) * 8192)
+    started = {"run_id": "77", "state": "finished", "started": 1795945239.0, "operator": "CN=bob"}  # 2026-11-29 09:40:39
+    (root / "first" / "status.json").write_text(json.dumps(started))
     (root / "first" / ".run.lock").touch()
     (root / "secret").write_text("secret")
     (root / "first" / "linked").symlink_to(root / "secret")
@@ -84,12 +87,16 @@ def connected(address, tmp_path, monkeypatch):
 
 def test_an_operator_lists_and_copies_a_run(root, connected, tmp_path, capsys):
     assert main(["runs", "--name", "far", "seed=7"]) == 0
-    assert "0.7500" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "0.7500" in shown
+    assert " ".join(shown.split()).count("CN=bob") == 1
+    assert "2026-11-29" in shown
+    assert "09:40Z" in shown
     assert main(["runs", "--name", "far", "seed=8"]) == 0
     assert "no run in the server of 'far' has these values" in capsys.readouterr().out
     assert main(["runs", "--name", "far", "--copy", "first"]) == 0
     copied = {path.name: path.read_bytes() for path in (tmp_path / "runs" / "first").iterdir()}
-    assert copied.keys() == {"config.yaml", "rounds.jsonl", "summary.json", "model_final.safetensors"}
+    assert copied.keys() == {"config.yaml", "rounds.jsonl", "status.json", "summary.json", "model_final.safetensors"}
     assert all(content == (root / "first" / name).read_bytes() for name, content in copied.items())
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -254,6 +255,17 @@ def test_status_names_parties_and_the_progress_of_runs(fleet, capsys):
     assert text[4] == "2 runs: 1 running, 1 finished:completed"
     progress = "first: running, round 2 of 6, train waits for bank_b, about 20 s left, failed replies: bank_b 1"
     assert text[5:] == [f"  {progress}"]
+
+
+def test_a_line_of_a_run_says_who_started_it_and_when():
+    run = {"run": "first", "state": "running", "round": 1, "rounds": 2, "waiting": [], "failures": {}, "late": {}}
+    at = datetime(2026, 11, 29, 9, 40, 39, tzinfo=UTC).timestamp()
+    (line,) = overview.lines(
+        {"nodes": [], "runs": [run | {"operator": "CN=bob", "stopped_by": "CN=eve", "started": at}]}
+    )[2:]
+    assert "started 2026-11-29 09:40Z by CN=bob, stopped by CN=eve" in line
+    (line,) = overview.lines({"nodes": [], "runs": [run | {"operator": "CN=bob", "started": "x" * 99}]})[2:]
+    assert "started ? by CN=bob" in line
 
 
 def listed(number, name, status="online"):

@@ -41,9 +41,8 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     found = audit(args.state, args.expect)
     for row in found.itertuples():
         if hasattr(row, "action"):
-            print(
-                " ".join(sanitize(word, 200) for word in (row.at, row.operator, row.address, row.action, row.subject))
-            )
+            words = [row.at, row.operator, row.address, row.action, row.subject, *([f"({row.run})"] if row.run else [])]
+            print(" ".join(sanitize(word, 200) for word in words))
             continue
         spent = (
             f"; {row.releases} releases with noise, ε {row.epsilon:.3g} per {sanitize(row.unit, 40)}"
