@@ -11,6 +11,7 @@ from fedgraph_flwr.fleet.certificates import (
     REVOKED,
     REVOKED_OPERATORS,
     days_left,
+    read,
     read_key,
     renew,
     revoke,
@@ -19,7 +20,17 @@ from fedgraph_flwr.fleet.certificates import (
     warnings,
 )
 from fedgraph_flwr.fleet.checking import Finding, check
-from fedgraph_flwr.fleet.keys import FLEET, ROLES, Places, make_fleet, make_node, make_operator, read_fleet
+from fedgraph_flwr.fleet.keys import (
+    FLEET,
+    ROLES,
+    Places,
+    earlier,
+    is_over,
+    make_fleet,
+    make_node,
+    make_operator,
+    read_fleet,
+)
 from fedgraph_flwr.fleet.operating import (
     Removed,
     admit,
@@ -194,9 +205,18 @@ def _operator(args: argparse.Namespace) -> int:
     keys = _keys_of(args)
     read_fleet(keys)
     for name in args.operators:
+        before = keys / f"{Path(name).stem if name.endswith('.csr') else name}.crt"
+        ends = (
+            read(before).not_valid_after_utc
+            if before.is_file() and before.stat().st_size and not is_over(keys, before)
+            else None
+        )
         certificate = make_operator(keys, name, args.days, args.role)
         files = f"{certificate} and {certificate.with_suffix('.key')}" if name == certificate.stem else f"{certificate}"
         print(f"wrote {files}: send this to the operator, named operator.crt{' and operator.key' * (' ' in files)}")
+        if ends:
+            until = f"{ends:%Y-%m-%d %H:%M}Z"
+            print(f"the earlier one is valid until {until}; `fleet remove {certificate}` removes both")
     return 0
 
 
@@ -207,7 +227,8 @@ def _remove(args: argparse.Namespace) -> int:
         if not path.is_file():
             raise FedGraphError(f"{path}: no such file; expected a node's public key or an operator's certificate")
     for path in [path for path in args.files if path.suffix == ".crt"]:
-        done = "removed" if revoke_operator(keys, path) else "was already removed"
+        fresh = [revoke_operator(keys, found) for found in (path, *earlier(path))]
+        done = "removed" if any(fresh) else "was already removed"
         print(f"{path} {done}; {keys / REVOKED_OPERATORS} keeps it out. Requests in progress end first")
     nodes = [path for path in args.files if path.suffix != ".crt"]
     if nodes:

@@ -26,7 +26,7 @@ from fedgraph_flwr.fleet.processes import (
     tool,
     without_box,
 )
-from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
+from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns, refusal
 from fedgraph_flwr.fleet.run_watch import STOPPED
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
 from fedgraph_flwr.store.folder import CHECKPOINT, make_folder
@@ -318,6 +318,8 @@ def _flwr_run(
         print(f"warning: {problem}", file=sys.stderr)
     if process.returncode != 0 and not followed and not (out / FAILURE).is_file():
         why = sanitize(_why(tail), 2000)
+        if "403 Forbidden" in why:  # Flower's command does not print why
+            why = refusal(connection) or why
         what = f"flwr run on '{connection}' ended with code {process.returncode}: {why}"
         raise _failed(out, what + _resume_text(out))
     if copies and run_id and not any((out / name).is_file() for name in (SUMMARY, FAILURE)):

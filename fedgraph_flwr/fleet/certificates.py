@@ -23,6 +23,7 @@ from fedgraph_flwr.errors import FedGraphError, first_line
 from fedgraph_flwr.fleet.keys import (
     REVOKED_OPERATORS,
     is_revoked,
+    keep_earlier,
     make_ca,
     make_certificate,
     private_key,
@@ -71,6 +72,10 @@ def warnings(folder: Path, now: datetime.datetime | None = None) -> Iterator[str
         path = folder / name
         if path.is_file() and (days := days_left(path, now)) < WARNED:
             yield f"{path} {'has ended' if days < 0 else f'ends in {days:.0f} days'}: {fix}"
+    for path in in_use(folder):  # of the other operators; not those that left, or renew short-lived ones as they end
+        lifetime = (read(path).not_valid_after_utc - read(path).not_valid_before_utc).total_seconds() / _DAY
+        if path.name not in _FIX and 0 <= (days := days_left(path, now)) < min(WARNED, lifetime / 3):
+            yield f"{path} ends in {days:.0f} days: that operator can renew it (fleet operator {path.stem}.csr)"
 
 
 def in_use(folder: Path) -> Iterator[Path]:
@@ -101,6 +106,8 @@ def renew(folder: Path, name: str, days: int) -> Path:
     old = read(folder / f"{name}.crt")
     names = [found.value for found in old.extensions if isinstance(found.value, x509.SubjectAlternativeName)]
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
+    if name == "operator":
+        keep_earlier(folder / "operator.crt", old)
     make_certificate(folder, name, _SIGNED_BY[name], old.subject, purpose, days, *names)
     return folder / f"{name}.crt"
 

@@ -38,6 +38,9 @@ from fedgraph_flwr.version import PROTOCOL, installed
 
 PEM = serialization.Encoding.PEM
 FLEET = "fleet.json"
+EARLIER = "earlier"
+"""Folder of operators' certificates before their renewal, NAME/SERIAL.crt; `fleet remove NAME.crt` removes them, too."""
+
 REVOKED_OPERATORS = "revoked_operators"
 """File of a fleet's folder: certificates of operators that the server's nginx refuses, as lines of its ``map``."""
 ROLES = ("read", "run", "admit")
@@ -283,11 +286,14 @@ def named(name: str, roles: Collection[str] = ()) -> x509.Name:
 def make_operator(folder: Path, name: str, days: int, roles: Collection[str] = ()) -> Path:
     """Create the certificate of an operator, and its key unless a request is signed, and return the certificate's path.
 
+    A request with the key of the certificate that it replaces renews it at any time, with its roles unless others are passed. The
+    earlier certificate, which is kept in `EARLIER`, is valid until its end.
+
     Args:
         folder: keys and certificates.
         name: name of the operator, or a file NAME.csr, whose public key the certificate gets.
         days: validity.
-        roles: of `ROLES`; none: all.
+        roles: of `ROLES`; none: all, or those of the certificate that is renewed.
 
     Raises:
         FedGraphError: the name is that of another operator, or wrong; the request is damaged; the authority's key is elsewhere.
@@ -304,6 +310,9 @@ def make_operator(folder: Path, name: str, days: int, roles: Collection[str] = (
     certificate = folder / f"{name}.crt"
     reserved = name in ("ca", "operators", "server")
     taken = _written(certificate) and not is_over(folder, certificate)
+    before = x509.load_pem_x509_certificate(certificate.read_bytes()) if taken and public and not reserved else None
+    renewed = before is not None and before.public_key() == public
+    taken = taken and not renewed
     if reserved or taken or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}", name):
         free = f": `fleet remove {certificate}` frees this one" if taken and not reserved else ""
         raise FedGraphError(f"operator {name!r}: expected a new name of letters, digits, '.', '_' and '-'{free}")
@@ -312,6 +321,10 @@ def make_operator(folder: Path, name: str, days: int, roles: Collection[str] = (
             f"{folder / 'operators.key'} is missing: create the certificate where its authority's key is"
         )
     client = x509.ExtendedKeyUsageOID.CLIENT_AUTH
+    if renewed and before is not None:
+        units = before.subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)
+        roles = roles or [str(unit.value) for unit in units]
+        keep_earlier(certificate, before)
     make_certificate(folder, name, "operators", named(name, roles), client, days, public=public)
     return certificate
 
@@ -320,6 +333,18 @@ def revocation(certificate: x509.Certificate) -> str:
     """Return the line of `REVOKED_OPERATORS` for a certificate, without its comment."""
     serial = f"{certificate.serial_number:X}"
     return f'"{serial.zfill(len(serial) + len(serial) % 2)}" 1;'  # whole bytes, as nginx writes it
+
+
+def keep_earlier(certificate: Path, found: x509.Certificate) -> None:
+    """Keep a copy of an operator's certificate that is replaced: it is valid until its end, and can be removed until then."""
+    kept = certificate.parent / EARLIER / certificate.stem / f"{found.serial_number:X}.crt"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    _write(kept, found.public_bytes(PEM))
+
+
+def earlier(certificate: Path) -> list[Path]:
+    """Return the certificates that an operator's certificate replaced before their end."""
+    return sorted((certificate.parent / EARLIER / certificate.stem).glob("*.crt"))
 
 
 def is_revoked(folder: Path, found: x509.Certificate) -> bool:

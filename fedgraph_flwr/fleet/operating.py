@@ -252,6 +252,8 @@ def _control(name: str) -> Iterator[Any]:
     except (httpx.HTTPError, click.ClickException, OSError) as error:
         if isinstance(error, (httpx.ConnectError, ConnectionError)) and "SSL" not in str(error):
             raise no_superlink(name) from error
+        if "403 Forbidden" in str(error):
+            raise RunFailed(_refusal(name)) from error
         raise RunFailed(
             f"the server of connection '{name}' does not respond as expected ({first_line(error)})"
         ) from error
@@ -323,4 +325,14 @@ def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
     if "SuperLink is unavailable" in done.stdout + done.stderr:
         return no_superlink(name)
     why = sanitize(without_box(done.stdout + done.stderr), 600)
+    if "403 Forbidden" in why:  # Flower's command does not print why
+        why = _refusal(name)
     return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {why}")
+
+
+def _refusal(name: str) -> str:
+    """Return why the server refused a request of this operator."""
+    from fedgraph_flwr.fleet.run_folders import refusal
+
+    roles = "the roles of this certificate do not allow this request (fleet operator --role)"
+    return refusal(name) or f"the server of '{name}' refuses this: {roles}"

@@ -27,7 +27,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import certificates, operating
 from fedgraph_flwr.fleet.certificates import days_left, read, renew, warnings
 from fedgraph_flwr.fleet.checking import reach
-from fedgraph_flwr.fleet.keys import make_ca, make_certificate, named
+from fedgraph_flwr.fleet.keys import make_ca, make_certificate, make_operator, named
 from fedgraph_flwr.fleet.processes import free_port
 from tests.support import wait_for
 
@@ -100,6 +100,16 @@ def test_certificates_are_named_from_30_days_before_their_end(keys):
     soon = list(warnings(keys, now + datetime.timedelta(days=20)))
     assert soon[0] == f"{keys / 'server.crt'} ends in 20 days: run `fedgraph-flwr fleet renew`"
     assert len(soon) == 4
+    make_operator(keys, "bob", 60)
+    make_operator(keys, "short", 24)
+    assert list(warnings(keys, now + datetime.timedelta(days=15)))[4:] == []
+    others = [
+        f"{keys / name}.crt ends in {{}} days: that operator can renew it (fleet operator {name}.csr)"
+        for name in ("bob", "short")
+    ]
+    assert list(warnings(keys, now + datetime.timedelta(days=20)))[4:] == [others[1].format(4)]
+    assert list(warnings(keys, now + datetime.timedelta(days=41)))[4:] == [others[0].format(19)]
+    (keys / "bob.crt").unlink()
     renew(keys, "server", 400)
     ended = list(warnings(keys, now + datetime.timedelta(days=41)))
     assert [text.partition(" has ended: run")[0] for text in ended] == [

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -23,10 +24,11 @@ from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.superlink import Caller, follow, note_action
 from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.fleet.audit_chain import LOCAL, LOG, append, files_of, operator_of
-from fedgraph_flwr.fleet.keys import make_operator
+from fedgraph_flwr.fleet.certificates import days_left, read, renew
+from fedgraph_flwr.fleet.keys import earlier, is_revoked, make_operator
 from fedgraph_flwr.fleet.parties import read_parties
 from fedgraph_flwr.fleet.processes import free_port
-from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes
+from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes, refusal
 from fedgraph_flwr.secure.audit_numbers import AuditNumbers
 from tests.support import wait_for
 
@@ -180,12 +182,13 @@ def test_the_log_of_operators_has_starter_stops_copies_and_admissions(fleet, cap
     assert operator_of(fleet.runs, 6, "start") == ""
     assert read_parties(fleet.runs)["7"]["name"] == "bank_a"
     capsys.readouterr()
+    (fleet.runs / "first" / "status.json").write_text('{"run_id": "5"}')
     assert main(["audit", str(fleet.runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split(" ", 1)[1] for line in lines[:-1]]
     assert shown[-5:] == [
-        "CN=bob 127.0.0.1 start 5",
-        "CN=bob 127.0.0.1 stop 5",
+        "CN=bob 127.0.0.1 start 5 (first)",
+        "CN=bob 127.0.0.1 stop 5 (first)",
         "CN=bob 127.0.0.1 admit bank_a (7)",
         "CN=bob 127.0.0.1 remove bank_a (7)",
         "CN=rita,OU=read 127.0.0.1 copy first/model.safetensors",
@@ -316,7 +319,20 @@ def test_a_request_of_an_operator_is_signed_without_its_key(fleet, tmp_path, cap
         request = urllib.request.Request(f"https://127.0.0.1:{fleet.port}{LIST}", b"{}")
         assert urllib.request.urlopen(request, context=context, timeout=10).status == 200
         wait_for(lambda: [line for line in fleet.lines() if line["operator"] == "CN=eve,OU=read"], "its line", 20)
-        assert main(words) == 2  # the name is taken, until it is removed
+        other = [
+            *openssl,
+            "-keyout",
+            tmp_path / "other.key",
+            "-out",
+            tmp_path / "other" / "eve.csr",
+            "-subj",
+            "/CN=eve",
+        ]
+        (tmp_path / "other").mkdir(exist_ok=True)
+        subprocess.run(other, check=True, capture_output=True)
+        assert (
+            main([*words[:2], str(tmp_path / "other" / "eve.csr"), *words[3:]]) == 2
+        )  # another key: the name is taken
         assert main(["fleet", "remove", str(fleet.keys / "eve.crt"), "--keys", str(fleet.keys)]) == 0
     assert (fleet.keys / "revoked_operators").read_text().count("CN=eve,OU=read removed") == 2
     (tmp_path / "no.csr").write_text("no")
@@ -328,15 +344,54 @@ def test_a_request_of_an_operator_is_signed_without_its_key(fleet, tmp_path, cap
     assert make_operator(fleet.keys, "short", 1).is_file()  # the first one has ended
 
 
+def test_an_operator_renews_a_certificate_before_its_end_and_a_removal_refuses_both(fleet, tmp_path, capsys):
+    """Without a gap, and with the roles that it has."""
+    openssl = ["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes"]
+    key, request, keys = tmp_path / "operator.key", tmp_path / "dora.csr", ["--keys", str(fleet.keys)]
+    subprocess.run([*openssl, "-keyout", key, "-out", request, "-subj", "/CN=dora"], check=True, capture_output=True)
+
+    def status(certificate, path):
+        context = fleet.context()
+        context.load_cert_chain(certificate, key)
+        ask = urllib.request.Request(f"https://127.0.0.1:{fleet.port}{path}", b"{}")
+        try:
+            return urllib.request.urlopen(ask, context=context, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert main(["fleet", "operator", str(request), "--role", "read", "--days", "7", *keys]) == 0
+    first = tmp_path / "first.crt"
+    shutil.copy(fleet.keys / "dora.crt", first)
+    assert main(["fleet", "operator", str(request), "--days", "90", *keys]) == 0
+    assert "the earlier one is valid until" in capsys.readouterr().out
+    second = fleet.keys / "dora.crt"
+    assert days_left(second) > 80
+    assert [(status(found, LIST), status(found, START)) for found in (first, second)] == [(200, 403)] * 2
+    assert main(["fleet", "operator", str(request), "--role", "run", *keys]) == 0  # other roles, if they are passed
+    assert status(second, START) == 200
+    assert main(["fleet", "remove", str(second), *keys]) == 0
+    fleet.nginx.send_signal(signal.SIGHUP)  # as `certificates.watch` lets the server do
+    wait_for(lambda: {status(found, LIST) for found in (first, second)} == {403}, "nginx to read the list", 20)
+    assert (fleet.keys / "revoked_operators").read_text().count("dora") == 3
+    renew(fleet.keys, "operator", 30)
+    assert main(["fleet", "remove", str(fleet.keys / "operator.crt"), *keys]) == 0
+    assert all(is_revoked(fleet.keys, read(found)) for found in earlier(fleet.keys / "operator.crt"))
+    assert earlier(fleet.keys / "operator.crt")
+    assert make_operator(fleet.keys, "operator", 30)
+
+
 def test_an_operator_without_a_certificate_or_the_role_learns_what_to_do(fleet, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     root = fleet.keys / "ca.crt"
     where = f'[superlink.far]\naddress = "localhost:{fleet.port}"\nroot-certificates = "{root}"\n'
     (tmp_path / "config.toml").write_text(where)
     with pytest.raises(
-        fg.FedGraphError, match=r"refuses to send run folders: show a certificate .* \(fleet operator\)"
+        fg.FedGraphError, match=r"the server of 'far' refuses this: show a certificate .* \(fleet operator\)"
     ):
         ServerRuns("far").files("first")
+    assert "refuses this: show a certificate" in refusal("far")  # which `run` prints: Flower's command does not
+    (tmp_path / "config.toml").write_text(where.replace(str(fleet.port), str(fleet.superlink.config.port)))
+    assert refusal("far") == ""
 
 
 def test_a_copy_has_the_mode_of_the_servers_file(fleet, tmp_path, monkeypatch):
