@@ -17,7 +17,7 @@ from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
-from fedgraph_flwr.fleet.operating import check_connection, run_state
+from fedgraph_flwr.fleet.operating import check_connection, refusal, run_state
 from fedgraph_flwr.fleet.processes import (
     end_group,
     environment,
@@ -26,7 +26,7 @@ from fedgraph_flwr.fleet.processes import (
     tool,
     without_box,
 )
-from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns, refusal
+from fedgraph_flwr.fleet.run_folders import STATUS, ServerRuns
 from fedgraph_flwr.fleet.run_watch import STOPPED
 from fedgraph_flwr.store.events import SETUP, OnRound, OnWait
 from fedgraph_flwr.store.folder import CHECKPOINT, make_folder

@@ -252,8 +252,9 @@ def _control(name: str) -> Iterator[Any]:
     except (httpx.HTTPError, click.ClickException, OSError) as error:
         if isinstance(error, (httpx.ConnectError, ConnectionError)) and "SSL" not in str(error):
             raise no_superlink(name) from error
-        if "403 Forbidden" in str(error):
-            raise RunFailed(_refusal(name)) from error
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == 403:
+            why = sanitize(error.response.text.strip())
+            raise Refused(f"the server of '{name}' refuses this: {why}") from error
         raise RunFailed(
             f"the server of connection '{name}' does not respond as expected ({first_line(error)})"
         ) from error
@@ -326,13 +327,23 @@ def _failure(done: subprocess.CompletedProcess[str], name: str) -> RunFailed:
         return no_superlink(name)
     why = sanitize(without_box(done.stdout + done.stderr), 600)
     if "403 Forbidden" in why:  # Flower's command does not print why
-        why = _refusal(name)
+        why = refusal(name) or why
     return RunFailed(f"{' '.join(['flwr', *done.args[1:]])} failed: {why}")
 
 
-def _refusal(name: str) -> str:
-    """Return why the server refused a request of this operator."""
-    from fedgraph_flwr.fleet.run_folders import refusal
+def refusal(name: str) -> str:
+    """Return why the server of a connection refuses a request of this operator; Flower's commands print its status only."""
+    from flwr.proto.control_pb2 import ListFederationsRequest
 
-    roles = "the roles of this certificate do not allow this request (fleet operator --role)"
-    return refusal(name) or f"the server of '{name}' refuses this: {roles}"
+    try:
+        with _control(name) as client:
+            client.ListFederations(ListFederationsRequest())  # needs the role of starting runs, and changes nothing
+    except Refused as error:
+        return str(error)
+    except FedGraphError:
+        return ""
+    return f"the server of '{name}' refuses this: the roles of this certificate do not allow this request (fleet operator --role)"
+
+
+class Refused(RunFailed):
+    """Error: the server refuses this operator's certificate, or has another role for it."""

@@ -32,8 +32,6 @@ FOLLOWED = (STATUS, "rounds.jsonl")
 LIST = "/v1/control/list-run-folders"
 READ = "/v1/control/read-run-file"
 FLEET = "/v1/control/list-fleet"
-FEDERATIONS = "/v1/control/list-federations"
-"""Flower's request that needs the role of starting runs, and changes nothing."""
 
 PATIENCE = 60.0
 """Seconds to wait for the server."""
@@ -249,25 +247,12 @@ class ServerRuns:
             )
         if error.code == 403:
             why = sanitize(error.read().decode(errors="replace").strip() or "it accepts operators' certificates only")
-            return Refused(f"the server of '{self.name}' refuses this: {why}")
+            return RunFailed(f"the server of '{self.name}' refuses this: {why}")
         try:
             why = str(json.loads(error.read())["error"])
         except (OSError, ValueError, KeyError, TypeError):
             why = f"status {error.code}"
         return FedGraphError(f"the server of '{self.name}': {sanitize(why, 1000)}")
-
-
-def refusal(name: str) -> str:
-    """Return why the server of a connection refuses this operator to start runs; "" if it does not say so."""
-    try:
-        with ServerRuns(name)._ask(FEDERATIONS, {}):
-            return ""
-    except FedGraphError as error:
-        return str(error) if isinstance(error, Refused) else ""
-
-
-class Refused(RunFailed):
-    """Error: the server refuses this operator's certificate, or has another role for it."""
 
 
 class Unserved(RunFailed):
