@@ -48,7 +48,12 @@ def root(tmp_path_factory):
     (root / "first" / "rounds.jsonl").write_text('{"round": 1, "seconds": 1.0}\n')
     (root / "first" / "summary.json").write_text('{"headline": "test_accuracy at last", "test_accuracy": 0.75}')
     (root / "first" / "model_final.safetensors").write_bytes(bytes(range(256)) * 8192)
-    started = {"run_id": "77", "state": "finished", "started": 1795945239.0, "operator": "CN=bob"}  # 2026-11-29 09:40:39
+    started = {
+        "run_id": "77",
+        "state": "finished",
+        "started": 1795945239.0,
+        "operator": "CN=bob",
+    }  # 2026-11-29 09:40:39
     (root / "first" / "status.json").write_text(json.dumps(started))
     (root / "first" / ".run.lock").touch()
     (root / "secret").write_text("secret")
