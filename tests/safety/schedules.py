@@ -309,7 +309,8 @@ class Player:
         facts.only("two seeds of a member's draws", live.own_seed, client, number)
         facts.only("draws of two runs or members alike", (client, number), live.own_seed)
         required(live.own_seed != live.seed, "a member draws by the seed of all", client, number)
-        nonces = {c: facts.once.get(("two nonces", "nonce", c, number)) for c in self.members}
+        listed = facts.once.get(("two lists of commitments", client, number), [(c, b"") for c in self.members])
+        nonces = {c: facts.once.get(("two nonces", "nonce", c, number)) for c, _ in listed}
         if None not in nonces.values():
             required(
                 live.seed == beginning.seed_of(f"{self.owner.digest}/{number}", nonces), "a seed of the server", number
