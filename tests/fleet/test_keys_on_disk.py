@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -114,9 +115,10 @@ def test_a_renewal_that_was_killed_is_named_and_done_again(keys, monkeypatch, ca
     replace, renames = os.replace, []
 
     def killed(source, target):
-        if len(renames) == before:
-            raise Killed
-        renames.append(target)
+        if Path(target).parent == keys:  # an operator's earlier certificate is kept in a folder before
+            if len(renames) == before:
+                raise Killed
+            renames.append(target)
         replace(source, target)
 
     unlink = type(keys).unlink
