@@ -144,10 +144,9 @@ def test_every_node_computes_the_rounds(tmp_path):
         psutil.Process(fleet.process_id("flwr-serverapp")).kill()
         assert process.wait(PATIENCE)
         fleet.kill("node_1")
-        fleet.start_node(1, agreement=str(agreement))
+        fleet.restart_node(1, agreement=str(agreement))
         done = fleet.run(march, f"resume={march}")
-    assert len(done.rounds) == 2
-    assert all("missed two heartbeats" in why for why in done.summary["failures"].values()), "of the node's death alone"
+    assert (len(done.rounds), done.summary["failures"]) == (2, {})
     files = sorted(tmp_path.rglob("verified_000002.safetensors"))
     assert len(files) == 3
     for file in files:
