@@ -31,8 +31,9 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
     Args:
         state: the node's state folder.
         entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
-            group), ``refused`` (the error message, "" if the node replied), ``noise`` (``unit``, ``purpose`` and the `booking` of
-            releases with noise; {} for none).
+            group), ``refused`` (the error message, "" if the node replied), ``noise`` ({} for none; ``unit``, ``purpose`` and the
+            price of releases with noise, and how many the ledger of ε holds of this run and price: those that no line lists yet
+            are this line's, also of a process that died after it booked them).
 
     Raises:
         FedGraphError: the log or its head was damaged, or cannot be written.
@@ -48,6 +49,12 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
             size = head["end"] = 0
         if size < head["end"]:
             raise FedGraphError(f"{path} is shorter than {HEAD} says: restore it, or move both away to start a new log")
+        listed, entry = releases(state, head), dict(entry)
+        if noise := entry.get("noise"):
+            counts, name = listed.setdefault(ledger_of(noise), {}), entry_name(entry["run"], noise)
+            new = noise["releases"] - counts.get(name, 0)
+            counts[name] = max(noise["releases"], counts.get(name, 0))
+            entry["noise"] = noise | {"releases": new} if new > 0 else {}
         text = text_of({"n": head["n"] + 1, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **entry})
         line = json.dumps({**json.loads(text), "hash": (digest := next_hash(head["hash"], text))}, ensure_ascii=False)
         content = f"{line}\n".encode()
@@ -57,10 +64,7 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        counts = {**releases(state, head)}
-        if noise := entry.get("noise"):
-            counts[ledger_of(noise)] = counts.get(ledger_of(noise), 0) + noise["releases"]
-        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content), "releases": counts}
+        head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content), "listed": listed}
         write_bytes(state / HEAD, json.dumps(head).encode())
 
 
@@ -69,15 +73,26 @@ def ledger_of(noise: Mapping[str, Any]) -> str:
     return f"{noise['unit']} {noise.get('purpose')}"
 
 
-def releases(state: Path, head: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of releases with noise that the log lists, by ledger; an older head has none."""
-    if "releases" in head:
-        return dict(head["releases"])
-    counts: dict[str, int] = {}
+def entry_name(run: str, price: Mapping[str, Any]) -> str:
+    """Return the name of a ledger's entry for a run's releases of one price, which ends with a digest of the price.
+
+    Entries of earlier versions have the run's name only, which becomes this one.
+    """
+    fixed = {key: value for key, value in price.items() if key not in ("releases", "unit", "purpose")}
+    ending = f" {hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]}"
+    return run.removesuffix(ending) + ending
+
+
+def releases(state: Path, head: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the numbers of releases with noise that the log lists, by ledger and entry; an older head has none."""
+    if "listed" in head:
+        return dict(head["listed"])
+    counts: dict[str, dict[str, int]] = {}
     lines = [line for path in files_of(state) for line in path.read_bytes().splitlines()]
-    for line in lines[: head["n"]]:
-        if noise := json.loads(line).get("noise"):
-            counts[ledger_of(noise)] = counts.get(ledger_of(noise), 0) + noise["releases"]
+    for entry in map(json.loads, lines[: head["n"]]):
+        if noise := entry.get("noise"):
+            own, name = counts.setdefault(ledger_of(noise), {}), entry_name(entry["run"], noise)
+            own[name] = own.get(name, 0) + noise["releases"]
     return counts
 
 
@@ -111,10 +126,10 @@ def read_head(state: Path) -> dict[str, Any]:
     """
     path = state / HEAD
     if not path.is_file() and not ((state / LOG).is_file() and (state / LOG).stat().st_size):
-        return {"n": 0, "hash": START, "end": 0, "releases": {}}
+        return {"n": 0, "hash": START, "end": 0, "listed": {}}
     try:
         head: dict[str, Any] = json.loads(path.read_bytes())
-        whole = type(head["n"]) is int and type(head["end"]) is int and type(head.get("releases", {})) is dict
+        whole = type(head["n"]) is int and type(head["end"]) is int and type(head.get("listed", {})) is dict
         if not (whole and len(head["hash"]) == 64 and head["n"] > 0):
             raise ValueError("values")
     except (OSError, *MALFORMED) as error:

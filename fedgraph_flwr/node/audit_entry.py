@@ -5,18 +5,16 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message
 
-from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.fleet.flower_patches import SIGNERS
-from fedgraph_flwr.secure.spent import booking
 from fedgraph_flwr.wire.messages import CONFIG, STARTED_BY, record_bytes
 
 
-def refused(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
-    """Return the line about a refused request."""
+def refused(message: Message, run_id: int, reply: Message, noise: dict[str, Any]) -> dict[str, Any]:
+    """Return the line about a refused request, which lists what was booked before."""
     reason = str(reply.error.reason)
     refusal = {"refused": sanitize(reason, 300), "sent": {"error": len(reason)}}
-    return _received(message, run_id) | refusal
+    return _received(message, run_id) | refusal | {"noise": noise}
 
 
 def began(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
@@ -26,15 +24,12 @@ def began(message: Message, run_id: int, reply: Message) -> dict[str, Any]:
 
 
 def answered(
-    message: Message, run_id: int, reply: Message, count: int, client: GraphClient
+    message: Message, run_id: int, reply: Message, noise: dict[str, Any], strategy: str
 ) -> dict[str, Any]:
-    """Return the line about a request that got its reply, with the number of releases that were booked."""
-    entry = _received(message, run_id)
-    if count and (booked := booking(client.cfg, count))["noise_multiplier"]:
-        unit, purpose = client.protection.unit, client.policy.purpose
-        entry["noise"] = {"unit": unit, "purpose": purpose, **booked}
+    """Return the line about a request that got its reply, with the releases that were booked."""
     sent = {group: record_bytes(record) for group, record in reply.content.items()}
-    return entry | {"strategy": client.cfg.strategy.name, "refused": "", "sent": sent}
+    own = {"strategy": strategy, "noise": noise, "refused": "", "sent": sent}
+    return _received(message, run_id) | own
 
 
 def _received(message: Message, run_id: int) -> dict[str, Any]:

@@ -67,6 +67,10 @@ class Beginning:
             FedGraphError: the list lacks a member or is not the first one, or a signature or a nonce is wrong.
         """
         with self._record() as (record, start, _):
+            if "nonce" not in start and int(self._number) <= int(record.get("known", 0)):
+                raise Refusal(
+                    f"run {self._number} is used up: this node's owner confirmed it, from a back-up without its beginning"
+                )
             nonce = bytes.fromhex(start.setdefault("nonce", self._drawn(record)))
             own = commitment(self.run, self.client, nonce)
             if phase == COMMIT:

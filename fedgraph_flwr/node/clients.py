@@ -96,7 +96,8 @@ class NodeClient:
         self.node, self.client, self.version = node, client, version
         self.folder = node.folder(client.cfg.strategy.name, client.graph.client)
         self.requests = records.Requests(node, self.folder)
-        self.booked = self.most = 0
+        self.booked: dict[str, Any] = {}
+        self.most = 0
 
     @cached_property
     def verified(self) -> Verified | None:
@@ -177,8 +178,8 @@ class NodeClient:
             _live.pop(self.node.key, None)  # it was built from the refused configuration
             raise
         ledger.book(phase, request.round, request.exchange, self.most)
-        self.booked = records.releases(client, request) - self._repeats(request)
-        records.book_releases(self.node, client, self.booked)
+        count, repeated = records.releases(client, request), self._repeats(request)
+        self.booked = records.book_releases(self.node, client, count, repeated)
         if request.resume is not None and self.verified:
             self.verified.check_resumed(request.resume)
             ledger.resume(request.resume, known=True, trained=True)

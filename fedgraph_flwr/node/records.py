@@ -6,6 +6,7 @@ They decide before the reply whether it may leave. `audit_entry` makes the lines
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord
 
@@ -120,8 +121,17 @@ def releases(client: GraphClient, request: Request) -> int:
     return client.protection.releases(summed, scored)
 
 
-def book_releases(node: Node, client: GraphClient, count: int) -> None:
+def book_releases(node: Node, client: GraphClient, count: int, repeated: bool) -> dict[str, Any]:
     """Book releases, if the node has a state folder, a bound of ε, or a unit of rows.
+
+    Args:
+        node: the node.
+        client: its client.
+        count: how many the reply may hold.
+        repeated: whether they were booked before.
+
+    Returns:
+        What the audit log must list of the run; {}: nothing.
 
     Raises:
         FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
@@ -129,7 +139,7 @@ def book_releases(node: Node, client: GraphClient, count: int) -> None:
     policy, unit = client.policy, client.protection.unit
     unbounded = not policy.max_epsilon and unit == "client" and not node.root
     if unbounded or not count:
-        return
+        return {}
     if policy.max_epsilon:
         node.check_ledger_folder()
     name = policy.purpose if unit == "client" else f"{policy.purpose}_{unit}"
@@ -138,4 +148,5 @@ def book_releases(node: Node, client: GraphClient, count: int) -> None:
     ledger = _spent.setdefault((node.key[1], name), SpentPrivacy(path, limit, policy.purpose))
     ledger.path, ledger.limit = path, limit
     ledger.logged = partial(audit.released, Path(node.root), unit, policy.purpose)
-    ledger.book(str(node.key[0]), client.cfg, count)
+    booked = ledger.book(str(node.key[0]), client.cfg, count - repeated)
+    return {"unit": unit, "purpose": policy.purpose, **booked}

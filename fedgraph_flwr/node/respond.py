@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import audit_entry
-from fedgraph_flwr.node.clients import begun, client_at
+from fedgraph_flwr.node.clients import NodeClient, begun, client_at
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure.beginning import BEGINNING
@@ -25,6 +25,7 @@ def respond(message: Message, context: Context) -> Message:
     """
     node = node_of(context)
     trace: Exception | None = None
+    held: NodeClient | None = None
     code = FAILED
     try:
         request = Request.read(message)
@@ -51,8 +52,9 @@ def respond(message: Message, context: Context) -> Message:
             if request.scalars.get(ASKS_VERSIONS):
                 content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
             reply = Message(content, reply_to=message)
+            strategy = held.client.cfg.strategy.name
             entry = partial(
-                audit_entry.answered, message, context.run_id, reply, held.booked, held.client
+                audit_entry.answered, message, context.run_id, reply, held.booked, strategy
             )
             return node.logged(message, reply, entry)
     except FedGraphError as error:
@@ -64,5 +66,6 @@ def respond(message: Message, context: Context) -> Message:
     if not node.live:
         log(ERROR, reason, exc_info=trace)
     reply = Message(Error(code, node.without_paths(reason)), reply_to=message)
-    entry = partial(audit_entry.refused, message, context.run_id, reply)
+    noise = held.booked if held else {}
+    entry = partial(audit_entry.refused, message, context.run_id, reply, noise)
     return node.logged(message, reply, entry)

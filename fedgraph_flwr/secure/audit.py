@@ -26,6 +26,7 @@ from fedgraph_flwr.fleet.audit_chain import (
     HEAD,
     LOG,
     START,
+    entry_name,
     files_of,
     ledger_of,
     next_hash,
@@ -33,7 +34,7 @@ from fedgraph_flwr.fleet.audit_chain import (
     releases,
     text_of,
 )
-from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
+from fedgraph_flwr.secure.spent import check_booking, spent
 
 _KINDS = {"at": str, "run": str, "strategy": str, "phase": str, "round": int, "exchange": int, "received": int}
 _KINDS |= {"sent": dict, "refused": str, "noise": dict, "n": int, "hash": str}
@@ -87,8 +88,8 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
         raise FedGraphError(f"{path}, line {n} is not the one that {HEAD} names: the log was written again")
 
 
-def released(state: Path, unit: str, purpose: str) -> int:
-    """Return the number of releases with noise that a node's log lists for a ledger.
+def released(state: Path, unit: str, purpose: str) -> dict[str, int]:
+    """Return the numbers of releases with noise that a node's log lists for a ledger, by the ledger's entries.
 
     Args:
         state: the node's state folder.
@@ -98,7 +99,7 @@ def released(state: Path, unit: str, purpose: str) -> int:
     Raises:
         FedGraphError: the log is damaged.
     """
-    return releases(state, read_head(state)).get(ledger_of({"unit": unit, "purpose": purpose}), 0)
+    return releases(state, read_head(state)).get(ledger_of({"unit": unit, "purpose": purpose}), {})
 
 
 def audit(state: Path, expect: str = "") -> Any:
@@ -141,7 +142,7 @@ def audit(state: Path, expect: str = "") -> Any:
             row["refused"] += 1
             reasons[entry["refused"]] += 1
         if entry["noise"]:
-            name = entry_name(run, entry["noise"])
+            name = f"{ledger_of(entry['noise'])} {entry_name(run, entry['noise'])}"
             before = booked.get(name, {"releases": 0})["releases"]
             booked[name] = entry["noise"] | {"releases": before + entry["noise"]["releases"], "run": run}
     names = _names(state) if any("action" in row for row in rows.values()) else {}

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import MALFORMED
-from fedgraph_flwr.fleet.audit_chain import files_of
+from fedgraph_flwr.fleet.audit_chain import entry_name, files_of, ledger_of
 from fedgraph_flwr.fleet.metrics import Metric
-from fedgraph_flwr.secure.spent import check_booking, entry_name, spent
+from fedgraph_flwr.secure.spent import check_booking, spent
 
 PHASES = 50
 """Most phases that are counted by their names."""
@@ -77,7 +77,7 @@ class AuditNumbers:
             if noise := entry["noise"]:
                 check_booking(noise)
                 booked = self.booked.setdefault(str(noise["purpose"]), {})
-                name = entry_name(entry["run"], noise)
+                name = f"{ledger_of(noise)} {entry_name(entry['run'], noise)}"
                 before = booked.get(name, {"releases": 0})["releases"]
                 booked[name] = noise | {"releases": before + noise["releases"]}
         except MALFORMED:  # `fedgraph-flwr audit` names it

@@ -7,14 +7,15 @@ Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with 
 would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
 
 Each entry is a run's releases of one price: noise, sensitivity, sampling rate and δ. A run that comes back with another
-configuration gets another entry, so that what was booked is never priced again. Where the ledger is missing or older than the
-node's audit log, by the releases that each lists, the node sends none until the owner confirms.
+configuration gets another entry, so that what was booked is never priced again. Where the ledger is missing, or an entry holds
+fewer releases than the node's audit log lists of it, the node sends none until the owner confirms.
 """
 
-import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal
+from fedgraph_flwr.fleet.audit_chain import entry_name
 from fedgraph_flwr.secure.accounting import divergence, epsilon_of, least_sensitivity
 
 DELTA = 1e-5
@@ -38,35 +40,42 @@ class SpentPrivacy:
         path: its file; None: kept in memory.
         limit: ``max_epsilon``.
         purpose: its name.
-        logged: counts the releases of this ledger that the node's audit log lists.
+        logged: counts the releases of this ledger that the node's audit log lists, by entry.
     """
 
-    def __init__(self, path: Path | None, limit: float, purpose: str, logged: Callable[[], int] = lambda: 0):
+    def __init__(self, path: Path | None, limit: float, purpose: str, logged: Callable[[], dict[str, int]] = dict):
         self.path, self.limit, self.purpose, self.logged = path, limit, purpose, logged
         self.booked: dict[str, dict[str, float]] = {}
 
-    def book(self, run: str, cfg: RunConfig, releases: int) -> None:
+    def book(self, run: str, cfg: RunConfig, releases: int) -> dict[str, float]:
         """Book releases of a run before they leave the node.
 
         Args:
             run: Flower's run id.
             cfg: the run's configuration.
-            releases: how many.
+            releases: how many; 0: none, as a repeated reply.
+
+        Returns:
+            The price, and how many releases of it the audit log must list of this run, with those that the owner forgot.
 
         Raises:
             FedGraphError: ε would exceed the limit, or the file cannot be read.
         """
+        price = booking(cfg, releases)
+        name = entry_name(run, price)
         if self.path is None:
-            self._add(run, cfg, releases)
-            return
+            self._add(name, price)
+            return price
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock"):
             if not self.path.is_file():
                 self._check_new(self.path)
             self.booked = _read(self.path)
-            self._check_age(self.path)
-            self._add(run, cfg, releases)
-            write_bytes(self.path, json.dumps(self.booked).encode())
+            forgotten = self._check_age(self.path).get(name, 0)
+            if releases:
+                self._add(name, price)
+                write_bytes(self.path, json.dumps(self.booked).encode())
+            return price | {"releases": self._held().get(name, 0) + forgotten}
 
     def _check_new(self, path: Path) -> None:
         """Refuse to start a ledger next to an audit log that lists releases which it should hold.
@@ -74,38 +83,49 @@ class SpentPrivacy:
         Raises:
             FedGraphError: names both files, and how the owner confirms.
         """
-        if count := self.logged():
+        if count := sum(self.logged().values()):
             raise FedGraphError(
                 f"{path} is missing, but this node's audit log lists {count} releases with noise: restore it, or, to forget what"
                 " was spent, write {} into it"
             )
 
-    def _check_age(self, path: Path) -> None:
-        """Refuse a release by a ledger that is older than the audit log, such as one of a back-up.
+    def _check_age(self, path: Path) -> dict[str, int]:
+        """Refuse a release by a ledger that lacks some that the audit log lists, such as one of a back-up.
 
-        An empty ledger is the owner's, who forgets what was spent: a file next to it keeps how much.
+        An empty ledger is the owner's, who forgets what was spent. A file next to it keeps what was forgotten, by entry; the
+        owner writes only the number, since a ledger of another back-up may lack as many at a higher price.
+
+        Returns:
+            The numbers of releases that the owner forgot, by entry.
 
         Raises:
             FedGraphError: names both files, and how the owner confirms.
         """
-        forgotten = path.with_name(f"{path.name}.forgotten")
-        count = self.logged()
-        if count and not self.booked:
-            write_bytes(forgotten, str(count).encode())
-            return
-        before = forgotten.read_text().strip() if forgotten.is_file() else "0"
-        held = sum(int(entry["releases"]) for entry in self.booked.values())
-        if not before.isdecimal() or count > held + int(before):
+        file, held, listed = path.with_name(f"{path.name}.forgotten"), self._held(), self.logged()
+        missing = {name: count - held.get(name, 0) for name, count in listed.items() if count > held.get(name, 0)}
+        lost, known = sum(missing.values()), None
+        with suppress(OSError, *MALFORMED):
+            known = json.loads(file.read_bytes())
+        if missing and (not self.booked or (isinstance(known, int) and known >= lost)):
+            known = missing
+            write_bytes(file, json.dumps(known).encode())
+        forgotten: dict[str, int] = known if isinstance(known, dict) else {}
+        if any(count > forgotten.get(name, 0) for name, count in missing.items()):
             raise FedGraphError(
-                f"{path} holds {held} releases with noise, but this node's audit log lists {count}: it is older, as from a"
-                f" back-up; restore the newer one, or, to forget the others, write {max(count - held, 0)} into"
-                f" {forgotten.name} beside it"
+                f"{path} lacks {lost} of {sum(listed.values())} releases with noise that this node's audit log lists: it is"
+                f" older, as from a back-up; restore the newer one, or, to forget them, write {lost} into {file.name} beside it"
             )
+        return forgotten
 
-    def _add(self, run: str, cfg: RunConfig, releases: int) -> None:
-        price = booking(cfg, releases)
-        name = entry_name(run, price)
-        before = int(self.booked.get(name, {}).get("releases", 0))
+    def _held(self) -> dict[str, int]:
+        """Return the numbers of releases by the entries' names of this version."""
+        counts: Counter[str] = Counter()
+        for name, entry in self.booked.items():
+            counts[entry_name(name, entry)] += int(entry["releases"])
+        return counts
+
+    def _add(self, name: str, price: dict[str, float]) -> None:
+        before, releases = int(self.booked.get(name, {}).get("releases", 0)), int(price["releases"])
         after = self.booked | {name: price | {"releases": before + releases}}
         if (epsilon := spent(after)) > self.limit:
             raise Refusal(
@@ -113,12 +133,6 @@ class SpentPrivacy:
                 f" (max_epsilon): now it is {spent(self.booked):.3g}, with {releases} more release(s) {epsilon:.3g}"
             )
         self.booked = after
-
-
-def entry_name(run: str, price: Mapping[str, Any]) -> str:
-    """Return the name of the entry for a run's releases of one price."""
-    fixed = {key: value for key, value in price.items() if key != "releases"}
-    return f"{run} {hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]}"
 
 
 def booking(cfg: RunConfig, releases: int) -> dict[str, float]:

@@ -523,8 +523,8 @@ def test_a_damaged_line_of_the_audit_log_costs_its_own_numbers_only(tmp_path, no
     }
     good = price | {"unit": "client", "purpose": "fraud"}
     bad = good | noise if isinstance(noise, dict) else noise
-    for _ in range(2):
-        audit_chain.append(tmp_path, entry | {"sent": {}, "noise": good})
+    for held in (2, 4):
+        audit_chain.append(tmp_path, entry | {"sent": {}, "noise": good | {"releases": held}})
     first, second = (tmp_path / audit_chain.LOG).read_text().splitlines()
     damaged = json.dumps(json.loads(first) | {"noise": bad})
     (tmp_path / audit_chain.LOG).write_text(f"{damaged}\n{second}\n")

@@ -167,8 +167,8 @@ def test_releases_with_noise_are_added_up(tmp_path, capsys):
     entry = {"strategy": "fedavg", "phase": "train", "round": 1, "exchange": 0, "received": 10, "refused": ""}
     one = {"noise_multiplier": 2.0, "sensitivity": 1e5}
     for run, count, unit in (("7", 3, "client"), ("8", 2, "client"), ("9", 1, "row")):
-        for _ in range(count):
-            noise = {"unit": unit, **one, "releases": 1}
+        for held in range(1, count + 1):
+            noise = {"unit": unit, **one, "releases": held}
             audit_chain.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": noise})
     found = fg.audit(tmp_path)
     assert found["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2, 1)]

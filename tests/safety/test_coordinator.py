@@ -208,8 +208,9 @@ def test_records_older_than_the_audit_log_are_refused_until_the_owner_confirms(c
     file = str(coordinator.folder / "agreement.yaml")
     assert cli.main(["agree", "confirm", file, "--state", str(state), "--last", "2"]) == 0
     assert "goes on after run 2" in capsys.readouterr().out
+    assert "run 2 is used up: this node's owner confirmed it" in coordinator.run(2).ask(0, beginning.COMMIT)
     assert not isinstance(coordinator.run(3).ask(0, beginning.COMMIT), str)
-    assert "is used up" in coordinator.run(2).ask(0, beginning.COMMIT)
+    assert "run 2 of agreement.yaml is used up" in coordinator.run(2).ask(0, beginning.COMMIT)
 
 
 def test_a_withdrawal_outlives_a_back_up(coordinator):

@@ -2,23 +2,28 @@
 
 import json
 import re
+from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
+import fedgraph_flwr as fg
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.fedomd import range_of
 from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.fleet import audit_chain
+from fedgraph_flwr.fleet.audit_chain import entry_name
 from fedgraph_flwr.methods.declared import uplink_of as declared
 from fedgraph_flwr.methods.moments import central_moments, powers_about
 from fedgraph_flwr.node import records
 from fedgraph_flwr.secure.accounting import cost
 from fedgraph_flwr.secure.eligibility import not_private
 from fedgraph_flwr.secure.policy import Policy, read_policy
-from fedgraph_flwr.secure.spent import DELTA, SpentPrivacy, spent
+from fedgraph_flwr.secure.spent import DELTA, SpentPrivacy, booking, spent
 from fedgraph_flwr.strategies.fedomd import impossible
 from tests.methods.small_runs import METHODS, by_default, sampled
 from tests.nodes import model_of, nodes_with
@@ -247,7 +252,9 @@ def test_a_restored_ledger_releases_nothing_again(node, tmp_path):
     newer = path.read_bytes()
     path.write_bytes(backup)
     refusal = train()
-    assert "holds 1 releases with noise, but this node's audit log lists 2: it is older, as from a back-up" in refusal
+    assert (
+        "lacks 1 of 2 releases with noise that this node's audit log lists: it is older, as from a back-up" in refusal
+    )
     assert "write 1 into privacy_training.json.forgotten beside it" in refusal
     path.write_bytes(newer)
     assert not isinstance(train(), str)
@@ -255,6 +262,59 @@ def test_a_restored_ledger_releases_nothing_again(node, tmp_path):
     path.with_name("privacy_training.json.forgotten").write_text("2")
     assert not isinstance(train(), str)
     assert not isinstance(train(), str)
+
+
+@pytest.mark.parametrize("ends", ["refused", "killed"])
+def test_the_audit_log_lists_what_was_booked_without_a_reply(node, tmp_path, monkeypatch, ends):
+    """An older ledger was accepted once as many later requests were booked and refused: ε fell."""
+    policy = {"min_nodes": 0, "max_epsilon": 1e6, "check_start": False}
+    path = tmp_path / "state" / "privacy_training.json"
+    asked = node(*PRIVATE, policy=policy, state=True)
+    assert not isinstance(asked.request("train", 1, {"model": model_of(asked)}), str)
+    backup = path.read_bytes()
+    with monkeypatch.context() as patch:
+        if ends == "refused":
+            patch.setattr(GraphClient, "fit", Mock(side_effect=IndexError))
+            assert "only its own log has the reason" in asked.request("train", 2, {"model": model_of(asked)})
+        else:
+            patch.setattr(audit_chain, "append", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                asked.request("train", 2, {"model": model_of(asked)})
+    assert not isinstance(asked.request("train", 3, {"model": model_of(asked)}), str)
+    log = fg.audit(tmp_path / "state")
+    assert (log["releases"].tolist(), log.attrs["epsilon"]["client"]) == ([3], spent(json.loads(path.read_bytes())))
+    path.write_bytes(backup)
+    assert "lacks 2 of 3 releases" in asked.request("train", 4, {"model": model_of(asked)})
+
+
+def test_a_ledger_of_cheaper_releases_is_an_older_one(tmp_path):
+    """It holds as many as the log lists, of another price; what an owner forgets is that of one back-up only."""
+    path, listed = tmp_path / "privacy_training.json", Counter()
+    noised = {z: compose(["num_clients=3", *PRIVATE, f"privacy.noise_multiplier={z}"]) for z in (1, 2, 100)}
+    names = {z: entry_name("7", booking(cfg, 1)) for z, cfg in noised.items()}
+
+    def book(z, releases=1):
+        booked = SpentPrivacy(path, 1e9, "training", lambda: listed).book("7", noised[z], releases)
+        listed[names[z]] = max(listed[names[z]], booked["releases"])
+
+    book(100)
+    book(100)
+    cheap = path.read_bytes()
+    book(2)
+    branch = path.read_bytes()
+    path.write_bytes(cheap)
+    listed[names[100]] = 1
+    with pytest.raises(FedGraphError, match=r"lacks 1 of 2 releases .* write 1 into privacy_training.json.forgotten"):
+        book(100)
+    (tmp_path / "privacy_training.json.forgotten").write_text("1")
+    book(1)
+    book(2, 0)
+    assert listed == {names[100]: 1, names[2]: 1, names[1]: 1}
+    book(2)
+    assert listed[names[2]] == 2, "the forgotten one and the new one"
+    path.write_bytes(branch)
+    with pytest.raises(FedGraphError, match="lacks 2 of 4 releases"):
+        book(100)
 
 
 def test_another_purpose_has_a_ledger_of_its_own(node, tmp_path):
