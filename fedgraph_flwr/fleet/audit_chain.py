@@ -31,9 +31,9 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
     Args:
         state: the node's state folder.
         entry: ``run`` (Flower's id), ``strategy``, ``phase``, ``round``, ``exchange``, ``received`` (bytes), ``sent`` (bytes by
-            group), ``refused`` (the error message, "" if the node replied), ``noise`` ({} for none; ``unit``, ``purpose`` and the
-            price of releases with noise, and how many the ledger of ε holds of this run and price: those that no line lists yet
-            are this line's, also of a process that died after it booked them).
+            group), ``refused`` (the error message, "" if the node replied), ``noise`` ({} for none; ``unit``, ``purpose``,
+            ``run`` and price of releases with noise, and how many the ledger of ε holds of this run and price: those that no line
+            lists yet are this line's, also of a process that died after it booked them).
 
     Raises:
         FedGraphError: the log or its head was damaged, or cannot be written.
@@ -51,7 +51,7 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
             raise FedGraphError(f"{path} is shorter than {HEAD} says: restore it, or move both away to start a new log")
         listed, entry = releases(state, head), dict(entry)
         if noise := entry.get("noise"):
-            counts, name = listed.setdefault(ledger_of(noise), {}), entry_name(entry["run"], noise)
+            counts, name = listed.setdefault(ledger_of(noise), {}), _name(entry)
             new = noise["releases"] - counts.get(name, 0)
             counts[name] = max(noise["releases"], counts.get(name, 0))
             entry["noise"] = noise | {"releases": new} if new > 0 else {}
@@ -73,12 +73,17 @@ def ledger_of(noise: Mapping[str, Any]) -> str:
     return f"{noise['unit']} {noise.get('purpose')}"
 
 
+def _name(entry: Mapping[str, Any]) -> str:
+    """Return the name of the ledger's entry to which a line's releases belong; ``noise`` of earlier versions has no run."""
+    return entry_name(str(entry["noise"].get("run", entry["run"])), entry["noise"])
+
+
 def entry_name(run: str, price: Mapping[str, Any]) -> str:
     """Return the name of a ledger's entry for a run's releases of one price, which ends with a digest of the price.
 
     Entries of earlier versions have the run's name only, which becomes this one.
     """
-    fixed = {key: value for key, value in price.items() if key not in ("releases", "unit", "purpose")}
+    fixed = {key: value for key, value in price.items() if key not in ("releases", "unit", "purpose", "run")}
     ending = f" {hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]}"
     return run.removesuffix(ending) + ending
 
@@ -91,7 +96,7 @@ def releases(state: Path, head: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     lines = [line for path in files_of(state) for line in path.read_bytes().splitlines()]
     for entry in map(json.loads, lines[: head["n"]]):
         if noise := entry.get("noise"):
-            own, name = counts.setdefault(ledger_of(noise), {}), entry_name(entry["run"], noise)
+            own, name = counts.setdefault(ledger_of(noise), {}), _name(entry)
             own[name] = own.get(name, 0) + noise["releases"]
     return counts
 

@@ -148,5 +148,6 @@ def book_releases(node: Node, client: GraphClient, count: int, repeated: bool) -
     ledger = _spent.setdefault((node.key[1], name), SpentPrivacy(path, limit, policy.purpose))
     ledger.path, ledger.limit = path, limit
     ledger.logged = partial(audit.released, Path(node.root), unit, policy.purpose)
-    booked = ledger.book(str(node.key[0]), client.cfg, count - repeated)
-    return {"unit": unit, "purpose": policy.purpose, **booked}
+    run = node.agreed or str(node.key[0])
+    booked = ledger.book(run, client.cfg, count - repeated)
+    return {"unit": unit, "purpose": policy.purpose, "run": run, **booked}

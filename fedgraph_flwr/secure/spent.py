@@ -51,7 +51,7 @@ class SpentPrivacy:
         """Book releases of a run before they leave the node.
 
         Args:
-            run: Flower's run id.
+            run: Flower's run id, or the name of an agreed run.
             cfg: the run's configuration.
             releases: how many; 0: none, as a repeated reply.
 

@@ -13,18 +13,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.fleet import agreements
+from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node import node as nodes
 from fedgraph_flwr.node import settings
 from fedgraph_flwr.partition import resolved
-from fedgraph_flwr.secure import beginning, keyring, secagg
+from fedgraph_flwr.secure import audit, beginning, keyring, secagg
 from fedgraph_flwr.secure.masked import pairwise
 from fedgraph_flwr.secure.spent import spent
 from fedgraph_flwr.secure.verified import PROPOSAL
@@ -46,9 +48,11 @@ MEMBERS = {"plain": 3, "secure": 4, "noised": 4, "verified": 4}
 
 TROUBLES = (
     *("drop", "delay", "repeat", "swap", "replay", "key", "list", "model", "attempt", "number", "agreement"),
-    *("restart", "restore"),
+    *("restart", "restore", "kill"),
 )
-"""What may happen to a message; an attempt is another run of Flower with the same number."""
+"""What may happen to a message.
+
+An attempt is another run of Flower with the same number; a process is killed before its line is in the audit log."""
 
 ROUNDS = ([1], [1, 2], [1, 3], [1, 3], [1, 2, 3], [1, 2, 3, 4])
 """Rounds of a schedule."""
@@ -153,10 +157,15 @@ class Player:
             self._round(again, last, {name: -2 * array for name, array in self._model(again).items()}, exchange)
 
     def honest(self) -> None:
-        """An honest run of the next number finishes."""
+        """An honest run of the next number finishes, once the owners of older records confirm."""
         self.number += 1
         rate, self.rate = self.rate, 0.0
-        run = self._run(self.number)
+        run, file = self._run(self.number), str(self.owner.folder / "agreement.yaml")
+        for client in self.members:
+            if "agree confirm" in str(run.ask(client, beginning.COMMIT)):
+                state = str(self.owner.folder / f"state_{client}")
+                last = ["--last", str(self.number - 1)]
+                required(main(["agree", "confirm", file, "--state", state, *last]) == 0, "no confirmation", client)
         try:
             self._begin(run)
             for server_round in (1, 2):
@@ -268,6 +277,11 @@ class Player:
             new_process(run, client)
         if trouble == "restore":
             self._restore(client)
+        if trouble == "kill":
+            with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+                patch.setattr(audit_chain, "append", Mock(side_effect=KeyboardInterrupt))
+                run.ask(client, phase, server_round, groups, **scalars)
+            new_process(run, client)
         reply = self._deliver(run, (client, phase, server_round, groups, scalars))
         if trouble == "repeat":
             self._deliver(run, (client, phase, server_round, groups, scalars | choose.choice([{}, {"exchange": 0}])))
@@ -333,11 +347,18 @@ class Player:
             request, term = digest(groups or {}), digest(reply)
         self.facts.term(position, request, term)
         if self.kind == "noised":
-            ledger = json.loads((self.owner.folder / f"state_{client}" / "privacy_rings.json").read_bytes())
+            state = self.owner.folder / f"state_{client}"
+            ledger = json.loads((state / self.RECORDS[1]).read_bytes())
             self.facts.drawn[client].add(term)
             booked = sum(int(entry["releases"]) for entry in ledger.values())
             required(booked >= len(self.facts.drawn[client]), "ε fell: a release is not booked", position, booked)
             required((now := spent(ledger)) >= self.facts.spent[client], "ε fell", position)
+            own = f"{self.owner.digest[32:]}-{number} "
+            held = {name: entry["releases"] for name, entry in ledger.items() if name.startswith(own)}
+            listed = audit.released(state, "client", "rings").items()
+            required(
+                {name: n for name, n in listed if name.startswith(own)} == held, "other releases are listed", position
+            )
             self.facts.spent[client] = now
 
     # --- back-ups -----------------------------------------------------------------------------------------------------
@@ -359,11 +380,15 @@ class Player:
             self._forget(client)
 
     def _newest(self, client: int) -> None:
-        """The owner restores the newest records, unless the node went on with those of the back-up, which were no older."""
-        newer = self.newer.pop(client)
-        if client not in self.went_on:
-            self._copied(newer, self.owner.folder / f"state_{client}")
-            self._forget(client)
+        """The owner restores the newest records, but none that the node went on with: those of the back-up were no older."""
+        newer, state = self.newer.pop(client), self.owner.folder / f"state_{client}"
+        ledger = self.RECORDS[1]
+        unused = [
+            (folder / ledger).is_file() and (folder / ledger).read_bytes() for folder in (self.backups[client], state)
+        ]
+        names = self.RECORDS if client not in self.went_on else self.RECORDS[1:] if unused[0] == unused[1] else ()
+        self._copied(newer, state, names)
+        self._forget(client)
 
     def _copied(self, source: Path, target: Path, names: tuple[str, ...] = RECORDS) -> Path:
         target.mkdir(exist_ok=True)

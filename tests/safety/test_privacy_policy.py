@@ -276,6 +276,7 @@ def test_the_audit_log_lists_what_was_booked_without_a_reply(node, tmp_path, mon
         if ends == "refused":
             patch.setattr(GraphClient, "fit", Mock(side_effect=IndexError))
             assert "only its own log has the reason" in asked.request("train", 2, {"model": model_of(asked)})
+            assert fg.audit(tmp_path / "state")["releases"].tolist() == [2]
         else:
             patch.setattr(audit_chain, "append", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
