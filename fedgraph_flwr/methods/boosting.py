@@ -104,14 +104,19 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     if not cfg.strategy.shared:
         return {}
     base = {"total": ArrayField(("C",), "float64"), "count": ArrayField(("C",), "float64")}
-    found: dict[str, Any] = {} if cfg.init else {BASE: Once({BASE: Sum(base)})}
+    found: dict[str, Any] = {} if cfg.init else {BASE: Once({BASE: Sum(base, bounded=True)})}
     if params.mode == "bagging":
         why = "each party's trees; mode=histogram needs only sums"
         flag = NumberField(0, 1, whole=True)
         numbers = Individual({"sits_out": flag, "ended": flag}, why="whether a party has trees to add")
         return {**found, TRAIN: {FOREST: Individual(why=why), METRICS: numbers}}
-    sums = {HISTOGRAM: Sum()}
-    return {**found, BINS: Once({COUNTS: Sum()}, times=2), TRAIN: sums, GROW: Exchanges(sums, times=params.depth - 1)}
+    sums = {HISTOGRAM: Sum(bounded=True)}
+    return {
+        **found,
+        BINS: Once({COUNTS: Sum(bounded=True)}, times=2),
+        TRAIN: sums,
+        GROW: Exchanges(sums, times=params.depth - 1),
+    }
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

@@ -61,7 +61,9 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         spread = {"spread": ArrayField((shape[0], 4, shape[1]), cfg.dtype)}
         found["moments_about"] = {MOMENTS: Mean(spread, weight=weight)}
     powers = {"powers": ArrayField((shape[0], 5, shape[1]), "float64")}
-    found["moments_sum"] = {MOMENTS: Mean(powers, weight=weight), **span}
+    # a norm has gradients of length 1, however far the pooled moments are: they choose a direction of local steps
+    bounded = not params.cmd_norm.endswith("squared")
+    found["moments_sum"] = {MOMENTS: Mean(powers, weight=weight, bounded=bounded), **span}
     return found
 
 

@@ -61,21 +61,24 @@ class Mean(Reducer):
         scale: factor of a client's weight, by its index; it must follow from the configuration. A robust rule has no weights, and
             multiplies the updates of trained parameters by it.
         trained: whether clients without training nodes are left out.
+        bounded: whether a member that chooses its term does not reach more by it than by ``privacy.max_update`` a round.
     """
 
     weight: str = "weighting"
     origin: str = ""
     scale: Callable[[int], float] | None = None
     trained: bool = False
+    bounded: bool = False
     reduced: ClassVar[bool] = True
     early: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Sum(Reducer):
-    """Sum Σ y, in float64 or another ``dtype``."""
+    """Sum Σ y, in float64 or another ``dtype``; ``bounded`` as of a mean."""
 
     dtype: str = "float64"
+    bounded: bool = False
     origin: ClassVar[str] = ""
     reduced: ClassVar[bool] = True
     early: ClassVar[bool] = True

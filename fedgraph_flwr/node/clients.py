@@ -38,7 +38,7 @@ from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.node import records, settings, start
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.node.request import Request
-from fedgraph_flwr.node.verified import Verified
+from fedgraph_flwr.node.verified import GONE, Verified
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure import eligibility
 from fedgraph_flwr.secure.keyring import Keyring, read_key, read_pins
@@ -110,10 +110,7 @@ class NodeClient:
         protection.part = found
         found.refresh()
         if found.record.round < 0 and self.requests.read().trained:
-            raise Refusal(
-                "this node trained in the run, and its record of what it signed is gone: its owner restores the state"
-                " folder, or members start the next run"
-            )
+            raise Refusal(GONE)
         return found
 
     # --- before the reply -------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """A node's part in rounds that every node computes (`fedgraph_flwr.secure.verified`).
 
 It keeps a record in its state folder, by the agreement and the run's number, and writes it before a reply leaves: which
-state is certified, which one follows, and what it has signed at the current position. The states have files of their own.
-It trains on nothing else than what the replica of the server's half requests from the certified state.
+state is certified, which sums were opened since, which state follows, and what it has signed at the current position. States
+and sums have files of their own. It replies to nothing else than what the replica of the server's half requests from the
+certified state and these sums.
 
 A reply around a sum is stored until the next state is certified. Whoever requests it again, in this run of Flower or in
 one that resumes, gets the same bytes: a reply file is written first, then the client's state with the record that names it.
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -75,10 +76,19 @@ from fedgraph_flwr.secure.verified import (
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, MODEL, Arrays, numbers_record
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, up_to
 
+if TYPE_CHECKING:  # the two halves of a method do not import each other
+    from fedgraph_flwr.strategies.replica import Values, Wanted
+
 REPLICA = "fedgraph_flwr.strategies.replica:Replica"
 """The replica of the server's half, found like the method's own two halves when a run needs it."""
 
-FILE = "verified"
+FILE, OPENED = "verified", "opened"
+"""Names of the record, and of an opened sum among stored replies."""
+
+GONE = (
+    "this node replied in the run, and its record of what it signed is gone: its owner restores the state folder, or members"
+    " start the next run"
+)
 
 
 @dataclass
@@ -111,7 +121,8 @@ class Record:
     Attributes:
         before: hash of all before the current position, in hexadecimal digits.
         round: the last certified round; −1: not even the start is certified.
-        next: digest of the state that the node computed after it from an opened sum; empty: none is open.
+        opened: phases of the sums that were opened since.
+        next: digest of the state that the node computed from them; empty: further sums follow.
         term: what was signed at the current position; None: nothing.
         keys: the members' keys of the current sum, in their order: [4, 32] in hexadecimal digits each.
         signed: digest of the state whose certificate was signed at the current position.
@@ -121,6 +132,7 @@ class Record:
 
     before: str
     round: int = -1
+    opened: list[str] = field(default_factory=list)
     next: str = ""
     term: Term | None = None
     keys: list[str] = field(default_factory=list)
@@ -159,19 +171,29 @@ class Verified:
         self.described = {c: text | dict.fromkeys(sizes, weights.get(c, 1)) for c in self.members}
         self.sizes = {c: np.array(sizes_of(described)) for c, described in self.described.items()}
         self.record = Record(first(self.run).hex())
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was read from files, or follows from it."""
         self._states: dict[int, Arrays] = {}
+        self._sums: list[Values] = []
+        self._known: tuple[tuple[int, int], Wanted | list[Arrays]] | None = None
 
     def refresh(self) -> None:
-        """Take the record of another process of this node, or a restored one, if it is not the one that is known."""
-        values = self.folder.read_record(FILE)
-        if values and (later := self.folder.last_record()).get("writes", 0) > values.get(
-            "writes", 0
-        ):
+        """Take the record of another process of this node, or a restored one, if it is not the one that is known.
+
+        Raises:
+            Refusal: the record is gone.
+        """
+        values, later = self.folder.read_record(FILE), self.folder.last_record()
+        if values is None and later:
+            raise Refusal(GONE)
+        if values is None:
+            return self._write()
+        if later.get("writes", 0) > values.get("writes", 0):
             values = later
-        if values and values == asdict(self.record):
-            return
-        self._states, self.record = {}, Record(first(self.run).hex())
-        if values:
+        if values != asdict(self.record):
+            self._forget()
             term = Term(**values["term"]) if values["term"] else None
             self.record = Record(**{**values, "term": term})
 
@@ -196,8 +218,21 @@ class Verified:
     @cached_property
     def replica(self) -> Any:
         """The replica of the server's half."""
-        with torch.random.fork_rng(devices=[]):
-            return locate(REPLICA)(self.client.cfg, self.described, self.earlier)
+        return locate(REPLICA)(self.client.cfg, self.described, self.earlier)
+
+    def _following(self) -> "Wanted | list[Arrays]":
+        """Return what comes next after the opened sums: a request, or the states with which the round may end."""
+        record = self.record
+        place = record.round, len(record.opened)
+        if self._known is None or self._known[0] != place:
+            for number in range(len(self._sums), len(record.opened)):
+                values = self.folder.read_reply((record.round + 1, OPENED, number))[0]
+                self._sums.append((record.opened[number], values))
+            before = self.state(record.round) if record.round >= 0 else None
+            with torch.random.fork_rng(devices=[]):
+                found = self.replica.follow(record.round + 1, before, self._sums, self.own)
+            self._known = place, found
+        return self._known[1]
 
     # --- replies that are repeated ----------------------------------------------------------------
 
@@ -231,17 +266,12 @@ class Verified:
             Refusal: says what differs.
         """
         phase, part = request.phase, self._part(request)
-        if phase == PUBLISH and request.exchange:
-            raise Refusal(
-                f"a round of a verified run has one sum, and the server requests keys of sum {request.exchange + 1}"
-            )
-        if phase == PUBLISH and CONSENT in part:
-            self._close(request, part, request.round - 1)
-        if phase == PUBLISH and request.round != self.record.round + 1:
-            raise Refusal(
-                f"the server requests keys of round {request.round}, and the last round that members certified here is"
-                f" {self.record.round}"
-            )
+        if phase == PUBLISH:
+            if TERMS in part:
+                self._open(request, part)
+            elif CONSENT in part:
+                self._close(request, part, request.round - 1)
+            self._check_keys(request)
         if phase in (PUBLISH, DEAL, OPEN, PROPOSE, CERTIFY, CLOSE):
             return
         if self.repeats(request):
@@ -268,6 +298,21 @@ class Verified:
         else:
             self._check_request(request, part)
 
+    def _check_keys(self, request: Request) -> None:
+        """Refuse keys of another sum than the next."""
+        record = self.record
+        if request.round != record.round + 1:
+            raise Refusal(
+                f"the server requests keys of round {request.round}, and the last round that members certified here is"
+                f" {record.round}"
+            )
+        follows = not (record.term or record.next) and request.exchange == len(record.opened)
+        if not (follows or self.repeats(request)):
+            raise Refusal(
+                f"the server requests keys of sum {request.exchange + 1} of round {request.round}, and"
+                f" {len(record.opened)} of its sums were opened here"
+            )
+
     def _part(self, request: Request) -> Arrays:
         """Return the arrays of secure sums of a request, with the types and shapes that its phase has.
 
@@ -275,8 +320,11 @@ class Verified:
             FedGraphError: names the array that has others.
         """
         part, count = request.groups.get(SECAGG, {}), len(self.members)
-        if request.phase == OPEN and self.record.next:
-            part = {STATE: part.get(STATE, np.empty(0))}  # the sum is open here
+        opens = self._opens(request)
+        if request.phase == OPEN and not opens:
+            part = {STATE: part.get(STATE, np.empty(0))}
+        elif request.phase == PUBLISH and TERMS in part and not opens:
+            part = {}
         some = up_to(count)
         size = (
             sum(int(np.prod(shape)) for *_, shape in self.record.term.like)
@@ -299,11 +347,11 @@ class Verified:
                 STATEMENTS: signatures,
             },
             UNMASK: {SIGNERS: clients, CONSENT: consents, STATEMENTS: signatures},
-            OPEN: {STATE: hashed, **(terms if request.round and not self.record.next else {})},
+            OPEN: {STATE: hashed, **(terms if opens else {})},
             PROPOSE: {STATE: hashed} if part else {},
             CERTIFY: {SIGNERS: clients, CONSENT: signatures},
             CLOSE: (closing := {SIGNERS: clients, CONSENT: signatures, BEFORE: hashed}),
-            PUBLISH: closing if part else {},
+            PUBLISH: terms if TERMS in part else closing if part else {},
         }
         if request.phase in forms:
             check(part, forms[request.phase], f"the server sent, in phase '{request.phase}',")
@@ -317,21 +365,19 @@ class Verified:
                 f"this node signed its term at this place already (phase '{record.term.phase}', round"
                 f" {record.round + 1}): it adds nothing else to the sum"
             )
-        if request.round != record.round + 1 or record.round < 0:
+        if request.round != record.round + 1:
             raise Refusal(
                 f"the server requests phase '{request.phase}' of round {request.round}, and the last round"
                 f" that members certified here is {record.round}"
             )
-        known = record.next or self.replica.missing(
-            self.state(record.round), request.round, self.own
-        )
-        if isinstance(known, str) or known[0] != request.phase:
-            named = "no other phase" if record.next else f"phase '{known[0]}'"
+        known = self._following()
+        if isinstance(known, list) or known.phase != request.phase:
+            named = "no other phase" if isinstance(known, list) else f"phase '{known.phase}'"
             raise Refusal(
                 f"the server requests phase '{request.phase}' of round {request.round}, and by what members"
                 f" opened, {named} comes next"
             )
-        self._check_groups(request, known[1], {**known[2], "exchange": 0})
+        self._check_groups(request, known.groups, known.scalars)
         sizes = self.member.sizes_of(part.get(MEMBERS, np.empty(0, np.int64)))
         if wrong := [c for c, n in sizes.items() if n.tolist() != self.sizes[c].tolist()]:
             raise Refusal(f"client {wrong[0]} counts otherwise in this sum than members agreed on")
@@ -486,7 +532,7 @@ class Verified:
         """
         part, phase = self._part(request), request.phase
         found: dict[str, Arrays] = {}
-        if phase == OPEN and request.round and not self.record.next:
+        if phase == OPEN and self._opens(request):
             self._open(request, part)
         if phase == CLOSE:
             self._close(request, part, request.round)
@@ -494,6 +540,13 @@ class Verified:
             found = self._proposed(request, part)
             self._write()
         return found, {}
+
+    def _opens(self, request: Request) -> bool:
+        """Return whether a request brings the sum at the current position; it is open here otherwise, or there is none."""
+        record = self.record
+        return bool(record.term) and (
+            request.phase == OPEN or request.exchange == len(record.opened) + 1
+        )
 
     def _open(self, request: Request, part: Arrays) -> None:
         """Open the sum at the current position, and move to the next."""
@@ -520,12 +573,18 @@ class Verified:
             request.round,
             bytes.fromhex(term.held),
         )
-        state = self.replica.after(
-            self.state(record.round), request.round, term.phase, self.sizes, total
-        )
+        self._following()
+        opened = self.replica.opened(term.phase, self.sizes, total)
+        place = request.round, OPENED, len(record.opened)
+        self.folder.write_reply(place, opened[1], {})
+        self._sums.append(opened)
         record.before, record.term = after(self._listing(term)).hex(), None
-        self._keep(request.round, state)
-        record.next = digest(state).hex()
+        record.opened.append(term.phase)
+        found = self._following()
+        if isinstance(found, list) and request.round:
+            self._keep(request.round, found[0])
+            record.next = digest(found[0]).hex()
+        self._write()
 
     def _results(self, server_round: int) -> dict[str, Arrays]:
         """Return the state after a round that ends here by its digest, or all with which the run may begin here."""
@@ -536,11 +595,15 @@ class Verified:
                 f" is {record.round}"
             )
         if not server_round:
+            starts = self._following()
+            if not isinstance(starts, list):
+                raise Refusal(f"the set-up is not over: phase '{starts.phase}' comes next")
             unknown = self.client.cfg.init and not self.earlier
-            starts = [] if unknown else self.replica.starts
-            return {digest(start).hex(): start for start in starts}
+            return {} if unknown else {digest(start).hex(): start for start in starts}
         if not record.next:
-            raise Refusal(f"round {server_round} is not over: its sum was not opened here")
+            raise Refusal(
+                f"round {server_round} is not over: {len(record.opened)} of its sums were opened here, and others follow"
+            )
         return {record.next: self.state(server_round)}
 
     def _proposed(self, request: Request, part: Arrays) -> dict[str, Arrays]:
@@ -592,6 +655,7 @@ class Verified:
         self._check_enough(certificate, part[SIGNERS], part[CONSENT], signed)
         if name != record.next:
             self._keep(server_round, state)
+        self._forget()
         self._states = {server_round: state}
         self.record = Record(after(certificate).hex(), server_round, writes=record.writes)
         self._write()

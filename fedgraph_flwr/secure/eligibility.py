@@ -11,7 +11,7 @@ from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure.accounting import relation
 from fedgraph_flwr.secure.adaptive import value_multiplier
 from fedgraph_flwr.secure.secagg import MIN_CLIENTS
-from fedgraph_flwr.wire.messages import CLIPPED, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import CLIPPED, DESCRIBE, MODEL, TRAIN
 
 
 def shares_nothing(cfg: RunConfig, uplink: Uplink) -> str:
@@ -44,18 +44,19 @@ def not_secure(cfg: RunConfig, uplink: Uplink) -> str:
 
 
 def not_verified(cfg: RunConfig, uplink: Uplink) -> str:
-    """Return what nodes cannot compute for themselves; empty: each round is one mean of models, or also of bounded variates."""
+    """Return what nodes cannot compute for themselves; empty: they open sums alone, which ``max_update`` bounds."""
     for phase, group, reducer in shown(uplink):
+        if phase == DESCRIBE and isinstance(reducer, Public):
+            continue  # numbers of the agreement
+        if not reducer.early:
+            return f"needs {named(phase, group, reducer)}"
         if (phase, group) == (TRAIN, VARIATES) and cfg.strategy.variates in ("scaffold", "feddc"):
             if cfg.train.plain_sgd and not cfg.train.local_epochs:
                 continue
             return "needs plain SGD (train.optimizer=sgd) without train.local_epochs, where privacy.max_update bounds variates"
-        if (
-            (phase, group) != (TRAIN, MODEL)
-            or getattr(reducer, "origin", "") != ARRAYS
-            or not isinstance(reducer, Mean)
-        ):
-            return f"needs {named(phase, group, reducer)}"
+        of_model = (phase, group) == (TRAIN, MODEL) and getattr(reducer, "origin", "") == ARRAYS
+        if not (of_model or getattr(reducer, "bounded", False)):
+            return f"needs the sum of '{group}' in phase '{phase}', by which a member reaches more than by privacy.max_update"
     return shares_nothing(cfg, uplink)
 
 
@@ -98,7 +99,7 @@ def check(cfg: RunConfig, uplink: Uplink) -> None:
         promise = "privacy.secagg=true shows the server only sums of clients' values"
         _require_all(seen, promise, method, f"privacy.secagg=false{revealing if 'values of' in seen else ''}")
     if privacy.coordinator == "verified":
-        promise = "privacy.coordinator=verified lets nodes compute rounds of one mean of models each"
+        promise = "privacy.coordinator=verified lets nodes compute rounds from sums that it bounds"
         _require_all(not_verified(cfg, uplink), promise, method, "another strategy, or privacy.coordinator=curious")
     if cfg.ray.aggregate:
         promise = "ray.aggregate=true sums training replies before the server sees them"

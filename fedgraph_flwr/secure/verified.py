@@ -12,7 +12,9 @@
                         up: a signature of the certificate, if that is the state which the node computed
     secagg_keys         down: t signatures of the certificate, with the next round's first request
 
-In the set-up, ``verified_open`` has the digest alone; the last round ends with ``verified_close``, which has the certificate.
+A round may have several sums (`fedgraph_flwr.strategies.boosting`): all terms and shares of one come with the next one's
+``secagg_keys``, and only those of the last with ``verified_open``. Without a sum in the set-up, its ``verified_open`` has the
+digest alone; the last round ends with ``verified_close``, which has the certificate.
 Processors round differently: if fewer than t sign, the others get the state that a member signed (``verified_certify``), and
 sign it if theirs is `alike`; if none signed, the lowest sends its own (``verified_propose``).
 

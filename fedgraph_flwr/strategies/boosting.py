@@ -151,8 +151,7 @@ class Boosting(GraphStrategy):
             return {}
         bins: Any = {BINS: self.memory[BINS]} if BINS in self.memory else {}
         if bins:
-            edges = boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
-            self._growth = Growth(self.build_model().outputs, edges, self.params)
+            self._growth = self._new_growth()
         if self.cfg.init:
             return {
                 START: {"trees": np.array([len(self.memory[START]["start"])], np.int32)},
@@ -202,7 +201,7 @@ class Boosting(GraphStrategy):
         """Return the forest with the trees of this round."""
         if not self.cfg.strategy.shared:
             return arrays
-        base = self.memory[START] if self.cfg.init else constants(self.memory[BASE])
+        base = self._base
         if self.params.mode == "bagging":
             return self._mean(base, reduced)
         roots: list[np.ndarray] = [reduced[HISTOGRAM]["sums"]]
@@ -212,6 +211,30 @@ class Boosting(GraphStrategy):
                 boosting.grown(self._growth, lambda *at: self._sums(roots, *at)),
             ]
         )
+
+    def limited(self, arrays: Arrays, start: Arrays, most: float) -> Arrays:
+        """Return the forest with the leaves of this round's trees in [−``most``, ``most``], and so each raw score's change."""
+        first = len(start["start"]) or len(self._base["start"])
+        if len(arrays["start"]) <= first:
+            return arrays
+        values = arrays["value"].copy()
+        new = arrays["start"][first]
+        leaf = arrays["feature"][new:] < 0
+        values[new:][leaf] = values[new:][leaf].clip(-most, most)
+        return {**arrays, "value": values}
+
+    def numbers(self) -> int:
+        """Return the numbers of the histograms of a tree whose levels are full, per output."""
+        growth = self._new_growth()
+        return len(growth.tree) * (2**self.params.depth - 1) * int(growth.held.sum()) * 3
+
+    @property
+    def _base(self) -> Arrays:
+        return self.memory[START] if self.cfg.init else constants(self.memory[BASE])
+
+    def _new_growth(self) -> Growth:
+        edges = boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
+        return Growth(self.build_model().outputs, edges, self.params)
 
     def _sums(
         self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray
@@ -282,9 +305,3 @@ class Boosting(GraphStrategy):
         if self.params.mode == "histogram":
             return self.params.trees
         return -(-self.params.trees // (self.params.per_round or self.params.trees))
-
-    def load(self, tree: Any) -> None:
-        """Restore the state; what a run starts from and the edges of bins are agreed on in each run's set-up."""
-        agreed = {key: self.memory[key] for key in (BASE, START, BINS) if key in self.memory}
-        super().load(tree)
-        self.memory |= agreed

@@ -16,7 +16,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line
 from fedgraph_flwr.evaluation.best_round import MISSING, SCORED_BY
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods import cohorts
-from fedgraph_flwr.methods.uplink import releases, sums
+from fedgraph_flwr.methods.uplink import released_once, releases, sums
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier import earlier_spent, newcomers
 from fedgraph_flwr.store.recorder import Recorder
@@ -95,7 +95,8 @@ class Loop:
         self.server.adopt(self.server.initial_arrays())
         if self.cfg.init:
             self.server.adopt(self._earlier("init")[0])
-        self.server.set_up()
+        if self.live.summation.sets_up() or not released_once(self.server.uplink_of):
+            self.server.set_up()
         self.server.adopt(self.live.summation.certified(self.server.arrays))
         if self.cfg.evaluate:
             return self._evaluate_finished()

@@ -125,11 +125,22 @@ def replayed_setup(
         opened: what was opened in the set-up.
         start: the shared parameters with which the run begins; None: those of its seed.
     """
+    strategy = prepared(cfg, clients, opened, start)
+    strategy.set_up()
+    return strategy
+
+
+def prepared(
+    cfg: RunConfig,
+    clients: Mapping[int, ClientInfo],
+    opened: Iterable[Opened],
+    start: Arrays | None = None,
+) -> GraphStrategy:
+    """Return a strategy before its set-up, as for `replayed_setup`."""
     strategy: GraphStrategy = locate(cfg.strategy.server)(cfg)
     strategy.bind(clients)
     strategy.connect(Replay(strategy, opened))
     strategy.adopt(start or strategy.initial_arrays())
-    strategy.set_up()
     return strategy
 
 

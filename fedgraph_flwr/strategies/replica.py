@@ -1,7 +1,7 @@
 """The server's half of a run at its nodes, which make each round for themselves (`fedgraph_flwr.secure.verified`)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.strategies.replay import (
-    MissingRequest,
-    Opened,
-    replayed_round,
-    replayed_setup,
-)
-from fedgraph_flwr.strategies.round import Round
+from fedgraph_flwr.strategies.replay import MissingRequest, Opened, prepared, replayed_round
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.verified import (
     Verified,
@@ -26,6 +20,24 @@ from fedgraph_flwr.strategies.summation.verified import (
     take_state,
 )
 from fedgraph_flwr.wire.messages import MODEL, TRAIN, Arrays, Reply, from_record
+
+Values = tuple[str, dict[str, Arrays]]
+"""A phase, and what was opened of it: means and sums by group."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The request to a client whose sum comes next.
+
+    Attributes:
+        phase: its phase.
+        groups: its groups of arrays.
+        scalars: its further scalars.
+    """
+
+    phase: str
+    groups: dict[str, Arrays]
+    scalars: dict[str, Any]
 
 
 class Replica:
@@ -37,9 +49,6 @@ class Replica:
         cfg: the run's configuration.
         descriptions: of all members.
         starts: shared parameters with which the run may begin; none: those of its seed.
-
-    Attributes:
-        starts: the state after the set-up for each of them.
     """
 
     def __init__(
@@ -48,27 +57,29 @@ class Replica:
         descriptions: Mapping[int, Mapping[str, Any]],
         starts: Sequence[Arrays] = (),
     ):
-        clients = {c: ClientInfo(c, c, dict(text)) for c, text in descriptions.items()}
-        self.members = sorted(clients)
-        self.starts = list[Arrays]()
-        chosen: Sequence[Arrays | None] = starts or (None,)
-        for start in chosen:
-            self.strategy = replayed_setup(replace(cfg, init=""), clients, [], start)
-            self.starts.append(state_of(self.strategy, self.strategy.arrays))
+        self.cfg, self.starts = cfg, starts
+        self.clients = {c: ClientInfo(c, c, dict(text)) for c, text in descriptions.items()}
+        self.members = tuple(sorted(self.clients))
+        self.strategy: Any = None
 
-    def missing(
-        self, state: Arrays, server_round: int, client: int
-    ) -> tuple[str, dict[str, Arrays], dict[str, Any]]:
-        """Return the request of a round to a client, whose sum follows: phase, groups and scalars.
+    def follow(
+        self, server_round: int, before: Arrays | None, sums: Sequence[Values], client: int
+    ) -> Wanted | list[Arrays]:
+        """Return the request that comes next in a round to a client, or the states with which the round may end.
 
         Args:
-            state: that before the round.
-            server_round: the round.
+            server_round: the round; 0: the set-up.
+            before: the state before it; None: none is known, in the set-up.
+            sums: what was opened in the round, in order.
             client: the client.
         """
-        strategy = self._at(state, server_round)
+        members = self.members
+        replies = [Reply(one) for one in members]
+        opened = [Opened(phase, Reduced(replies, means), members) for phase, means in sums]
+        if before is not None and self.strategy is None:
+            self.strategy = prepared(self.cfg, self.clients, ())
         try:
-            replayed_round(strategy, server_round, self.members, [])
+            return self._ends(server_round, before, opened)
         except MissingRequest as request:
             given: Any = request.groups
             if given and all(isinstance(key, int) for key in given):
@@ -78,40 +89,39 @@ class Replica:
                 for name, group in given.items()
             }
             if request.phase == TRAIN:
-                groups[MODEL] = strategy.arrays
-            return request.phase, groups, dict(request.config)
-        raise AssertionError("a round of a verified run has one sum")
+                groups[MODEL] = self.strategy.arrays
+            earlier = sum(phase == request.phase for phase, _ in sums)
+            return Wanted(request.phase, groups, {**request.config, "exchange": earlier})
 
-    def after(
-        self,
-        state: Arrays,
-        server_round: int,
-        phase: str,
-        sizes: Mapping[int, np.ndarray],
-        total: dict[str, Arrays],
-    ) -> Arrays:
-        """Return the state after a round, from the sum of all members' terms.
+    def _ends(
+        self, server_round: int, before: Arrays | None, opened: list[Opened]
+    ) -> list[Arrays]:
+        if before is not None:
+            strategy = self.strategy
+            start = take_state(strategy, before, strategy.arrays)
+            strategy.adopt(start)
+            after = replayed_round(strategy, server_round, self.members, opened)
+            return [next_state(strategy, after, start)]
+        found = []
+        chosen: Sequence[Arrays | None] = self.starts or (None,)
+        for first in chosen:
+            self.strategy = prepared(self.cfg, self.clients, opened, first)
+            self.strategy.set_up()
+            found.append(state_of(self.strategy, self.strategy.arrays))
+        return found
+
+    def opened(
+        self, phase: str, sizes: Mapping[int, np.ndarray], total: dict[str, Arrays]
+    ) -> Values:
+        """Return what the sum over all members opens of the request that `follow` returned last.
 
         Args:
-            state: that before the round.
-            server_round: the round.
-            phase: the phase of the sum.
+            phase: its phase.
             sizes: the members' sizes, by which they count.
             total: Σ p_i x_i by group.
         """
-        strategy, members = self._at(state, server_round), tuple(self.members)
-        account = Privacy(strategy.cfg) if strategy.counting.private else None
+        strategy, members = self.strategy, list(self.members)
+        account = Privacy(replace(self.cfg, init="")) if strategy.counting.private else None
         summed = Verified(strategy, Schemas(strategy), account)
-        summed.weigh(phase, self.members, sizes)
-        means = summed.values(total, self.members)
-        start = strategy.arrays
-        opened = Opened(phase, Reduced([Reply(c) for c in members], means), members)
-        return next_state(
-            strategy, replayed_round(strategy, server_round, members, [opened]), start
-        )
-
-    def _at(self, state: Arrays, server_round: int) -> Any:
-        strategy = self.strategy
-        strategy.adopt(take_state(strategy, state, strategy.arrays))
-        strategy.round = Round(server_round, self.members, tuple(self.members))
-        return strategy
+        summed.weigh(phase, members, sizes)
+        return phase, summed.values(total, members)

@@ -11,6 +11,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.uplink import Groups as Reducers
 from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.secure.verified import bounded
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.counting import Counting
 from fedgraph_flwr.strategies.descriptions import Descriptions
@@ -168,6 +169,22 @@ class Server(FlowerFedAvg):
         Raises:
             FedGraphError: names the client and the condition.
         """
+
+    def limited(self, arrays: Arrays, start: Arrays, most: float) -> Arrays:
+        """Return the shared parameters of a step within a bound, in rounds that every node computes.
+
+        A method whose uplink declares other sums as ``bounded`` may have another bound.
+
+        Args:
+            arrays: those of the step.
+            start: those before it.
+            most: ``privacy.max_update``.
+        """
+        return bounded(arrays, start, most)
+
+    def numbers(self) -> int:
+        """Return how many numbers a client adds to the sums of a round at most."""
+        return sum(array.size for array in self.arrays.values())
 
     def save(self) -> Tree:
         """Return the state that a checkpoint needs besides the shared parameters and the clients' own models: `memory`."""

@@ -6,14 +6,15 @@ import itertools
 import json
 import re
 import shutil
-from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.boosting import BoostingClient
 from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import compose, to_json
@@ -22,6 +23,7 @@ from fedgraph_flwr.errors import FedGraphError, Refusal, RunFailed
 from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
+from fedgraph_flwr.methods.boosting import BINS, GROW, HISTOGRAM
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import respond
@@ -35,9 +37,9 @@ from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
 from fedgraph_flwr.strategies.replica import Replica
-from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN
+from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN, from_record, to_record
 from tests.conftest import client_graph
-from tests.nodes import Killed, agreed, later, party_nodes
+from tests.nodes import Killed, agreed, later, over_the_wire, party_nodes
 from tests.safety.coordinator import Coordinator, Refused, keys_of
 from tests.safety.schedules import KINDS, Broken, Player, watched
 from tests.safety.verified_schedules import VerifiedPlayer, flat_names, record_of, rounded
@@ -89,6 +91,18 @@ METHODS = {
     "feddc": ["strategy=feddc", "train.optimizer=sgd"],
     "ditto": ["strategy=ditto"],
     "fedper": ["strategy=fedper"],
+    "boosting": [
+        *(
+            "strategy=boosting",
+            "strategy.mode=histogram",
+            "strategy.depth=3",
+            "strategy.bins=16",
+            "strategy.learning_rate=0.5",
+        ),
+        "strategy.min_data_in_leaf=4",
+    ],
+    "fedomd": ["strategy=fedomd", "strategy.cmd_range=unit"],
+    "fedgrad": ["strategy=fedgrad"],
 }
 MORE = (
     "fedadagrad",
@@ -113,8 +127,10 @@ def marks(method):
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=marks(m)) for m in METHODS])
-def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, method):
+def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, tmp_path, method):
     words = METHODS[method]
+    if method == "boosting":
+        (tmp_path / "policy.yaml").write_text("min_nodes: 5\n")  # values count in cells
     values = {"weights": {f"bank_{i}": i + 1 for i in range(3)}} if method == "weights" else {}
     usual, done = members("curious", *words, **values), members("verified", *words, *VERIFIED, **values)
     assert done.summary["failures"] == {}
@@ -170,21 +186,23 @@ def test_linked_files_run_and_a_node_predicts_with_the_certified_model(members, 
 
 
 @pytest.mark.slow
-def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(members, monkeypatch, tmp_path):
-    """The draws are alike in both runs; a node books each round once, and refuses one above its bound."""
+@pytest.mark.parametrize(("method", "sums"), [("fedavg", 2), ("boosting", 3 + 2 * 3)])
+def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(members, monkeypatch, tmp_path, method, sums):
+    """The draws are alike in both runs; a node books each sum once, and refuses one above its bound."""
     monkeypatch.setattr(noise, "source", lambda: noise.SecureNoise(b"k" * 32))
+    words = [*METHODS[method], *NOISED]
     runs = []
     for name, more in (("curious", []), ("verified", VERIFIED)):
-        runs.append(done := members(name, *NOISED, *more, epsilon=50.0))
+        runs.append(done := members(name, *words, *more, epsilon=50.0))
         assert done.summary["failures"] == {}
         ledger = json.loads((tmp_path / "state" / "state_0" / f"privacy_{name}.json").read_text())
-        assert [entry["releases"] for entry in ledger.values()] == [2]
+        assert [entry["releases"] for entry in ledger.values()] == [sums]
         shutil.rmtree(tmp_path / "state")
     assert_same_arrays(runs[0].arrays, runs[1].arrays)
     spent = runs[1].summary["privacy"]["epsilon"]
     assert spent == runs[0].summary["privacy"]["epsilon"] > 0
     with pytest.raises(RunFailed, match="max_epsilon"):
-        members("bounded", *NOISED, *VERIFIED, epsilon=0.9 * spent)
+        members("bounded", *words, *VERIFIED, epsilon=0.9 * spent)
 
 
 @pytest.mark.slow
@@ -201,10 +219,17 @@ def test_a_run_continues_with_the_last_certified_model(members):
     assert_same_arrays(third.arrays, usual.arrays)
 
 
+LATER_SUMS = (
+    *((secagg.PUBLISH, 2, place) for place in ("write_record", "write_last")),
+    *((GROW, 2, place) for place in ("write_reply", "write_last", "reply")),
+)
+"""The same in the sums of a round after its first."""
+
 KILLS = (
     *((phase, 2, "write_reply") for phase in (secagg.PUBLISH, TRAIN)),
     *((phase, 2, "write_last") for phase in (secagg.DEAL, TRAIN, secagg.UNMASK)),
     *((phase, 2, "reply") for phase in (secagg.PUBLISH, secagg.DEAL, TRAIN, secagg.AGREE, secagg.UNMASK)),
+    *LATER_SUMS,
     *((OPEN, 2, place) for place in ("write_state", "write_record", "reply")),
     (secagg.PUBLISH, 3, "write_record"),
     *((phase, 3, "reply") for phase in (secagg.PUBLISH, TRAIN, OPEN, CLOSE)),
@@ -213,12 +238,11 @@ KILLS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ditto", "noise"])
+@pytest.mark.parametrize("method", ["ditto", "noise", "boosting"])
 def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monkeypatch, tmp_path, method):
     """Members repeat each reply of the round, so that all terms and shares are those of one sum."""
     monkeypatch.setattr(noise, "source", lambda: noise.SecureNoise(b"k" * 32))
-    words = METHODS["ditto"] if method == "ditto" else NOISED
-    values = {} if method == "ditto" else {"epsilon": 50.0}
+    words, values = (NOISED, {"epsilon": 50.0}) if method == "noise" else (METHODS[method], {})
     whole = members("whole", "rounds=3", *words, *VERIFIED, **values)
     base, now = respond.respond, {}
 
@@ -247,10 +271,11 @@ def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monke
     monkeypatch.setattr(respond, "respond", responding)
     for name in ("write_reply", "write_last", "write_state", "write_record"):
         monkeypatch.setattr(StateFolder, name, writing(name))
-    now["kill"] = KILLS[0]
+    kills = [kill for kill in KILLS if method == "boosting" or kill not in LATER_SUMS]
+    now["kill"] = kills[0]
     with pytest.raises(Killed):
         members("cut", "rounds=3", f"out={tmp_path / 'cut'}", *words, *VERIFIED, **values)
-    for now["kill"] in KILLS[1:]:
+    for now["kill"] in kills[1:]:
         with pytest.raises(Killed):
             later("resume", tmp_path / "cut")
     now["kill"] = ("", 0, "")
@@ -290,36 +315,29 @@ def test_a_run_continues_although_some_members_miss_the_last_certificate(members
 @pytest.mark.slow
 def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, monkeypatch):
     """One rounding of each number; a larger difference ends the run, since all of three members have to certify."""
-    usual, own, step = members("verified", *VERIFIED), Replica.after, np.float32(1e-3)
+    usual, own, step = members("verified", *VERIFIED), Replica.follow, np.float32(1e-3)
 
     def of(change, who):
-        """A replica whose members' processors change the state, by the number of their first description."""
+        """A replica that changes states: of member 2 by a rounding after the set-up, of some members after a round."""
 
-        def after(self, *given):
-            found = own(self, *given)
-            return change(found) if self.own in who else found
+        def follow(self, server_round, before, sums, client):
+            found = own(self, server_round, before, sums, client)
+            if not isinstance(found, list):
+                return found
+            if server_round:
+                return list(map(change, found)) if client in who else found
+            return list(map(rounded, found)) if client == 2 else found
 
-        return after
+        return follow
 
-    property_of: Any = node_verified.Verified.replica
-    machine = property_of.func
-
-    def replica(self):
-        found = machine(self)
-        found.own = self.own
-        if self.own == 2:
-            found.starts = [rounded(start) for start in found.starts]
-        return found
-
-    monkeypatch.setattr(node_verified.Verified.replica, "func", replica)
     for who in ((1,), (0, 1, 2)):  # a member, and all but the server
-        monkeypatch.setattr(Replica, "after", of(rounded, who))
+        monkeypatch.setattr(Replica, "follow", of(rounded, who))
         done = members(f"rounding{len(who)}", *VERIFIED)
         assert done.summary["failures"] == {}
         if who == (1,):
             assert_same_arrays(done.arrays, usual.arrays)
     differs = of(lambda found: {name: a + step for name, a in found.items()}, (1,))
-    monkeypatch.setattr(Replica, "after", differs)
+    monkeypatch.setattr(Replica, "follow", differs)
     with pytest.raises(
         RunFailed, match="client 1: the proposed model of round 1 is not the one that this node computed"
     ):
@@ -375,13 +393,114 @@ def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(mem
         assert 0.249 < 2 * 0.05 * np.sqrt(sum((array**2).sum() for array in variates)) <= 0.25
 
 
+@pytest.mark.slow
+def test_a_colluding_member_moves_raw_scores_by_max_update_a_round(members, monkeypatch):
+    """It adds a large sum of gradients to every bin: the leaves of a curious run have any value."""
+    own = BoostingClient.sent_sums
+
+    def sent_sums(self, forest, tree, node):
+        found = own(self, forest, tree, node)
+        found[HISTOGRAM]["sums"][..., 0] += 0.1 * (self.graph.client == 0)
+        return found
+
+    monkeypatch.setattr(BoostingClient, "sent_sums", sent_sums)
+    words = [*METHODS["boosting"], "rounds=3"]
+    free = members("curious", *words).arrays
+    bound = members("verified", *words, *VERIFIED[:1], "privacy.max_update=0.25").arrays
+
+    def longest(forest):
+        start = forest["start"][forest["output"].max() + 1]  # after the base rates
+        return np.abs(forest["value"][start:][forest["feature"][start:] < 0]).max()
+
+    assert longest(free) > 1
+    assert longest(bound) == 0.25
+    assert_same_arrays({"value": bound["value"][:3]}, {"value": free["value"][:3]})
+
+
+def changed(message, phase, group="", name="", change=None, **scalars):
+    """A coordinator's copy of a message, with another array, without a group, or with other scalars."""
+    copied = over_the_wire(message)
+    values = {**copied.content["config"], "phase": phase, **scalars}
+    copied.content["config"] = ConfigRecord(values)
+    if name:
+        arrays = from_record(copied.content[group])
+        copied.content[group] = to_record({**arrays, name: change(arrays[name])})
+    elif group:
+        del copied.content[group]
+    return copied
+
+
+ATTACKS = {
+    BINS: [("another 'bins'", {"group": "bins", "name": "edge", "change": lambda a: np.nextafter(a, np.inf)})],
+    TRAIN: [
+        ("another 'base'", {"group": "base", "name": "score", "change": lambda a: a + 1e-9}),
+        ("another 'model'", {"group": MODEL, "name": "threshold", "change": lambda a: a + 1e-9}),
+        ("another 'bins'", {"group": "bins", "name": "edge", "change": lambda a: np.nextafter(a, np.inf)}),
+    ],
+    GROW: [
+        ("another 'forest'", {"group": "forest", "name": "threshold", "change": lambda a: np.roll(a, 1)}),
+        ("another 'nodes'", {"group": "nodes", "name": "node", "change": lambda a: a[::-1].copy()}),
+        ("another 'exchange'", {"exchange": 7}),
+    ],
+    secagg.PUBLISH: [
+        (
+            "not those of the list",
+            {"group": secagg.SECAGG, "name": verified.TERMS, "change": lambda a: a + np.uint64(1)},
+        ),
+        ("of its sums were opened here", {"group": secagg.SECAGG}),
+    ],
+}
+"""What a coordinator sends instead of a message of a phase, and the reason of the refusal."""
+
+
+@pytest.mark.slow
+def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
+    """Each of its messages is refused, opens no sum, and changes nothing: the run has the same bits."""
+    (usual, own), refused = (members("usual", *METHODS["boosting"]), respond.respond), set()
+
+    def attacked(message, context):
+        config = message.content["config"]
+        phase, first = config["phase"], config["round"] == (0 if config["phase"] == BINS else 2)
+        later = phase != secagg.PUBLISH or config.get("exchange", 0)
+        for reason, values in ATTACKS.get(phase, ()) if first and later else ():
+            reply = own(changed(message, **{"phase": phase, **values}), context)
+            assert reply.has_error(), (phase, reason)
+            assert reason in reply.error.reason
+            refused.add((phase, reason))
+        if phase == secagg.PUBLISH and first and later:  # the end of the round, before its other sums
+            state = np.zeros(32, np.uint8)
+            part = from_record(message.content[secagg.SECAGG]) | {verified.STATE: state}
+            early = changed(message, OPEN)
+            early.content[secagg.SECAGG] = to_record(part)
+            assert "were opened here, and others follow" in own(early, context).error.reason
+        return own(message, context)
+
+    monkeypatch.setattr(respond, "respond", attacked)
+    done = members("verified", *METHODS["boosting"], *VERIFIED)
+    assert done.summary["failures"] == {}
+    assert refused == {(phase, reason) for phase, attacks in ATTACKS.items() for reason, _ in attacks}
+    assert_same_arrays(done.arrays, usual.arrays)
+
+
 # --- refused by name --------------------------------------------------------------------------------------------------
 
 REFUSED = {
     "scaffold with Adam": (["strategy=scaffold"], "scaffold needs plain SGD .* bounds variates"),
-    "moon's personal models": (["strategy=fedstruct"], "fedstruct needs"),
-    "boosting": (["strategy=boosting", "strategy.mode=histogram"], "boosting needs"),
-    "fedomd": (["strategy=fedomd", "strategy.cmd_range=unit"], "fedomd needs"),
+    "rows of single nodes": (
+        ["strategy=fedstruct"],
+        "fedstruct needs each client's values of 'structure' in phase 'train'",
+    ),
+    "the whole graph": (
+        ["strategy=fedstruct_a"],
+        "fedstruct_a needs each client's values of 'graph' in phase 'reveal'",
+    ),
+    "prototypes": (["strategy=fedproto"], "fedproto needs the sum of 'prototypes' in phase 'train', by which"),
+    "boosting": (["strategy=boosting"], "boosting needs each client's values of 'forest' in phase 'train'"),
+    "ranges": (["strategy=fedomd"], "fedomd needs each client's values of 'range' in phase 'moments_sum'"),
+    "squares": (
+        ["strategy=fedomd", "strategy.cmd_range=unit", "strategy.cmd_norm=squared"],
+        "fedomd needs the sum of 'moments' in phase 'moments_sum', by which a member reaches more",
+    ),
     "without sums": (["privacy.secagg=false"], "opens secure sums at the nodes, but privacy.secagg=false"),
     "scores": (["privacy.scores=exact"], "lets sums alone leave a node, but privacy.scores=exact sends its scores"),
     "adaptive norms": (

@@ -138,6 +138,10 @@ class Summation:
         """Return the shared parameters after a round, or the set-up, on which all members agree."""
         return self.inner.certified(arrays) if self.inner else arrays
 
+    def sets_up(self) -> bool:
+        """Return whether the run makes its set-up."""
+        return self.inner.sets_up() if self.inner else True
+
     def closed(self) -> None:
         """Let members know on what they agreed last."""
         if self.inner:

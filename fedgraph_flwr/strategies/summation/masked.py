@@ -45,6 +45,7 @@ from fedgraph_flwr.secure.secagg import (
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.round import GroupsFor
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.interface import Summation, divisor_of
 from fedgraph_flwr.strategies.summation.opened_store import OpenedStore
@@ -276,8 +277,8 @@ class Masked(Summation):
 
     # --- what rounds that every node computes send along ------------------------------------------
 
-    def opening(self) -> dict[int, dict[str, Any]]:
-        """Return what clients receive with the first request of a sum, by client."""
+    def opening(self) -> GroupsFor:
+        """Return what clients receive with the first request of a sum."""
         return {}
 
     def statements(self, replies: list[Reply]) -> Arrays:

@@ -1,6 +1,7 @@
 """Secure sums in rounds that every node computes: the server delivers, and computes the same.
 
-    secagg_agree, unmask → verified_open → the next secagg_keys
+    secagg_agree, unmask → the next sum's secagg_keys
+    secagg_agree, unmask → verified_open → the next round's secagg_keys
 
 `fedgraph_flwr.secure.verified` says what nodes sign and check. They believe nothing of what the
 server computes, whose operator wants the model.
@@ -18,6 +19,7 @@ import torch
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
+from fedgraph_flwr.methods.uplink import ARRAYS as UPDATES
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure import verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
@@ -41,6 +43,7 @@ from fedgraph_flwr.secure.verified import (
 )
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.privacy import Privacy
+from fedgraph_flwr.strategies.round import GroupsFor
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
@@ -104,8 +107,11 @@ class Verified(Masked):
             return ReplySchema({PROPOSAL: like(self.state), SECAGG: _SIGNATURE})
         return ReplySchema({}) if phase == CLOSE else super().own_schema(phase)
 
-    def opening(self) -> dict[int, dict[str, Any]]:
-        """Return the certificate of the round before, which travels with a request for keys."""
+    def opening(self) -> GroupsFor:
+        """Return what travels with a request for keys: the sum before, or a certificate."""
+        if delivered := self.delivered:
+            self.delivered = {}
+            return {SECAGG: delivered}
         closing, self.closing = self.closing, {}
         return closing
 
@@ -147,9 +153,16 @@ class Verified(Masked):
         }
 
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
-        """Return the mean of the models, within ``max_update``, and of changes of variates."""
-        found = super().values(opened, survivors)
-        return found | {MODEL: bounded(self.server, found[MODEL], self.server.arrays)}
+        """Return means and sums; the mean of the models is within ``max_update``."""
+        found, server = super().values(opened, survivors), self.server
+        if getattr(server.uplink_of[self.phase].get(MODEL), "origin", "") != UPDATES:
+            return found
+        most = server.cfg.privacy.max_update
+        return found | {MODEL: verified.bounded(found[MODEL], server.arrays, most)}
+
+    def sets_up(self) -> bool:
+        """Return whether the run does not resume: members open the sums of its set-up once."""
+        return not self.server.cfg.resume
 
     # --- the state after a round ------------------------------------------------------------------
 
@@ -165,7 +178,7 @@ class Verified(Masked):
         everyone = sorted(server.clients)
         self.state = next_state(server, arrays, server.arrays)
         if not server.server_round:
-            self._announce(sum(array.size for array in arrays.values()))
+            self._announce(server.numbers())
         part = {STATE: np.frombuffer(digest(self.state), np.uint8), **self.delivered}
         self.delivered = {}
         signed, known = self._signed(OPEN, {SECAGG: part}, everyone)
@@ -275,11 +288,6 @@ class Verified(Masked):
 # --- a server half's state ------------------------------------------------------------------------
 
 
-def bounded(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays:
-    """Return parameters within ``max_update`` of those that a round began with."""
-    return verified.bounded(arrays, start, strategy.cfg.privacy.max_update)
-
-
 def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays:
     """Return the state after a step to these parameters, which is scaled to ``max_update``.
 
@@ -291,7 +299,7 @@ def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays
         most = strategy.cfg.privacy.max_update / (steps * train.lr)
         zero = {name: np.zeros_like(array) for name, array in control.items()}
         strategy.memory[VARIATES] = verified.bounded(control, zero, most)
-    return state_of(strategy, bounded(strategy, arrays, start))
+    return state_of(strategy, strategy.limited(arrays, start, strategy.cfg.privacy.max_update))
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
