@@ -430,7 +430,7 @@ def changed(message, phase, group="", name="", change=None, **scalars):
     return copied
 
 
-ATTACKS = {
+ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     BINS: [("another 'bins'", {"group": "bins", "name": "edge", "change": lambda a: np.nextafter(a, np.inf)})],
     TRAIN: [
         ("another 'base'", {"group": "base", "name": "score", "change": lambda a: a + 1e-9}),
