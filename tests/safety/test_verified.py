@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
