@@ -35,7 +35,7 @@ FLAGS = "fedgraph_flwr/config/capabilities.py"
 
 HOLDERS = {
     "ModelCapabilities": ("model", "network", "kind"),
-    "TaskCapabilities": ("task", "kind_of", "task_class"),
+    "TaskCapabilities": ("task", "kind_of"),
     "PartCapabilities": ("part",),
     "ClientCapabilities": ("client", "kind", "client_class"),
 }

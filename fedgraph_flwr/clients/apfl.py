@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.client_part import ClientPart, Step, copied, only, with_parameters
+from fedgraph_flwr.clients.chosen_parts import only
+from fedgraph_flwr.clients.client_part import ClientPart, Step, copied, with_parameters
 from fedgraph_flwr.clients.descent import update
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 from fedgraph_flwr.wire.trees import flatten

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches
-from fedgraph_flwr.clients.chosen_parts import ChosenParts
-from fedgraph_flwr.clients.client_part import ClientPart, step_of, with_parameters, with_terms
+from fedgraph_flwr.clients.chosen_parts import ChosenParts, step_of
+from fedgraph_flwr.clients.client_part import ClientPart, with_parameters, with_terms
 from fedgraph_flwr.clients.descent import OBJECTIVE, begin_training, check_step, update, written_out
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
-from fedgraph_flwr.clients.phases import ReplyContent, phase
+from fedgraph_flwr.clients.phases import ReplyContent, messages_of, phase
 from fedgraph_flwr.clients.saved_models import SavedModels
 from fedgraph_flwr.clients.scoring import infer, score, sent_scores
 from fedgraph_flwr.clients.seam import seam
@@ -40,7 +40,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.declared import downlink_of, uplink_of
-from fedgraph_flwr.methods.method_half import MethodHalf, refuse_overrides
+from fedgraph_flwr.methods.method_half import MethodHalf, inherits, refuse_overrides
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.numerics.sparse import Device
@@ -88,6 +88,7 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         scorer: fewest nodes of a class that is scored → the items that models are scored on.
         batch: the batch of the current step; between rounds, all training nodes.
         protection: the way of its replies out of the client.
+        messages: most messages per round of each phase that it serves.
         saved_models: the models saved for prediction after the run.
         memory: the method's state between messages, a nested dict of tensors; private and checkpointed.
         chosen_parts: what changes local training, by the configuration.
@@ -160,6 +161,7 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         self.fixed_size = 0
         self.sizes: list[int] = []
         self.protection = protection_of(cfg, graph.client)
+        self.messages = messages_of(type(self), self.uplink_of, self.protection.exchanges)
         reseed(derive_seed(cfg.seed, "model"), self.device)
         self.model = self.build_model().with_nodes(self.graph.num_nodes).to(self.device, self.dtype)
         features = self.graph.num_edge_features
@@ -317,6 +319,12 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         return self.sampled.steps if self.sampled else self.task.local_steps(self.graph.client)
 
     @cached_property
+    def plain_objective(self) -> bool:
+        """Whether its class leaves the objective to the task, whose loss has closed-form gradients."""
+        written = self.task.capabilities.classes and self.cfg.train.loss != "focal"
+        return written and inherits(self, OBJECTIVE)
+
+    @cached_property
     def shared(self) -> dict[str, Tensor]:
         """The shared tensors by name, in the model's order; they alias the model."""
         return self.model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)
@@ -348,7 +356,8 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         self.saved_models.take(self, scores, config)
         reply: dict[str, Any] = sent_scores(self, scores) if scores else {}
         if self.num_train:
-            check_step(self, self.num_train)
+            if self.policy.min_nodes:
+                check_step(self, self.num_train)
             loss = self.train()
             if self.protection.scores == "exact":
                 reply["train-loss"] = loss

@@ -7,11 +7,12 @@ personalization   a personal model, by ``strategy.personalization``, trained on 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from fedgraph_flwr.clients.client_part import ClientPart, only
+from fedgraph_flwr.clients.client_part import ClientPart, Step
 from fedgraph_flwr.config import RunConfig, StrategyConfig
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.parts import parts_of
@@ -79,3 +80,21 @@ class ChosenParts:
 def steps_plainly(client: Any) -> bool:
     """Whether no active part changes the gradient of the objective."""
     return all(type(part).gradient is ClientPart.gradient for part in client.active)
+
+
+def step_of(client: Any) -> Step:
+    """Return the client's `gradient` as the active parts change it."""
+    step: Step = client.gradient
+    for part in client.active:
+        step = partial(part.gradient, client, step)
+    return step
+
+
+@contextmanager
+def only(client: Any, *parts: ClientPart) -> Iterator[None]:
+    """Train with only these parts."""
+    previous, client.active = client.active, parts
+    try:
+        yield
+    finally:
+        client.active = previous

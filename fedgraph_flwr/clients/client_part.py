@@ -6,7 +6,6 @@ A part changes local training at fixed points. It stores its state in the client
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -93,24 +92,6 @@ def with_terms(client: Any, loss: Tensor) -> Tensor:
         if part.capabilities.adds and (term := part.term(client)) is not None:
             loss = loss + term
     return loss
-
-
-def step_of(client: Any) -> Step:
-    """Return the client's `gradient` as the active parts change it."""
-    step: Step = client.gradient
-    for part in client.active:
-        step = partial(part.gradient, client, step)
-    return step
-
-
-@contextmanager
-def only(client: Any, *parts: ClientPart) -> Iterator[None]:
-    """Train with only these parts."""
-    previous, client.active = client.active, parts
-    try:
-        yield
-    finally:
-        client.active = previous
 
 
 @contextmanager

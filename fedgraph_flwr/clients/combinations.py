@@ -16,7 +16,7 @@ from fedgraph_flwr.config.config_file import load
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import OVER_NODES
-from fedgraph_flwr.tasks import Task, kind_of, task_class, unread_key
+from fedgraph_flwr.tasks import KINDS, Task, kind_of, unread_key
 
 WHOLE = "needs a client's whole graph in every step"
 
@@ -58,7 +58,7 @@ def tasks_of(cfg: RunConfig, kind: type[Capable]) -> frozenset[str]:
     served: frozenset[str] = kind.capabilities.serves
     if not any(part.capabilities.of_nodes for part in ChosenParts(cfg.strategy).all):
         return served
-    return frozenset(name for name in served if task_class(name).ITEMS == Task.ITEMS)
+    return frozenset(name for name in served if KINDS[name].ITEMS == Task.ITEMS)
 
 
 def check(cfg: RunConfig, kind: type[Capable], model: Model | None = None) -> None:
@@ -182,7 +182,7 @@ def _check_items(cfg: RunConfig) -> None:
 def _check_sampler(cfg: RunConfig, kind: type[Capable]) -> None:
     """Refuse a sampler that the task, the method, or one of its parts cannot train with."""
     sampler, task, named = cfg.train.sampler, kind_of(cfg), f"task={cfg.task.name}"
-    served = ", ".join(name for name in TASKS if task_class(name).capabilities.samples)
+    served = ", ".join(name for name in TASKS if KINDS[name].capabilities.samples)
     who, instead_of_it = combined(cfg, kind).unsampled
     cases = [
         (

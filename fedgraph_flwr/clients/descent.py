@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import with_terms
 from fedgraph_flwr.clients.seam import seam
-from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.numerics.losses import task_grad
 from fedgraph_flwr.numerics.optim import Optimizer, make_optimizer
 
@@ -28,8 +27,7 @@ def begin_training(client: Any) -> Optimizer:
 def writes_out(client: Any) -> bool:
     """Return whether the objective is the task's loss, trains all tensors, and has closed-form gradients."""
     trained = not client.model.ties_weights and all(tensor.requires_grad for tensor in client.model.tensors.values())
-    plain = inherits(client, OBJECTIVE) and not any(part.capabilities.adds for part in client.active)
-    return plain and client.task.capabilities.classes and client.cfg.train.loss != "focal" and trained
+    return client.plain_objective and not any(part.capabilities.adds for part in client.active) and trained
 
 
 def written_out(client: Any) -> tuple[Tensor, dict[str, Tensor]] | None:

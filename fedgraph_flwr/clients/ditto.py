@@ -15,7 +15,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.client_part import ClientPart, copied, only, with_parameters
+from fedgraph_flwr.clients.chosen_parts import only
+from fedgraph_flwr.clients.client_part import ClientPart, copied, with_parameters
 from fedgraph_flwr.clients.descent import begin_training
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.numerics.optim import make_optimizer

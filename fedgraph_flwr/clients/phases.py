@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, TypeVar
 
-from fedgraph_flwr.errors import sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.methods.labels import LABELS
 from fedgraph_flwr.methods.uplink import Exchanges, Once, Uplink, sums
 from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE, TRAIN, Arrays
@@ -30,26 +30,25 @@ def phases(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if getattr(getattr(kind, name), "is_phase", False))
 
 
-def messages_of(kind: type, name: str, uplink: Uplink, around: Collection[str]) -> int:
-    """Return the most messages of a phase that a client accepts per round.
+def messages_of(kind: type, uplink: Uplink, around: Collection[str]) -> dict[str, int]:
+    """Return the most messages per round that a client accepts of each phase.
 
     They follow from the uplink. The exchanges around a secure sum come once for each sum.
 
     Args:
         kind: class of the client, whose `repeats` has phases that come more often than the uplink says.
-        name: the phase.
         uplink: the client's uplink.
         around: the exchanges around a sum of the run's protection.
-
-    Raises:
-        FedGraphError: no such phase.
     """
-    if name not in (known := [DESCRIBE, LABELS, TRAIN, EVALUATE, *around, *phases(kind)]):
-        raise unknown("phase", sanitize(name, 60), known, f"requested from {kind.__name__}")
     times = {phase: groups.times for phase, groups in uplink.items() if isinstance(groups, Exchanges)}
     counts: dict[str, int] = {**REPEATS, **times, **getattr(kind, "repeats", {})}
-    if name not in around:
-        return counts.get(name, 1)
     summed = {phase for phase, groups in uplink.items() if phase == TRAIN or sums(groups)}
     before = {phase for phase in summed if isinstance(uplink[phase], Once)}
-    return max(sum(counts.get(phase, 1) for phase in part) for part in (before, summed - before))
+    of_sums = max(sum(counts.get(phase, 1) for phase in part) for part in (before, summed - before))
+    own = {phase: counts.get(phase, 1) for phase in (DESCRIBE, LABELS, TRAIN, EVALUATE, *phases(kind))}
+    return own | dict.fromkeys(around, of_sums)
+
+
+def unknown_phase(client: Any, name: str) -> FedGraphError:
+    """Return the error of a request for a phase that a client does not serve."""
+    return unknown("phase", sanitize(name, 60), [*client.messages], f"requested from {type(client).__name__}")

@@ -8,13 +8,14 @@ protected       checks what leaves the client against its uplink, and lets the p
 """
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.phases import ReplyContent, messages_of
+from fedgraph_flwr.clients.phases import ReplyContent, unknown_phase
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation.metrics import released
 from fedgraph_flwr.methods.downlink import SCALARS
@@ -115,7 +116,7 @@ def taken(client: GraphClient, name: str, groups: dict[str, Arrays], config: Map
     """Take out of a message what the run's protection needs of it."""
     found = client.protection.take(name, groups, {*client.own_requests, *client.chosen_parts.own_requests})
     summed = sums(client.uplink_of.get(name, {}))
-    return client.protection.follow(f"{name} {binding(config)}", found) if summed else found
+    return client.protection.follow(name, partial(binding, config), found) if summed else found
 
 
 def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -141,7 +142,8 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
         return _trained(client, client.fit(_with_model(client, groups), config), config)
     if name in SERVED:
         return SERVED[name](client, groups, config)
-    messages_of(type(client), name, client.uplink_of, client.protection.exchanges)
+    if name not in client.messages:
+        raise unknown_phase(client, name)
     if MODEL in groups:
         _check_model(client, groups[MODEL])
     content: ReplyContent = getattr(client, name)(groups, config)

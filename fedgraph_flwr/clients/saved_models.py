@@ -82,7 +82,8 @@ class SavedModels:
             for name, tensor in client.model.tensors.items()
             if name not in held and (tensor.dim() or tensor.is_floating_point())  # not the counters of a network
         }
-        leaves = flatten({"model": model, "method": state_for_prediction(client)})
+        method = state_for_prediction(client)
+        leaves = flatten({"model": model, "method": method}) if model or method else {}
         if not leaves:
             return
         name, sign = self.rules.watched

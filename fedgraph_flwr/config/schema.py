@@ -526,12 +526,7 @@ class EvaluationConfig(Section, group="evaluation"):
     @property
     def watched(self) -> tuple[str, float]:
         """Name of the score that `monitor` selects, and the sign by which higher is better."""
-        return ("loss", -1.0) if self.monitor == "loss" else (self.headline, self.sign)
-
-    @property
-    def sign(self) -> float:
-        """1 if a higher headline score is better, else -1."""
-        return sign_of(self.headline)
+        return ("loss", -1.0) if self.monitor == "loss" else (self.headline, sign_of(self.headline))
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Self
 
 import numpy as np
 import psutil
@@ -207,8 +207,10 @@ class Graph:
         book: the records that they are computed from, int64 [4, R]: source and target, whose numbers from N on are accounts of
             other parties, time in seconds, and cents. Like ``ids``, it stays in the party's file.
         book_ids: party and id of each account of another party in ``book`` (`pack_words`), uint8 [K, width].
+        stored_edges: the edges of a mapped file in CSR, expanded or not; None: of a graph in memory.
     """
 
+    stored_edges: ClassVar[CompressedEdges | None] = None
     x: Tensor = field(metadata=_of_nodes(torch.float32, wide=True))
     edge_index: Tensor
     y: Tensor = field(metadata=_of_nodes(torch.int64))
@@ -234,13 +236,13 @@ class Graph:
 
     def __post_init__(self) -> None:
         if isinstance(self.edge_index, CompressedEdges):
-            vars(self)["_edges"] = vars(self).pop("edge_index")
+            vars(self)["stored_edges"] = vars(self).pop("edge_index")
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """Expand the edges of a mapped file when they are read; they stay expanded."""
-            if name == "edge_index" and (edges := vars(self).get("_edges")) is not None:
+            if name == "edge_index" and (edges := self.stored_edges) is not None:
                 self.edge_index = edges.expanded()
                 return self.edge_index
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -249,11 +251,6 @@ class Graph:
     def compressed(self) -> CompressedEdges | None:
         """The edges of a mapped file in CSR; None where they are expanded in memory."""
         return None if "edge_index" in vars(self) else self.stored_edges
-
-    @property
-    def stored_edges(self) -> CompressedEdges | None:
-        """The edges of a mapped file in CSR, expanded or not."""
-        return vars(self).get("_edges")
 
     @property
     def num_edges(self) -> int:

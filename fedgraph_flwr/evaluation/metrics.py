@@ -51,10 +51,6 @@ def without_small_classes(masks: Mapping[str, Tensor], y: Tensor, num_classes: i
     return found
 
 
-def _accuracy(table: np.ndarray) -> float:
-    return float(np.add.reduce(table.diagonal()) / np.add.reduce(table, axis=None))
-
-
 def _mean(values: np.ndarray) -> float:
     """Compute ``values.mean()`` in a third of the time for a few numbers."""
     return float(np.add.reduce(values, dtype=np.float64) / values.size)
@@ -257,7 +253,7 @@ def _values(
     table = confusion(logits.argmax(axis=1), y, logits.shape[1])
     of_class = _class_f1(table)
     values = {
-        "accuracy": _accuracy(table),
+        "accuracy": float(np.add.reduce(table.diagonal()) / np.add.reduce(table, axis=None)),
         "macro_f1": mean_known(of_class),
         "balanced_accuracy": _balanced_accuracy(table),
     }

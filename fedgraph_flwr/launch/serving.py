@@ -47,7 +47,7 @@ def serve(grid: Grid, run: Runnable, on_round: OnRound | None = None) -> dict[st
             log(WARNING, line)
         with owned(out):
             check_unused(cfg)  # again: another run may have finished there while this one prepared
-            recorder = Recorder(cfg, tell, data)
+            recorder = Recorder(cfg, tell if cfg.tracking else on_round, data)
             if cfg.at_once:
                 recorder.extra["stacked"] = getattr(grid, "stack", 0)
             if cfg.ray.aggregate:

@@ -12,7 +12,7 @@ own: shared parameters, class weights, norms of clipping, inputs of secure sums 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedgraph_flwr.wire.messages import ASKS_VERSIONS, CONFIG, STARTED_BY
+from fedgraph_flwr.wire.messages import ASKS_VERSIONS, STARTED_BY
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 SCALARS: dict[str, type] = {
@@ -71,12 +71,3 @@ class Downlink:
     phases: Mapping[str, Inputs]
     complete: bool = True
     stages: Mapping[str, bool] = field(default_factory=lambda: {"": True})
-
-    def groups(self, phase: str) -> Inputs:
-        """Return the groups of arrays of a phase."""
-        return {group: taken for group, taken in self.phases.get(phase, {}).items() if group != CONFIG}
-
-    def numbers(self, phase: str) -> list[str]:
-        """Return the names of all scalars of a phase."""
-        own = self.phases.get(phase, {}).get(CONFIG)
-        return [*SCALARS, *(own.fields or () if own else ())]

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.combinations import check_unit
-from fedgraph_flwr.clients.phases import ReplyContent, messages_of
+from fedgraph_flwr.clients.phases import ReplyContent, unknown_phase
 from fedgraph_flwr.clients.replies import plain_reply, protected, summed_groups, taken
 from fedgraph_flwr.clients.saved_models import WHOLE
 from fedgraph_flwr.clients.state import (
@@ -151,9 +151,9 @@ class NodeClient:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )
-        around = client.protection.exchanges
-        usual = messages_of(type(client), phase, client.uplink_of, around)
-        self.most = client.policy.most(phase, usual)
+        if phase not in client.messages:
+            raise unknown_phase(client, phase)
+        self.most = client.policy.most(phase, client.messages[phase])
         if not 0 <= request.round <= client.cfg.rounds:
             raise Refusal(
                 f"the server requests phase '{phase}' of round {request.round} in a run of"
@@ -175,8 +175,13 @@ class NodeClient:
             _live.pop(self.node.key, None)  # it was built from the refused configuration
             raise
         ledger.book(phase, request.round, request.exchange, self.most)
-        count, repeated = records.releases(client, request), self._repeats(request)
-        self.booked = records.book_releases(self.node, client, count, repeated)
+        summed = bool(summed_groups(client, phase, request.scalars))
+        place = (request.round, phase, request.exchange)
+        # the reply repeats a noised term of an agreed run, which counts no more
+        repeats = summed and client.cfg.agreement and self.folder and self.folder.has_term(place)
+        scored = phase == EVALUATE or request.sends_scores
+        if count := client.protection.releases(summed, scored):
+            self.booked = records.book_releases(self.node, client, count, bool(repeats))
         if request.resume is not None and self.verified:
             self.verified.check_resumed(request.resume)
             ledger.resume(request.resume, known=True, trained=True)
@@ -188,15 +193,6 @@ class NodeClient:
             trained = known and checkpoints is not None and checkpoints.had_trained(stored)
             ledger.resume(stored, known, trained)
         self.requests.write(ledger)
-
-    def _repeats(self, request: Request) -> bool:
-        """Return whether the reply repeats a noised term of an agreed run, which counts no more."""
-        if not (self.client.cfg.agreement and self.folder):
-            return False
-        summed = summed_groups(self.client, request.phase, request.scalars)
-        return bool(summed) and self.folder.has_term(
-            (request.round, request.phase, request.exchange)
-        )
 
     def _check_repeated(self, request: Request) -> None:
         """Refuse a request of a resumed run that differs from the first one at its place.

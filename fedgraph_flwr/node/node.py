@@ -105,10 +105,12 @@ class Node:
 
     def folder(self, strategy: str, client: int) -> StateFolder | None:
         """Return the folder for a client's state in this run, if the node has one."""
+        if not self.root:
+            return None
         agreed, attempt = self.agreed, str(self.key[0])
         ends = agreed and not protection_of(self.sent_cfg).verified  # with Flower's run
         names = (agreed or attempt, strategy, client, attempt if ends else "")
-        return StateFolder(self.root, *names) if self.root else None
+        return StateFolder(self.root, *names)
 
     def checkpoints(self, cfg: RunConfig, client: int, run: str) -> StateFolder | None:
         """Return the folder for a client's checkpoints of the server's ``run``, if there is one."""

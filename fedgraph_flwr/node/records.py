@@ -11,18 +11,16 @@ from typing import Any
 from flwr.app import ConfigRecord
 
 from fedgraph_flwr.clients.base import GraphClient
-from fedgraph_flwr.clients.replies import summed_groups
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet.agreements import USED, WITHDRAWN, remembered
 from fedgraph_flwr.fleet.audit_chain import files_of
 from fedgraph_flwr.node.node import Key, Node
-from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.beginning import BEGIN, COMMIT, OPEN
 from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.spent import SpentPrivacy
-from fedgraph_flwr.wire.messages import DESCRIBE, EVALUATE
+from fedgraph_flwr.wire.messages import DESCRIBE
 
 ASKED = "fedgraph-asked"
 
@@ -114,13 +112,6 @@ def check_age(node: Node, reached: int | None = None) -> None:
             )
 
 
-def releases(client: GraphClient, request: Request) -> int:
-    """Return the number of releases with noise that a reply may hold: a sum, and noised scores."""
-    summed = bool(summed_groups(client, request.phase, request.scalars))
-    scored = request.phase == EVALUATE or request.sends_scores
-    return client.protection.releases(summed, scored)
-
-
 def book_releases(node: Node, client: GraphClient, count: int, repeated: bool) -> dict[str, Any]:
     """Book releases, if the node has a state folder, a bound of ε, or a unit of rows.
 
@@ -137,8 +128,7 @@ def book_releases(node: Node, client: GraphClient, count: int, repeated: bool) -
         FedGraphError: the policy does not allow them, or the node has no folder for the ledger.
     """
     policy, unit = client.policy, client.protection.unit
-    unbounded = not policy.max_epsilon and unit == "client" and not node.root
-    if unbounded or not count:
+    if not policy.max_epsilon and unit == "client" and not node.root:
         return {}
     if policy.max_epsilon:
         node.check_ledger_folder()

@@ -126,12 +126,13 @@ class Request:
             FedGraphError: a group, a scalar or a stage is unknown, or an array is not as declared.
         """
         declared, phase = client.downlink_of, self.phase
-        groups = declared.groups(phase)
+        groups = dict(declared.phases.get(phase, {}))
+        own = groups.pop(CONFIG, None)
         where = f"in the server's message of phase '{phase}', but not in the client's downlink"
         if declared.complete:
             for kind, names, known in (
                 ("group", self.content.keys() - {CONFIG}, groups),
-                ("scalar", self.scalars.keys(), declared.numbers(phase)),
+                ("scalar", self.scalars.keys(), [*SCALARS, *(own.fields or () if own else ())]),
             ):
                 for name in sorted(names - set(known)):
                     raise unknown(kind, sanitize(name, 60), known or ("none",), where)

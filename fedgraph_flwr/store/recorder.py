@@ -186,19 +186,10 @@ class Recorder:
             self.best_models = {
                 c: {n: a.copy() for n, a in model.items()} for c, model in (models or {}).items()
             }
-        self._take_own(record)
+        self.own.take(record["round"], record["clients"], record.get(SCORED_BY))
         if nodes:
             self._nodes |= dict(zip(record.get(SCORED_BY, range(len(nodes))), nodes, strict=True))
         self._write(record)
-
-    def _take_own(self, record: Mapping[str, Any]) -> None:
-        """Add a scored round to the clients' own best rounds."""
-        self.own.take(record["round"], record["clients"], record.get(SCORED_BY))
-
-    @property
-    def best_round(self) -> int:
-        """Number of the best round so far; 0 before the first scored round."""
-        return self.best.round
 
     def end_round(self, train: dict[str, Any], arrays: Arrays, **more: dict[str, Any]) -> None:
         """Record the parameters of a round; its record waits for their scores.
@@ -223,7 +214,7 @@ class Recorder:
     @property
     def scoring(self) -> dict[str, int]:
         """Values sent to clients with a request for scores of a round: its number and the best round so far."""
-        return {"scored": self._pending["round"], "best": self.best_round} if self._pending else {}
+        return {"scored": self._pending["round"], "best": self.best.round} if self._pending else {}
 
     def begin_end(self) -> None:
         """Record the following events outside of any round."""
@@ -249,7 +240,7 @@ class Recorder:
         done = Checkpoint(
             round=server_round,
             run=self.run_name,
-            best_round=self.best_round,
+            best_round=self.best.round,
             best_score=self.best.score,
             pending=self._pending or {},
             fingerprint=self.fingerprint,
@@ -316,7 +307,7 @@ class Recorder:
         self.rounds = checkpoint.rounds
         for record in self.rounds:
             if "clients" in record:
-                self._take_own(record)
+                self.own.take(record["round"], record["clients"], record.get(SCORED_BY))
         if self.folder:
             write_bytes(
                 self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode()
@@ -384,7 +375,7 @@ class Recorder:
             "protocol": self.cfg.protocol,
             "seed": self.cfg.seed,
             "rounds": last_round["round"],
-            "best_round": self.best_round,
+            "best_round": self.best.round,
             "metrics": at,
             "seconds_per_round": float(np.median([r["seconds"] for r in self.rounds]))
             if self.rounds
@@ -432,7 +423,7 @@ class Recorder:
 
     def _best_of(self, scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the record of the best round."""
-        return next((r for r in scored if r["round"] == self.best_round), scored[-1])
+        return next((r for r in scored if r["round"] == self.best.round), scored[-1])
 
     def _headline_records(self, scored: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Return the records of the rounds behind the headline; of no single round under ``own_best_val``."""

@@ -4,7 +4,7 @@ Under differential privacy no number depends on who is there or replied, and siz
 Under secure aggregation rounds take fixed batches (`fedgraph_flwr.methods.weighting`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -44,15 +44,6 @@ class Counting:
         self.protection = protection_of(cfg)
         self.private = self.protection.private
 
-    def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
-        """Return the clients among which a round draws, whether or not they are there.
-
-        Args:
-            server_round: the round; 0: for purposes other than training.
-            present: the clients that are there.
-        """
-        return self.protection.places(server_round, present)
-
     def cohort_size(self, server_round: int) -> int:
         """Return the number of places that a round draws."""
         return self.protection.cohort_size(server_round, sorted(self.clients()))
@@ -65,10 +56,6 @@ class Counting:
         """Return a number from the clients' descriptions, such as ``num_train``, per client."""
         known = self.clients()
         return [float(np.sum(known[client].description[key])) for client in clients]
-
-    def weights(self, clients: list[int]) -> list[float]:
-        """Return the weights that `GraphStrategy.weights` documents."""
-        return weighting.by_rule(self.cfg.strategy, self.private, self.counts, clients)
 
     def weights_of(self, reducer: Reducer, clients: list[int]) -> list[float]:
         """Return unnormalised weights in a declared mean or sum, known before the exchange."""

@@ -132,8 +132,9 @@ class Live(Exchange):
         """Return one message of a phase per client; arrays that all clients receive are encoded once."""
         method = self.strategy
         if phase != DESCRIBE:
-            method.round.involve(clients)
-        earlier = method.round.begin_exchange(phase)
+            method.round.involved.update(clients)
+        earlier = method.round.exchanges[phase]
+        method.round.exchanges[phase] += 1
         record = self.config_record(
             phase, {**scalars, **({"exchange": earlier} if earlier else {})}
         )
@@ -188,7 +189,8 @@ class Live(Exchange):
             outcome.failures,
             outcome.kinds,
         )
-        method.round.note(outcome)
+        method.round.failed.update(outcome.failures)
+        method.round.silent.update(outcome.silent)
         if noted := getattr(self.grid, "exchanged", None):  # the status of a run on a fleet
             costs = {
                 "seconds": outcome.seconds,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fedgraph_flwr.strategies.scoring import (
     scorers,
     scores_of,
     statistics_of,
+    terms_of,
     training_record,
 )
 from fedgraph_flwr.wire.messages import (
@@ -193,8 +195,8 @@ class Loop:
         """Return why a round is not run; empty: it is."""
         if self.server.finished:
             return f"strategy={self.cfg.strategy.name} has nothing more to train"
-        releases_in_round = self._releases_in(server_round)
-        if not self.live.summation.allows_round(self.recorder.pending, releases_in_round):
+        ahead = map(self._releases_in, [server_round])
+        if not self.live.summation.allows_round(self.recorder.pending, ahead):
             return "one more release would exceed privacy.epsilon_budget"
         return ""
 
@@ -480,7 +482,7 @@ class Loop:
     def _drawn(self, server_round: int, size: int, *stream: str | int) -> list[int]:
         """Draw this many places of a round, ascending; return the clients that are there."""
         clients = self.server.clients
-        places = self.server.counting.places(server_round, sorted(clients))
+        places = self.server.counting.protection.places(server_round, sorted(clients))
         drawn = cohorts.draw(places, size, self.cfg.seed, *stream, rule=self._rule)
         return [place for place in drawn if place in clients]
 
@@ -492,8 +494,8 @@ class Loop:
             if self.server.stage().up
             else None
         )
-        self.server.round = self.server.round.changed(
-            sent=groups if inputs is None else with_own(groups, inputs)
+        self.server.round = replace(
+            self.server.round, sent=groups if inputs is None else with_own(groups, inputs)
         )
         self._score_apart()  # a client that failed in those exchanges is not requested to train
         record = to_record(self.server.arrays)
@@ -526,7 +528,7 @@ class Loop:
     def _releases_in(self, server_round: int) -> int:
         """Return the number of releases under differential privacy in a round's exchanges."""
         current = self.server.round
-        self.server.round = current.changed(number=server_round)
+        self.server.round = replace(current, number=server_round)
         up = self.server.stage().up
         self.server.round = current
         return releases(self.server.uplink_of) - (
@@ -551,7 +553,7 @@ class Loop:
             self.server.cohort != judges or self.server.scores_first
         ):
             self._scored(self._judged(judges), self.server.round.drawn if by_cohort else judges)
-            self.server.round = self.server.round.changed(scores_due=False)
+            self.server.round = replace(self.server.round, scores_due=False)
 
     def _judges(self) -> list[int]:
         """Return the clients that score a model in a separate exchange, by ``evaluation.clients``."""
@@ -565,7 +567,7 @@ class Loop:
     def _judged(self, judges: list[int]) -> list[Reply]:
         """Request scores of the model in a separate exchange, and return the replies."""
         there = [client for client in judges if client not in self._filed.missing]
-        self.server.round = self.server.round.changed(judges=there)
+        self.server.round = replace(self.server.round, judges=there)
         record = to_record(self.server.arrays)
         sent = self.server.configure_evaluate(
             self.server.server_round, record, ConfigRecord({**self.recorder.scoring}), self.grid
@@ -579,7 +581,11 @@ class Loop:
             self.live.reader.note_counts(reply)
         nodes = self._nodes_of(replies)
         classes = self.server.described.class_counts
-        scores = scores_of(replies, self.cfg, classes, "", nodes)
+        scores = (
+            terms_of(replies, self.cfg)
+            if self.server.counting.protection.scores == "noised"
+            else scores_of(replies, self.cfg, classes, "", nodes)
+        )
         if self.cfg.strategy.personal:
             shared = scores_of(replies, self.cfg, classes, "global-", nodes)["metrics"]
             scores["metrics"] |= {f"global_{key}": value for key, value in shared.items()}
@@ -611,7 +617,7 @@ class Loop:
         scalars = {
             "keep": True,
             "run": self.recorder.run_name,
-            "best": self.recorder.best_round,
+            "best": self.recorder.best.round,
         }
         model: ArrayRecord | None = None
         groups: GroupsFor = {}
@@ -663,7 +669,7 @@ class Loop:
         """
         self.live.summation.closed()
         if not self.server.round.checkpoint_due:
-            self.server.round = self.server.round.changed(checkpoint_due=True)
+            self.server.round = replace(self.server.round, checkpoint_due=True)
             self._file(server_round, set())
         raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ so that whoever has them computes the same bits.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -166,7 +166,7 @@ def replayed_round(
     strategy.round = Round(server_round, list(cohort), tuple(cohort))
     try:
         groups = strategy.groups_to_train()
-        strategy.round = strategy.round.changed(sent=groups)
+        strategy.round = replace(strategy.round, sent=groups)
         up = strategy.stage().up
         trained = exchange.request(TRAIN, strategy.cohort, groups, {}) if up else Reduced([])
         after = strategy.next_arrays(trained)

@@ -1,13 +1,15 @@
 """Reading of replies: their schemas, and the checks that no schema can express."""
 
 from copy import deepcopy
+from functools import partial
 
 from flwr.app import Message
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.evaluation.metrics import SPLITS
 from fedgraph_flwr.strategies.connection import difference
 from fedgraph_flwr.strategies.schemas import Schemas, exactly
-from fedgraph_flwr.strategies.scoring import check_scores, counts_of
+from fedgraph_flwr.strategies.scoring import check_scores
 from fedgraph_flwr.strategies.summation.interface import Summation
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, SPEAKS, Reply, check_version
 from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField, ReplySchema
@@ -34,7 +36,12 @@ class ReplyReader:
 
     def note_counts(self, reply: Reply) -> None:
         """Keep the numbers of nodes on which a client was first scored; later replies must have the same."""
-        self.counted.setdefault(reply.client, counts_of(reply.metrics))
+        counts = {
+            split: list(reply.metrics[f"{split}-count"])
+            for split in SPLITS
+            if f"{split}-count" in reply.metrics
+        }
+        self.counted.setdefault(reply.client, counts)
 
     def read(self, phase: str, message: Message, client: int | None) -> Reply:
         """Return the reply in a message.
@@ -50,9 +57,7 @@ class ReplyReader:
         method = self.method
         who = f"{'node' if client is None else 'client'} {message.metadata.src_node_id if client is None else client}"
         index = NumberField(0, LARGEST, whole=True) if client is None else exactly(client)
-        wanted = self.summation.own_schema(phase) or self.summation.schema(
-            phase, self.schemas.of(phase, client)
-        )
+        wanted = self.summation.schema(phase, partial(self.schemas.of, phase, client))
         wanted = wanted | ReplySchema(numbers={"client": index})
         replied = f"{who} replied to phase '{phase}'"
         if phase == DESCRIBE:

@@ -1,7 +1,7 @@
 """A round of a run, as a value: who takes part, what is due, what is sent and lost; and the outcome of one exchange."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -73,12 +73,6 @@ class Stage:
     down: bool = True
     up: bool = True
 
-    def config(self) -> dict[str, Any]:
-        """Return the entries of a message's config; none for the ordinary stage."""
-        return ({"stage": self.name} if self.name else {}) | (
-            {} if self.up else {"keep_model": True}
-        )
-
 
 @dataclass(frozen=True)
 class Round:
@@ -112,10 +106,6 @@ class Round:
     exchanges: Counter[str] = field(default_factory=Counter)
     involved: set[int] = field(default_factory=set)
 
-    def changed(self, **values: Any) -> "Round":
-        """Return a copy with other values of some attributes."""
-        return replace(self, **values)
-
     def without(self, clients: Iterable[int]) -> "Round":
         """Return a copy whose cohort has none of these clients."""
         out = set(clients)
@@ -124,18 +114,3 @@ class Round:
     def without_failures(self) -> "Round":
         """Return a copy that knows no failures."""
         return replace(self, failed={}, silent=set())
-
-    def begin_exchange(self, phase: str) -> int:
-        """Count an exchange of a phase; return the number of earlier ones."""
-        earlier = self.exchanges[phase]
-        self.exchanges[phase] += 1
-        return earlier
-
-    def involve(self, clients: Collection[int]) -> None:
-        """Note that clients receive more than the request for their description."""
-        self.involved.update(clients)
-
-    def note(self, outcome: Outcome) -> None:
-        """Note the failures of an exchange."""
-        self.failed.update(outcome.failures)
-        self.silent.update(outcome.silent)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedgraph_flwr import models
-from fedgraph_flwr.evaluation.metrics import CONFUSION
+from fedgraph_flwr.evaluation.metrics import CONFUSION, released
 from fedgraph_flwr.methods.uplink import ARRAYS, Reducer
 from fedgraph_flwr.secure import beginning
 from fedgraph_flwr.secure.beginning import BEGINNING
@@ -127,11 +127,6 @@ class Schemas:
             numbers |= self._score_fields_of("trained-", client)
         return numbers
 
-    @property
-    def _parts(self) -> Axis:
-        """Number of scores per client: one, or the number of clients in the pooled graph."""
-        return range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
-
     def _score_fields(self, client: int | None) -> dict[str, NumberField]:
         fields = self._score_fields_of("", client)
         fields |= self._score_fields_of("global-", client) if self.cfg.strategy.personal else {}
@@ -146,7 +141,13 @@ class Schemas:
         if more and client is not None:
             classes = self.method.clients[client].description["num_classes"]
         if (key := (prefix, classes)) not in self._scores:
-            self._scores[key] = score_fields(self.cfg, classes, prefix, self._parts)
+            # of the pooled graph one for each client
+            parts: Axis = range(1, self.cfg.num_clients + 1) if self.cfg.strategy.pooled else 1
+            self._scores[key] = (
+                dict.fromkeys(released(self.cfg.evaluation), NumberField(0, 1, length=parts))
+                if self.method.counting.protection.scores == "noised"
+                else score_fields(self.cfg, classes, prefix, parts)
+            )
         return self._scores[key]
 
     def _model_fields(self) -> dict[str, ArrayField]:

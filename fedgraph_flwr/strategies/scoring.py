@@ -9,7 +9,6 @@ import numpy as np
 from fedgraph_flwr.config import UNBOUNDED, RunConfig, bounded_metric
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.evaluation import chance, metrics
-from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.tasks import kind_of
 from fedgraph_flwr.wire.messages import Reply
 from fedgraph_flwr.wire.reply_schema import LARGEST, Axis, NumberField
@@ -22,8 +21,6 @@ def score_fields(
     cfg: RunConfig, classes: int, prefix: str, parts: Axis
 ) -> dict[str, NumberField]:
     """Return the numbers of a reply with scores: one entry per part of the client's graph, NaN for a part without nodes."""
-    if protection_of(cfg).scores == "noised":
-        return dict.fromkeys(metrics.released(cfg.evaluation), NumberField(0, 1, length=parts))
     fields = {
         "count": NumberField(0, LARGEST, length=parts),
         "loss": NumberField(0, length=parts, nan=True),
@@ -111,15 +108,6 @@ def _counted(names: tuple[str, ...]) -> list[tuple[str, str, list[tuple[str, boo
     ]
 
 
-def counts_of(scores: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return the number of nodes per split."""
-    return {
-        split: list(scores[f"{split}-count"])
-        for split in metrics.SPLITS
-        if f"{split}-count" in scores
-    }
-
-
 def scores_of(
     replies: Iterable[Reply],
     cfg: RunConfig,
@@ -127,7 +115,7 @@ def scores_of(
     prefix: str = "",
     nodes: list[float] | None = None,
 ) -> dict[str, Any]:
-    """Return scores by client, and their means; with ``privacy.scores=noised`` only the terms of the means to release.
+    """Return scores by client, and their means.
 
     Args:
         replies: replies with scores, in client order.
@@ -138,12 +126,6 @@ def scores_of(
         nodes: number of nodes per part, if they weight the means.
     """
     scored = list(replies)
-    if protection_of(cfg).scores == "noised":
-        terms = {
-            name: [v for r in scored for v in as_list(r.metrics[name])]
-            for name in metrics.released(cfg.evaluation)
-        }
-        return {"metrics": {}, "clients": terms}
     wanted = [kind_of(cfg).wanted(cfg.evaluation, count) for count in classes]
     common = [name for name in wanted[0] if all(name in names for names in wanted)]
     per_client = {
@@ -154,6 +136,15 @@ def scores_of(
         for key in (*KEYS, *common)
     }
     return {"metrics": metrics.averages(per_client, nodes), "clients": per_client}
+
+
+def terms_of(replies: Iterable[Reply], cfg: RunConfig) -> dict[str, Any]:
+    """Return the terms of the means that ``privacy.scores=noised`` releases, as `scores_of` returns scores."""
+    terms = {
+        name: [v for reply in replies for v in as_list(reply.metrics[name])]
+        for name in metrics.released(cfg.evaluation)
+    }
+    return {"metrics": {}, "clients": terms}
 
 
 def scorers(replies: Sequence[Reply], pooled: bool) -> list[int]:

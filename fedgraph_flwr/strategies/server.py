@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.methods.uplink import Groups as Reducers
+from fedgraph_flwr.methods.weighting import by_rule
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.secure.verified import bounded
 from fedgraph_flwr.strategies.connection import ClientInfo
@@ -232,7 +233,7 @@ class Server(FlowerFedAvg):
         ``uniform`` gives clients without training nodes weight 0 if others train. Under
         differential privacy all weights are 1, so that they follow from the configuration.
         """
-        return self.counting.weights(clients)
+        return by_rule(self.cfg.strategy, self.counting.private, self.counting.counts, clients)
 
     def counts(self, key: str, clients: list[int]) -> list[float]:
         """Return a number from the clients' descriptions, such as ``num_train``, per client."""

@@ -13,9 +13,9 @@ from fedgraph_flwr.tasks.nodes import Nodes
 from fedgraph_flwr.tasks.targets import MultiLabel, Regression
 from fedgraph_flwr.tasks.triples import Triples
 
-__all__ = ["Batch", "Scorer", "Task", "kind_of", "probe", "reads_edges", "task_class", "unread_key"]
+__all__ = ["KINDS", "Batch", "Scorer", "Task", "kind_of", "probe", "reads_edges", "unread_key"]
 
-_KINDS: dict[str, type[Task]] = {
+KINDS: dict[str, type[Task]] = {
     "nodes": Nodes,
     "nodes-regression": Regression,
     "nodes-multilabel": MultiLabel,
@@ -26,11 +26,12 @@ _KINDS: dict[str, type[Task]] = {
     "graphs-regression": GraphsRegression,
     "graphs-multilabel": GraphsMultiLabel,
 }
+"""Classes of the tasks by name."""
 
 
 def kind_of(cfg: RunConfig) -> type[Task]:
     """The class of the task that a run configures."""
-    return task_class(cfg.task.name)
+    return KINDS[cfg.task.name]
 
 
 def reads_edges(cfg: RunConfig) -> bool:
@@ -48,10 +49,5 @@ def unread_key(cfg: RunConfig) -> tuple[str, list[str]] | None:
     """Return a key of ``task`` that was set and that the run's task does not read, with the tasks that read it."""
     for key in dataclasses.fields(cfg.task):
         if key.name != "name" and key.name not in kind_of(cfg).KEYS and getattr(cfg.task, key.name) != default_of(key):
-            return key.name, [name for name, kind in _KINDS.items() if key.name in kind.KEYS]
+            return key.name, [name for name, kind in KINDS.items() if key.name in kind.KEYS]
     return None
-
-
-def task_class(name: str) -> type[Task]:
-    """The class of a task by its name."""
-    return _KINDS[name]

@@ -6,6 +6,7 @@ every method that trains a network by its loss serves every task.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -139,7 +140,7 @@ class Task(Capable, values=TaskCapabilities):
         """W, outputs of the network; C, the number of classes of the data, unless a task says otherwise."""
         return num_classes
 
-    @property
+    @cached_property
     def width(self) -> int:
         """W on this graph."""
         return self.outputs(self.cfg, self.num_classes(self.graph))

@@ -242,5 +242,4 @@ def test_stacked_clients_are_scored_alike(run):
 
 def test_a_lower_cost_selects_the_round():
     cfg = compose(["evaluation.metric=cost@10/1"]).evaluation
-    assert cfg.sign == -1
     assert metrics.watched(cfg, {"val_cost@10/1": 2.0}) == -2

@@ -169,7 +169,7 @@ def test_a_method_of_ones_own_declares_its_stages(node):
 def test_a_size_of_a_declaration_may_be_zero(monkeypatch):
     client = made(Staged)
     monkeypatch.setattr(type(client.graph), "num_features", 0)
-    taken = client.downlink_of.groups("train")["sums"]
+    taken = client.downlink_of.phases["train"]["sums"]
     check_input(client, {"sum": np.zeros(0)}, taken, "the server sent group 'sums'")
     with pytest.raises(FedGraphError, match=r"of shape \(1,\), expected \(0\)"):
         check_input(client, {"sum": np.zeros(1)}, taken, "the server sent group 'sums'")
@@ -189,7 +189,7 @@ def test_the_frameworks_groups_are_declared_where_a_run_has_them():
 
         cfg = compose(["num_clients=5", *words])
         kind = locate(cfg.strategy.client)
-        return downlink_of(kind, cfg, declared(kind, cfg)).groups("train").keys()
+        return downlink_of(kind, cfg, declared(kind, cfg)).phases["train"].keys()
 
     assert groups() == {"model"}
     assert groups("privacy.secagg=true") == {"model", "secagg"}

@@ -8,7 +8,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.schema import TaskConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
-from fedgraph_flwr.tasks import _KINDS
+from fedgraph_flwr.tasks import KINDS
 
 SET = {
     "loss": "huber",
@@ -28,7 +28,7 @@ OF_TASK = {("triples", "loss"): "log_sigmoid"}
 
 @pytest.mark.parametrize("key", SET)
 def test_a_key_of_another_task_is_refused_and_says_whose_it_is(key):
-    readers = [name for name, kind in _KINDS.items() if key in kind.KEYS]
+    readers = [name for name, kind in KINDS.items() if key in kind.KEYS]
     assert readers
     with pytest.raises(
         FedGraphError, match=rf"task=nodes does not read task\.{key}=.*leave the key out, or set task to {readers[0]}"
@@ -42,7 +42,7 @@ def test_a_key_of_another_task_is_refused_and_says_whose_it_is(key):
 
 def test_every_key_belongs_to_a_task():
     keys = {key.name for key in dataclasses.fields(TaskConfig)} - {"name"}
-    assert keys == set().union(*(kind.KEYS for kind in _KINDS.values()))
+    assert keys == set().union(*(kind.KEYS for kind in KINDS.values()))
     assert keys == set(SET)
 
 

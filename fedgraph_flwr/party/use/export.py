@@ -45,7 +45,7 @@ from fedgraph_flwr.party.use.plain.items import READOUTS, Items
 from fedgraph_flwr.party.use.predict import Predictor, TaskPredictor, Wanted, as_client, as_scored
 from fedgraph_flwr.party.use.prediction_input import InputSpec
 from fedgraph_flwr.party.use.trees import export_trees
-from fedgraph_flwr.tasks import Task, task_class
+from fedgraph_flwr.tasks import KINDS, Task
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.graphs import OfGraphs
 from fedgraph_flwr.tasks.targets import Regression
@@ -274,7 +274,7 @@ class ExportedModel(TaskPredictor):
     def cfg(self) -> RunConfig:  # type: ignore[override]
         """The default configuration of its task."""
         task, cfg = self.prediction_task, _defaults(self.prediction_task.name)
-        return as_scored(replace(cfg, task=task, split=replace(cfg.split, step=self.step)), task_class(task.name))
+        return as_scored(replace(cfg, task=task, split=replace(cfg.split, step=self.step)), KINDS[task.name])
 
     def read(self, graph: Any) -> ClientGraph:
         """Return the graph that the model reads: a client's, with the far ends of its cut edges if it knows of them."""

@@ -98,11 +98,11 @@ class Masked(Protection):
         found = self.inner.take(phase, groups, own)
         return replace(found, groups={**found.groups, SECAGG: part}, digest=digest(common))
 
-    def follow(self, phase: str, taken: Taken) -> Taken:
+    def follow(self, phase: str, scalars: Callable[[], Any], taken: Taken) -> Taken:
         """Bind the masks of sums over one list to all requests before, too: what clients keep of them changes their terms."""
         if not self.one_list:
             return taken
-        self.history = sha256(self.history + phase.encode() + taken.digest).digest()
+        self.history = sha256(self.history + f"{phase} {scalars()}".encode() + taken.digest).digest()
         return replace(taken, digest=self.history)
 
     def answer(

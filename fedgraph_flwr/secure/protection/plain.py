@@ -131,8 +131,14 @@ class Protection:
         """
         return self.inner.take(phase, groups, own) if self.inner else Taken(groups.get(MODEL, {}))
 
-    def follow(self, phase: str, taken: Taken) -> Taken:
-        """Return what was taken out of a request of a phase with sums, bound to those before it."""
+    def follow(self, phase: str, scalars: Callable[[], Any], taken: Taken) -> Taken:
+        """Return what was taken out of a request of a phase with sums, bound to those before it.
+
+        Args:
+            phase: its phase.
+            scalars: returns those from which the reply follows.
+            taken: what was taken.
+        """
         return taken
 
     def answer(

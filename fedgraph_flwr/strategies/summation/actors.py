@@ -5,6 +5,7 @@ sums have the same values as without it. Each client's numbers (scores, losses, 
 groups arrive as usual.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from fedgraph_flwr.errors import RunFailed
@@ -61,8 +62,9 @@ class Actors(Plain):
         if phase == TRAIN and self.plan:
             self.grid.add_up(self.plan)
 
-    def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
+    def schema(self, phase: str, declared: Callable[[], ReplySchema]) -> ReplySchema:
         """Return the schema of the part of a reply that still arrives."""
+        wanted = declared()
         if phase != TRAIN or not self.plan:
             return wanted
         arriving = {

@@ -1,6 +1,6 @@
 """What a summation offers a run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -91,13 +91,14 @@ class Summation:
         if self.inner:
             self.inner.received(phase, outcome)
 
-    def own_schema(self, phase: str) -> ReplySchema | None:
-        """Return the schema of the summation's own exchanges; None for those of a method."""
-        return self.inner.own_schema(phase) if self.inner else None
+    def schema(self, phase: str, declared: Callable[[], ReplySchema]) -> ReplySchema:
+        """Return the schema of what arrives.
 
-    def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
-        """Return the schema of what arrives, from what the method declares."""
-        return self.inner.schema(phase, wanted) if self.inner else wanted
+        Args:
+            phase: name of the phase, which may be of the summation's own exchanges.
+            declared: returns what the method declares of a phase.
+        """
+        return self.inner.schema(phase, declared) if self.inner else declared()
 
     def readable(self, phase: str, reply: Reply) -> Reply:
         """Return the part of a reply that can be checked before its sum is known."""
@@ -153,12 +154,12 @@ class Summation:
 
     # --- the budget, and what a checkpoint keeps --------------------------------------------------
 
-    def allows_round(self, pending: bool, releases: int) -> bool:
+    def allows_round(self, pending: bool, ahead: Iterable[int]) -> bool:
         """Return whether the privacy budget covers one more round.
 
         Args:
             pending: whether the previous round still has to be scored.
-            releases: number of exchanges of the round that release something.
+            ahead: number of exchanges of the round that release something.
         """
         return True
 

@@ -11,7 +11,7 @@ from an earlier round masks again, but reads the sums of those rounds from the s
 opening sums over other survivors (`OpenedStore`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -171,8 +171,8 @@ class Masked(Summation):
                     " not those of its description: start the run again without it"
                 )
 
-    def own_schema(self, phase: str) -> ReplySchema | None:
-        """Return the schema of a reply to an exchange around a sum."""
+    def schema(self, phase: str, declared: Callable[[], ReplySchema]) -> ReplySchema:
+        """Return the schema of a reply to an exchange around a sum, or with masked groups."""
         group: dict[str, ArrayField]
         if phase == PUBLISH:
             sizes = ArrayField((2,), "int64", 0, LARGEST)
@@ -184,13 +184,11 @@ class Masked(Summation):
         elif phase == UNMASK:
             group = {SHARES: ArrayField((len(self.members), LIMBS), "uint32", 0, PRIME - 1)}
         else:
-            return None
+            return self._masked(declared()) if phase == self.phase else declared()
         return ReplySchema({SECAGG: group})
 
-    def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
+    def _masked(self, wanted: ReplySchema) -> ReplySchema:
         """Return the schema of a reply whose groups in the current sum are masked."""
-        if phase != self.phase:
-            return wanted
         masked = {
             group: {name: ArrayField(field.shape, "uint64") for name, field in fields.items()}
             if group in self.ratios

@@ -113,9 +113,9 @@ class Noised(Summation):
 
     # --- the budget -------------------------------------------------------------------------------
 
-    def allows_round(self, pending: bool, releases: int) -> bool:
+    def allows_round(self, pending: bool, ahead: Iterable[int]) -> bool:
         """Return whether the budget covers one more round."""
-        return self.account.allows(self.account.next_round(pending, releases))
+        return self.account.allows(self.account.next_round(pending, sum(ahead)))
 
     def spent(self) -> dict[str, Any]:
         """Return the releases so far, and the ε that they cost."""

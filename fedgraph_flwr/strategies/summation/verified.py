@@ -8,7 +8,7 @@ server computes, whose operator wants the model.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain
 from logging import INFO, WARNING
@@ -95,8 +95,8 @@ class Verified(Masked):
 
     # --- a sum ------------------------------------------------------------------------------------
 
-    def own_schema(self, phase: str) -> ReplySchema | None:
-        """Return the schema of a reply to an exchange around a sum, or at the end of a round."""
+    def schema(self, phase: str, declared: Callable[[], ReplySchema]) -> ReplySchema:
+        """As of `Masked`, with statements, and of a reply to an exchange at the end of a round."""
         if phase == AGREE:
             return ReplySchema({SECAGG: {CONSENT: ArrayField((64,), "uint8"), **_SIGNATURE}})
         if phase in (OPEN, CERTIFY):
@@ -105,7 +105,13 @@ class Verified(Masked):
             return ReplySchema({SECAGG: {SIGNATURE: signature, KNOWN: known}})
         if phase == PROPOSE:
             return ReplySchema({PROPOSAL: like(self.state), SECAGG: _SIGNATURE})
-        return ReplySchema({}) if phase == CLOSE else super().own_schema(phase)
+        if phase == CLOSE:
+            return ReplySchema({})
+        found = super().schema(phase, declared)
+        part = found.groups.get(SECAGG)
+        if phase != self.phase or part is None:
+            return found
+        return ReplySchema({**found.groups, SECAGG: {**part, **_SIGNATURE}}, found.numbers)
 
     def opening(self) -> GroupsFor:
         """Return what travels with a request for keys: the sum before, or a certificate."""
@@ -114,14 +120,6 @@ class Verified(Masked):
             return {SECAGG: delivered}
         closing, self.closing = self.closing, {}
         return closing
-
-    def schema(self, phase: str, wanted: ReplySchema) -> ReplySchema:
-        """Return the schema of a reply whose groups are masked, with a statement."""
-        found = super().schema(phase, wanted)
-        part = found.groups.get(SECAGG)
-        if phase != self.phase or part is None:
-            return found
-        return ReplySchema({**found.groups, SECAGG: {**part, **_SIGNATURE}}, found.numbers)
 
     def statements(self, replies: list[Reply]) -> Arrays:
         """Return digests of the terms, and the members' statements."""
