@@ -210,7 +210,6 @@ class Graph:
         stored_edges: the edges of a mapped file in CSR, expanded or not; None: of a graph in memory.
     """
 
-    stored_edges: ClassVar[CompressedEdges | None] = None
     x: Tensor = field(metadata=_of_nodes(torch.float32, wide=True))
     edge_index: Tensor
     y: Tensor = field(metadata=_of_nodes(torch.int64))
@@ -238,7 +237,10 @@ class Graph:
         if isinstance(self.edge_index, CompressedEdges):
             vars(self)["stored_edges"] = vars(self).pop("edge_index")
 
-    if not TYPE_CHECKING:
+    if TYPE_CHECKING:
+        stored_edges: ClassVar[CompressedEdges | None]
+    else:
+        stored_edges = None  # without annotation it is no field
 
         def __getattr__(self, name: str) -> Any:
             """Expand the edges of a mapped file when they are read; they stay expanded."""
