@@ -249,14 +249,16 @@ class Agreement:
         code = self.values["code"]
         return list(code) if isinstance(code, list) else [code]
 
-    def check_beginning(self, config: str, number: int) -> None:
-        """Refuse a run that starts from its seed, where members agreed on a model.
+    def check_beginning(self, config: str, number: int, state: Path) -> None:
+        """Refuse a run that starts from its seed, where members agreed on a model, or an earlier run ended with one here.
 
         Raises:
             Refused: it does.
         """
         run, start = _configuration(config), self.values["start"]
-        begins = start == SEED or (start == CONTINUES and number == 1)
+        earlier = [f"*-{self.digest[32:]}-{k}{attempt}" for k in range(1, number) for attempt in ("", "-*")]
+        ended = any(any(state.glob(f"{name}/client_*/model_*")) for name in earlier)
+        begins = start == SEED or (start == CONTINUES and not ended)
         if not (begins or run.get("init") or run.get("evaluate")):
             raise Refused(
                 f"{self.path.name} starts run {number} with a model (start: {start[:12]}): pass its folder as init="
@@ -492,7 +494,7 @@ def check(
     agreement.check_signed()
     agreement.check_time(now)
     agreement.check_configuration(config)
-    agreement.check_beginning(config, number)
+    agreement.check_beginning(config, number, state)
     codes = agreement.codes
     if bundle is not None and codes != [RELEASES] and (found := code_digest(bundle)) not in codes:
         raise Refused(

@@ -24,7 +24,7 @@ from fedgraph_flwr.clients.replies import announced
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.errors import Refusal
-from fedgraph_flwr.fleet.agreements import Agreement, remembered
+from fedgraph_flwr.fleet.agreements import CONTINUES, Agreement, remembered
 from fedgraph_flwr.methods.downlink import SCALARS
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, sizes_of
 from fedgraph_flwr.node.node import Node
@@ -162,7 +162,13 @@ class Verified:
             )
         assert isinstance(client.protection, Masked)
         self.client, self.folder, self.member = client, folder, client.protection.member
-        self.earlier = _earlier(node, client, agreement) if client.cfg.init else []
+        continues = client.cfg.init or agreement.values["start"] == CONTINUES
+        self.earlier = _earlier(node, client, agreement) if continues else []
+        if self.earlier and self.earlier[-1] is not None and not client.cfg.init:
+            raise Refusal(
+                "members certified a model of an earlier run, with which this one starts (start: continues): pass a run's"
+                " folder as init="
+            )
         self.own = client.graph.client
         self.run = node.sent_cfg.agreement
         weights, text = agreement.weights or {}, announced(client)
@@ -667,15 +673,16 @@ class Verified:
         )
 
 
-def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arrays]:
+def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arrays | None]:
     """Return parameters of earlier runs of this version of the agreement, or the one before it, with which this one may begin.
 
-    The last certified ones are the last in the list, which is empty if this node trained in no run. Before them are those of a
-    round that this node computed and whose certificate it does not have: others may have it.
+    The last certified ones are the last in the list. Before them are those of a round that this node computed and whose
+    certificate it does not have: others may have it. If runs of a first version have none, the last is None: those of the seed.
+    The list is empty if this node took part in no run, or lost what it kept of one.
     """
     current, _, number = node.sent_cfg.agreement.partition("/")
     records = remembered(Path(node.root))
-    found = list[Arrays]()
+    found, whole = list[Arrays | None](), set[bool]()
     for version in (current, agreement.values["continues"]):
         runs = sorted(map(int, records.get(version, {}).get("starts", ())), reverse=True)
         for k in runs if version != current else [k for k in runs if k < int(number)]:
@@ -687,7 +694,10 @@ def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arra
             found += [_below(folder.read_state(FILE, done), "arrays/") for done in rounds]
             if known["round"] > 0:
                 return found
-    return found
+            whole.add(
+                "seed" not in records[version]["starts"][str(k)] or folder.read_asked().writes > 0
+            )
+    return [*found, None] if whole == {True} and not agreement.values["continues"] else found
 
 
 def _place(request: Request) -> str:

@@ -48,14 +48,14 @@ class Replica:
     Args:
         cfg: the run's configuration.
         descriptions: of all members.
-        starts: shared parameters with which the run may begin; none: those of its seed.
+        starts: shared parameters with which the run may begin; None, or no list: those of its seed.
     """
 
     def __init__(
         self,
         cfg: RunConfig,
         descriptions: Mapping[int, Mapping[str, Any]],
-        starts: Sequence[Arrays] = (),
+        starts: Sequence[Arrays | None] = (),
     ):
         self.cfg, self.starts = cfg, starts
         self.clients = {c: ClientInfo(c, c, dict(text)) for c, text in descriptions.items()}
@@ -103,8 +103,7 @@ class Replica:
             after = replayed_round(strategy, server_round, self.members, opened)
             return [next_state(strategy, after, start)]
         found = []
-        chosen: Sequence[Arrays | None] = self.starts or (None,)
-        for first in chosen:
+        for first in self.starts or (None,):
             self.strategy = prepared(self.cfg, self.clients, opened, first)
             self.strategy.set_up()
             found.append(state_of(self.strategy, self.strategy.arrays))

@@ -249,10 +249,16 @@ def test_a_run_starts_with_the_model_that_members_agreed_on(tmp_path):
     assert not isinstance(run.ask(1, "train", 1, {MODEL: wanted}), str)
 
 
-def test_a_run_that_continues_needs_a_model_from_the_second_on(tmp_path):
+def test_a_run_that_continues_needs_a_model_once_one_ended_with_it(tmp_path):
     coordinator = Coordinator(tmp_path, start="continues")
-    assert not isinstance(coordinator.run(1).ask(0, "describe"), str)
-    assert "starts run 2 with a model (start: continues)" in coordinator.run(2).ask(0, "describe")
+    coordinator.run(1).begin()
+    run = coordinator.run(2)
+    run.begin()
+    assert not isinstance(run.ask(0, "train", 1, {MODEL: model_of(run.nodes[0])}), str)
+    (folder,) = (tmp_path / "state_0").glob(f"fedavg-{coordinator.digest[32:]}-2*/client_0000")
+    (folder / "model_last.safetensors").touch()
+    assert not isinstance(coordinator.run(2).ask(0, "describe"), str)
+    assert "starts run 3 with a model (start: continues)" in coordinator.run(3).ask(0, "describe")
 
 
 @pytest.mark.parametrize("words", [[], ["privacy.secagg=true", "strategy.weighting=uniform"]], ids=["plain", "secure"])

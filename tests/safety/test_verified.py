@@ -220,6 +220,31 @@ def test_a_run_continues_with_the_last_certified_model(members):
     assert_same_arrays(third.arrays, usual.arrays)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], VERIFIED], ids=["curious", "verified"])
+def test_a_run_that_dies_before_its_first_model_leaves_the_start_of_the_next(members, monkeypatch, more):
+    """Some members computed a round that none certified: the next run begins from the seed, and later ones from its model."""
+    base, last = respond.respond, OPEN if more else secagg.UNMASK
+
+    def dying(message, context):
+        reply, config = base(message, context), message.content["config"]
+        if (config["phase"], config["round"], message.metadata.dst_node_id) == (last, 1, 2):
+            raise Killed
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(respond, "respond", dying)
+        with pytest.raises(Killed):
+            members("cut", *more, start="continues")
+    second = members("cut", *more, number=2, start="continues")
+    whole = members("whole", *more, start="continues")
+    assert_same_arrays(second.arrays, whole.arrays)
+    with pytest.raises(FedGraphError, match=r"starts run 3 with a model \(start: continues\)"):
+        members("cut", *more, number=3, start="continues")
+    third = members("cut", *more, f"init={second.out}", number=3, start="continues")
+    assert_same_arrays(third.arrays, members("whole", *more, f"init={whole.out}", number=2, start="continues").arrays)
+
+
 LATER_SUMS = (
     *((secagg.PUBLISH, 2, place) for place in ("write_record", "write_last")),
     *((GROW, 2, place) for place in ("write_reply", "write_last", "reply")),
