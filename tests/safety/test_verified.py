@@ -1,9 +1,11 @@
 """Rounds that every node computes: the bits of a server that follows the protocol, and attacks by one that does not."""
 
+import contextlib
 import copy
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
 from typing import Any
@@ -42,6 +44,7 @@ from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN, from_record, to_
 from tests.conftest import client_graph
 from tests.nodes import Killed, agreed, later, over_the_wire, party_nodes
 from tests.safety.coordinator import Coordinator, Refused, keys_of
+from tests.safety.meddler import Meddler
 from tests.safety.schedules import KINDS, Broken, Player, watched
 from tests.safety.verified_schedules import VerifiedPlayer, flat_names, record_of, rounded
 from tests.support import assert_same_arrays
@@ -506,6 +509,33 @@ def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
     assert done.summary["failures"] == {}
     assert refused == {(phase, reason) for phase, attacks in ATTACKS.items() for reason, _ in attacks}
     assert_same_arrays(done.arrays, usual.arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(max(int(os.environ.get("FEDGRAPH_SCHEDULES", "0")) // 100, 1)))
+def test_random_troubles_between_a_server_and_members(members, monkeypatch, tmp_path, seed):
+    """Whatever a coordinator sends besides, and loses: members sign once at each place, and trees have the same bits."""
+    words, book = [*METHODS["boosting"], "strategy.depth=2"], policy.Ledger.book
+    usual, meddler = members("usual", *words), Meddler(tmp_path / "state", respond.respond, seed)
+
+    def uncounted(*request):
+        with contextlib.suppress(Refusal):
+            book(*request)
+
+    monkeypatch.setattr(policy.Ledger, "book", uncounted)
+    monkeypatch.setattr(respond, "respond", meddler)
+    for number, meddler.rate in enumerate((0.02, 0.04, 0.0), 1):
+        out, done = tmp_path / f"run{number}", None
+        with contextlib.suppress(FedGraphError):
+            done = members("verified", *words, *VERIFIED, f"out={out}", number=number)
+        if done is None and (out / "checkpoint.safetensors").is_file():
+            with contextlib.suppress(FedGraphError):
+                done = later("resume", out)
+        if done is not None:
+            assert_same_arrays(done.arrays, usual.arrays)
+    assert not meddler.broken
+    assert meddler.refused
+    assert done is not None, "the last run, without troubles"
 
 
 # --- refused by name --------------------------------------------------------------------------------------------------
