@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.secure.beginning import BEGINNING
 from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.secagg import SECAGG, STEPS
 from fedgraph_flwr.secure.verified import EXCHANGES
 from fedgraph_flwr.wire.messages import DESCRIBE, FAILED, from_record, groups_of, to_record
 from tests.nodes import over_the_wire
@@ -49,8 +50,9 @@ class Meddler:
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Reply to a message of the server."""
-        choose, quiet = self.random, message.content["config"]["phase"] in (DESCRIBE, *BEGINNING)
-        trouble = choose.choice(EXTRA * 12 + LOST) if not quiet and choose.random() < self.rate else ""
+        choose, phase = self.random, message.content["config"]["phase"]
+        rate = 0.0 if phase in (DESCRIBE, *BEGINNING) else self.rate * (0.5 if phase in (*STEPS, *EXCHANGES) else 8)
+        trouble = choose.choice(EXTRA * 12 + LOST) if choose.random() < rate else ""
         if trouble in EXTRA:
             self._deliver(self._other(trouble, message), context)
         self.sent = [*self.sent[-99:], over_the_wire(message)]
@@ -110,6 +112,9 @@ class Meddler:
         self.facts.only("other sums were opened", record["before"], run, record["round"], *record["opened"])
         self.rounds = max(self.rounds, record["round"])
         phase, own = config["phase"], groups_of(reply.content)
-        if own and phase != DESCRIBE and phase not in EXCHANGES:
-            at = config["round"], phase, config.get("exchange", 0)
-            self.facts.only("two replies at one place", digest(flat_names(own)), client, run, *at)
+        at = run, config["round"], phase, config.get("exchange", 0)
+        if own and phase not in (DESCRIBE, *EXCHANGES):
+            self.facts.only("two replies at one place", digest(flat_names(own)), client, *at)
+        if phase not in (DESCRIBE, *BEGINNING, *STEPS, *EXCHANGES):
+            asked = {name: group for name, group in groups_of(message.content).items() if name != SECAGG}
+            self.facts.only("two requests of one sum", digest(flat_names(asked)), *at)

@@ -524,7 +524,7 @@ def test_random_troubles_between_a_server_and_members(members, monkeypatch, tmp_
 
     monkeypatch.setattr(policy.Ledger, "book", uncounted)
     monkeypatch.setattr(respond, "respond", meddler)
-    for number, meddler.rate in enumerate((0.02, 0.04, 0.0), 1):
+    for number, meddler.rate in enumerate((0.03, 0.12, 0.0), 1):
         out, done = tmp_path / f"run{number}", None
         with contextlib.suppress(FedGraphError):
             done = members("verified", *words, *VERIFIED, f"out={out}", number=number)
@@ -535,6 +535,7 @@ def test_random_troubles_between_a_server_and_members(members, monkeypatch, tmp_
             assert_same_arrays(done.arrays, usual.arrays)
     assert not meddler.broken
     assert meddler.refused
+    assert len({what for what, *_ in meddler.facts.once}) == 6, "of each kind of fact, some were checked"
     assert done is not None, "the last run, without troubles"
 
 
