@@ -804,7 +804,7 @@ class PrivacyConfig(Section, group="privacy"):
     # who makes the next model: curious: the server, which follows the protocol; verified: every node for itself, from sums that
     # it opens, so that the server can only deliver messages or stop the run; needs an agreement of members
     coordinator: str = choice("curious", ("curious", "verified"))
-    # coordinator=verified: largest L2 norm of a round's mean update of the model; a longer one is scaled
+    # coordinator=verified: largest L2 norm of a round's mean update, to which a longer one is scaled; of trees: largest leaf
     max_update: float = number(0.0)
     # what ε protects: client: one client's contribution | row: one training row of a party | payment: one payment in a party's
     # books, with all rows that read it (docs/privacy.md)
@@ -1054,7 +1054,7 @@ class RunConfig(Section):
         (
             "privacy.coordinator=verified",
             "strategy.fraction!=1",
-            "needs all members in each round, but {} samples some",
+            "needs all members in each round, since sums over different ones show an update, but {} samples some",
         ),
         ("privacy.coordinator=verified", "evaluate!=", "trains, and {} does not"),
         *((key, "privacy.scores=none", "needs scores, which {} keeps at the clients") for key in NEED_SCORES),
