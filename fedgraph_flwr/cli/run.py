@@ -182,13 +182,14 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     rows = max(ROWS, sum(name in first for name in names))
     for name in names[: None if verbose else rows]:
         table.add_row(name.replace("_", " "), *(f"{value:.4f}" for value in scores[name].values()))
-    console.print(table)
+    if scores:
+        console.print(table)
     if len(scores) > rows and not verbose:
         console.print(f"{len(scores) - rows} more scores: --verbose, or the report", highlight=False)
     over = f", over {who}" if (who := coverage(summary)) else ""
+    headline = f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})"
     console.print(
-        f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})"
-        f"{over}  |  "
+        f"{headline if scores else f'no scores: privacy.scores={cfg.privacy.scores}'}{over}  |  "
         f"rounds {summary['rounds']} (best {summary['best_round']}), "
         f"{summary['seconds_per_round']:.3f} s each, set-up {summary['setup_seconds']:.1f} s  |  "
         f"up {summary['bytes_up'] / 1e6:.1f} MB, down {summary['bytes_down'] / 1e6:.1f} MB",

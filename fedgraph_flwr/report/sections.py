@@ -378,6 +378,8 @@ def protections(cfg: RunConfig) -> list[tuple[str, str]]:
     sums = "the server sees what each client sends"
     if privacy.secagg:
         needed = f"at least {percent(privacy.secagg_threshold, 0)} of a round's clients must reply"
+        if privacy.coordinator == "verified":
+            needed = "nodes open them and compute each model, and all members must reply"
         sums = f"the server learns only weighted sums; {needed}"
     robust = rules.aggregator != "mean" or rules.max_share < 1
     on_failure = f"on a failure: {rules.on_failure}"

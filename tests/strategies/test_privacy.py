@@ -252,6 +252,8 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
     assert np.isnan(done.summary["test_accuracy"])
     print_summary(done.summary, done.cfg)
     shown = " ".join(capsys.readouterr().out.split())
+    assert "no scores: privacy.scores=none | rounds 3" in shown
+    assert "nan" not in shown
     assert "for one client's contribution replaced by zero" in shown
     assert "not covered" not in shown
 
