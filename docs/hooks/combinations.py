@@ -53,7 +53,10 @@ def table(head: str, rows: Choices, columns: Choices) -> str:
         cells = []
         for name, column in columns.items():
             why = reason(row, column)
-            number = "–" if why and name in PROTECTIONS else reasons.setdefault(why, len(reasons) + 1) if why else "yes"
+            if name in PROTECTIONS:
+                why = why.partition(", but ")[2] or why
+            uncovered = name in PROTECTIONS and not re.search(r"\w=\w", why)
+            number = "–" if why and uncovered else reasons.setdefault(why, len(reasons) + 1) if why else "yes"
             cells.append(str(number))
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(f"{number}. {why}" for why, number in reasons.items())])

@@ -55,7 +55,11 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
             METRICS: Public({"num_nodes": NumberField(1, LARGEST, whole=True)}, why="a size, as num_train")
         }
     ends = {"range": ArrayField((shape[0], 2), cfg.dtype)}
-    span = {RANGE: Individual(ends, why="a largest value is not a sum")} if params.cmd_range == "pooled" else {}
+    span = (
+        {RANGE: Individual(ends, why="a largest value is not a sum; cmd_range=unit needs none")}
+        if params.cmd_range == "pooled"
+        else {}
+    )
     if params.exchange == "two_phase":
         found["means"] = {MOMENTS: Mean({"mean": ArrayField(shape, cfg.dtype)}, weight=weight), **span}
         spread = {"spread": ArrayField((shape[0], 4, shape[1]), cfg.dtype)}

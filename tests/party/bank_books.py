@@ -87,12 +87,12 @@ def tables(
         (folder / f"{bank}.yaml").write_text(yaml.safe_dump(party))
 
 
-def banks(folder: Path, history: pd.DataFrame, **keys: object) -> Path:
-    """Import both banks' history and link it; return the folder of linked files."""
-    tables(folder, history, **keys)
-    for bank in BANKS:
+def banks(folder: Path, history: pd.DataFrame, names: Sequence[str] = BANKS, **keys: object) -> Path:
+    """Import the banks' history and link it; return the folder of linked files."""
+    tables(folder, history, names, **keys)
+    for bank in names:
         assert main(["import", str(folder / f"{bank}.yaml")]) == 0
-    files = [str(folder / f"{bank}.yaml") for bank in BANKS]
+    files = [str(folder / f"{bank}.yaml") for bank in names]
     assert main(["link", "--simulate", *files, "--out", str(folder / "linked")]) == 0
     return folder / "linked"
 

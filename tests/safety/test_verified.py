@@ -11,6 +11,7 @@ import shutil
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from flwr.app import ConfigRecord
 
@@ -43,6 +44,7 @@ from fedgraph_flwr.strategies.replica import Replica
 from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN, from_record, to_record
 from tests.conftest import client_graph
 from tests.nodes import Killed, agreed, later, over_the_wire, party_nodes
+from tests.party import bank_books
 from tests.safety.coordinator import Coordinator, Refused, keys_of
 from tests.safety.meddler import Meddler
 from tests.safety.schedules import KINDS, Broken, Player, watched
@@ -171,22 +173,36 @@ def test_nodes_compute_the_bits_of_other_tasks(members, tmp_path, task):
 
 
 @pytest.mark.slow
-def test_linked_files_run_and_a_node_predicts_with_the_certified_model(members, tmp_path):
-    """Books score with such a node's model, too; the files of two links do not fit."""
+def test_linked_files_run_and_books_score_with_the_certified_model(members, tmp_path):
+    """The bits of a curious run, and the scores of its model; the files of two links do not fit."""
+    names = "abc"
+    rows = bank_books.payments(names=names)
+    shutil.rmtree(tmp_path / "graphs")
+    (tmp_path / "policy.yaml").write_text("min_nodes: 0\ntasks: [edges]\n")
+    bank_books.banks(tmp_path / "of", rows[rows.day < bank_books.HISTORY], names).rename(tmp_path / "graphs")
     files = sorted((tmp_path / "graphs").glob("*.safetensors"))
-    for path in files:
-        graph = ClientGraph.load(path)
-        graph.linking = {"link": "ab12cd34ef56"}
-        graph.save(path)
-    done = members("verified", *VERIFIED)
-    assert done.summary["failures"] == {}
-    for client in range(3):
-        own = load_node(tmp_path / "state" / f"state_{client}")
-        assert_same_arrays({name: own.tensors[name].numpy() for name in done.arrays}, done.arrays)
-    graph.linking = {"link": "000000000001"}
+    days = bank_books.days(tmp_path / "days", rows[rows.day >= bank_books.HISTORY])
+    tables = (tmp_path / "of" / f"a_{what}.csv" for what in ("accounts", "history"))
+    book = bank_books.book(tmp_path / "book", tmp_path / "of" / "a.yaml", *tables, *days)
+    done, scores = [], []
+    for name, more in (("curious", []), ("verified", VERIFIED)):
+        done.append(members(name, "task=edges", *more))
+        assert done[-1].summary["failures"] == {}
+        state = tmp_path / "state"
+        assert main(["book", "use", str(book), str(state / "state_0")]) == 0
+        scores.append(bank_books.scores(tmp_path, book, "", *bank_books.SPAN))
+        for client in range(3):
+            own = load_node(state / f"state_{client}")
+            assert_same_arrays({key: own.tensors[key].numpy() for key in done[-1].arrays}, done[-1].arrays)
+        state.rename(tmp_path / f"state_{name}")
+    assert_same_arrays(done[0].arrays, done[1].arrays)
+    pd.testing.assert_frame_equal(scores[0], scores[1])
+    assert len(scores[0]) > 100
+    graph = ClientGraph.load(files[-1])
+    graph.linking = {**graph.linking, "link": "000000000001"}
     graph.save(files[-1])
     with pytest.raises(FedGraphError, match="one has the file of another link run"):
-        members("another", *VERIFIED)
+        members("another", "task=edges", *VERIFIED)
 
 
 @pytest.mark.slow
