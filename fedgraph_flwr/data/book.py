@@ -30,8 +30,8 @@ class Book:
 
     @classmethod
     def of(cls, rows: Any) -> "Book":
-        """Build a book from its columns [4, R]: source, target, time and cents."""
-        return cls(*(np.ascontiguousarray(np.asarray(row, dtype=np.int64)) for row in rows))
+        """Build a book from the rows of `Graph.book`."""
+        return cls(*(np.ascontiguousarray(np.asarray(row, dtype=np.int64)) for row in rows[:4]))
 
     def where(self, kept: NDArray[Any]) -> "Book":
         """Return some of the records."""

@@ -160,10 +160,10 @@ def _check_own(graph: Graph) -> None:
             _whole(place, "told of own_columns", 0, width)
     if own.get("recipe") is not None:
         Recipe.from_dict(own["recipe"], "own_columns")
-    _tensor(graph.book, "book", torch.int64, (4, None))
+    _tensor(graph.book, "book", torch.int64, (len(graph.book) if len(graph.book) in (4, 5) else 5, None))
     _tensor(graph.book_ids, "book_ids", torch.uint8, (None, None))
     _within(graph.book[:2].reshape(-1), "accounts of book", graph.num_nodes + len(graph.book_ids))
-    _within(graph.book[3], "cents of book", None)
+    _within(graph.book[3:].reshape(-1), "cents of book", None)
 
 
 def _check_far(graph: ClientGraph) -> None:

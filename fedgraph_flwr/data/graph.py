@@ -204,8 +204,9 @@ class Graph:
         own_columns: columns that the party computes from its own records (`features`), the last ones: ``edges`` of
             ``edge_attr`` and ``nodes`` of ``x``; with ``recipe``, and ``until``, the last time that ``nodes`` read. Empty
             without any. No message contains them.
-        book: the records that they are computed from, int64 [4, R]: source and target, whose numbers from N on are accounts of
-            other parties, time in seconds, and cents. Like ``ids``, it stays in the party's file.
+        book: the party's records, int64 [5, R]: source and target, whose numbers from N on are accounts of other parties, time
+            in seconds, cents (0 without a recipe), and a hash of the columns that are features (missing in older files). Like
+            ``ids``, it stays in the party's file.
         book_ids: party and id of each account of another party in ``book`` (`pack_words`), uint8 [K, width].
         stored_edges: the edges of a mapped file in CSR, expanded or not; None: of a graph in memory.
     """

@@ -80,6 +80,7 @@ class TableLayout:
         party_prefix: text after a party's name at the start of an id.
         match_columns: columns of the edge table that identify a record, ``NAME:KIND,...``.
         id_form: form in which parties compare ids, ``text`` or ``number``.
+        edge_ids: ``unique`` if the id of a payment alone names it; "": its id and its accounts do.
         currency: unit of amounts, for display.
         time_format: format of the times of edges, if they are neither seconds nor dates such as 2026-01-31; `import` writes it.
     """
@@ -106,6 +107,7 @@ class TableLayout:
     party_prefix: str = ""
     match_columns: str = ""
     id_form: str = ""
+    edge_ids: str = ""
     currency: str = ""
     time_format: str = ""
 

@@ -34,6 +34,7 @@ from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import as_words, rates_of
 from fedgraph_flwr.party.tables.nodes import column_of
+from fedgraph_flwr.party.tables.options import UNIQUE
 from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
 from fedgraph_flwr.party.tables.reading import read_table
 
@@ -45,6 +46,7 @@ _LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_c
 _SAME = (
     "party_prefix",
     "id_form",
+    "edge_ids",
     "windows",
     "day",
     "role",
@@ -82,6 +84,7 @@ class PartyFile:
     party_prefix: str = ""
     match: dict[str, str] = field(default_factory=dict)
     id_form: str = ""
+    edge_ids: str = ""
     features: str = ""
     windows: str = ""
     day: str = ""
@@ -116,6 +119,7 @@ class PartyFile:
         rates_of(self.rates, "rates")
         one_of(self.day or BEFORE, DAYS, "day")
         one_of(self.id_form or ID_FORMS[0], ID_FORMS, "id_form")
+        one_of(self.edge_ids or UNIQUE, (UNIQUE,), "edge_ids")
         one_of(self.split or "ratio", ("ratio", "temporal"), "split")
         if self.party_columns and (len(self.party_columns) != 2 or self.party_prefix):
             raise FedGraphError(
@@ -134,7 +138,7 @@ class PartyFile:
     @property
     def layout(self) -> TableLayout:
         """Names of columns and format of the tables."""
-        same = ("party_prefix", "id_form", "windows", "day", "separator", "encoding", "currency")
+        same = ("party_prefix", "id_form", "edge_ids", "windows", "day", "separator", "encoding", "currency")
         return TableLayout(
             **self.columns,
             **{key: getattr(self, key) for key in same},

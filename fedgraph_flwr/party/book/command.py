@@ -138,6 +138,7 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
     import numpy as np
 
     from fedgraph_flwr.party.book.rows import day_text, gaps
+    from fedgraph_flwr.party.tables.repeats import reused
 
     at = rows.at(int(rows.known.max()))
     accounts = "" if rows.people is None else f", {len(rows.nodes_at(int(rows.known.max())))} accounts"
@@ -154,6 +155,8 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
     if corrected.size:
         name = rows.edges[rows.columns.edge_id].iloc[corrected[0]]
         yield f"corrections: {corrected.size} rows are replaced by a later one with their id, such as '{name}'"
+    if text := reused(rows.edges.iloc[at], rows.columns):
+        yield f"ids: {text}"
     if late := int((rows.known > rows.days).sum()):
         yield f"late: {late} rows are known later than their day"
     if book.erased:

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.features import DAY, WHOLE, Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
 from fedgraph_flwr.data.pyg import Features
-from fedgraph_flwr.data.schema import EDGE
+from fedgraph_flwr.data.schema import EDGE, Column
 from fedgraph_flwr.data.value_formats import (
     PLAIN,
     SECONDS,
@@ -111,7 +111,8 @@ def read_edges(
     if columns.recipe and columns.time and columns.day != WHOLE:
         _warn_of_ties(data.fields["edge_time"], columns.time, where[0], treatment)
     again = booked_again(found, rule) if found and rule else None
-    data = with_computed(data, columns, ends, len(ids[1].index), found, amounts, again)
+    contents = contents_of(table, data.made.agreed if data.made else {})
+    data = with_computed(data, columns, ends, len(ids[1].index), found, amounts, again, contents)
     separate = parallel or bool(data.fields)
     index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
     return TableEdges(index, found.own[rows] if found and data.fields else rows, data, found)
@@ -160,6 +161,7 @@ def with_computed(
     found: Records | None = None,
     cents: Ints | None = None,
     again: Ints | None = None,
+    contents: Ints | None = None,
 ) -> EdgeData:
     """Return the data of a table's rows with the features that are computed from the whole book: those of a recipe, or counts.
 
@@ -174,9 +176,10 @@ def with_computed(
         found: the divided rows, if some name accounts of other parties; they count, too.
         cents: amounts of the rows, for a recipe [E'].
         again: the record that each record of another party's account repeats, else itself [R]; a repetition has its columns.
+        contents: hash of each row's features (`contents_of`) [E'].
     """
     recipe = columns.own_recipe
-    if not (windows := columns.seconds) and recipe is None:
+    if "edge_time" not in data.fields:
         return data
     time = data.fields["edge_time"].numpy()
     both = np.full((2, time.size), -1, dtype=np.int64)
@@ -191,13 +194,16 @@ def with_computed(
         repeats = np.flatnonzero(again != np.arange(again.size))
         both[:, found.rows.numpy()[repeats]] = -1
     kept, own, described = np.flatnonzero(both[0] >= 0), dict[str, Any](), dict[str, Any]()
-    if recipe is not None and cents is not None:
-        book = Book(both[0, kept], both[1, kept], time[kept], cents[kept])
-        table, described = edge_columns(book, recipe), {"recipe": recipe.to_dict()}
-        own["book"] = torch.from_numpy(np.stack([book.source, book.target, book.time, book.cents]))
-        own["book_ids"] = pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)
+    none = np.zeros_like(time)
+    rows = np.stack([*both, time, none if cents is None else cents, none if contents is None else contents])[:, kept]
+    own["book"] = torch.from_numpy(rows)
+    own["book_ids"] = pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)
+    if recipe is not None:
+        table, described = edge_columns(Book.of(rows), recipe), {"recipe": recipe.to_dict()}
+    elif columns.seconds:
+        table = log_counts(rows[:2], rows[2], columns.seconds).astype(np.float32)
     else:
-        table = log_counts(both[:, kept], time[kept], windows).astype(np.float32)
+        return replace(data, own=own)
     whole = table
     if kept.size < time.size:
         whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
@@ -212,6 +218,18 @@ def names_elsewhere(found: Records, form: str) -> np.ndarray:
     """Return party and id of the other end of each foreign record, in normal form [R]."""
     parties = np.array([*found.parties, ""])[found.party.numpy()]
     return accounts_of(parties, normal_ids(found.ids, form or "text"))
+
+
+def contents_of(table: Any, columns: Mapping[str, Column]) -> Ints:
+    """Return a hash of the texts of each row in columns that are features, int64 [E]; 0 without columns."""
+    import pandas as pd
+
+    names = sorted(name for name, column in columns.items() if column.kind != "ignored" and name in table.columns)
+    if not names:
+        return np.zeros(len(table), dtype=np.int64)
+    texts = pd.DataFrame({name: as_words(table[name]) for name in names}, dtype=object)
+    hashes = pd.util.hash_pandas_object(texts, index=False).to_numpy()
+    return np.asarray(hashes >> np.uint64(2), dtype=np.int64)
 
 
 def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:

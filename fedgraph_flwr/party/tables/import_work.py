@@ -416,7 +416,9 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
             option = "features" if key == "recipe" else key
             raise conflict(f"--{option} {value}", stored.get(key, "none"), treatment.where)
         if key in stored and stored[key] != value:
-            whole = key in ("separator", "encoding", "currency") or key.startswith(("party", "match", "id_"))
+            whole = key in ("separator", "encoding", "currency", "edge_ids") or key.startswith(
+                ("party", "match", "id_")
+            )
             option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
             differing.append(f"--{option} {value!r} overrides {stored[key]!r}")
     if differing:

@@ -17,6 +17,9 @@ ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-lab
 RATIO = "0.6,0.2,0.2"
 """Default shares of training, validation and test."""
 
+UNIQUE = "unique"
+"""Value of ``--edge-ids``."""
+
 _LAYOUT = """
 --id-column NAME  column of node ids (default: the schema's, else id)
 --label-column NAME  column of labels (default: the schema's, else label)
@@ -28,6 +31,8 @@ _LAYOUT = """
 --edge-label-column NAME  column of edge labels (default: the schema's, else none)
 --graph-column NAME  many graphs: column with the graph of each node (default: the schema's, else none)
 --edge-id-column NAME  column of edge ids, which predictions list (default: the schema's, else row numbers)
+--edge-ids unique  ids alone name edges, so that a row with other accounts replaces one with its id (default: the schema's, else
+    id and accounts name them)
 --predict-columns NAMES  columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)
 --windows DAYS  add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column
     (default: the schema's, else none)
@@ -54,6 +59,7 @@ _LAYOUT = """
 def add_table_arguments(group: Any) -> None:
     """Add options for column names, file formats and value formats, and those of edges between parties."""
     kinds = {"id_form": {"choices": ("", "text", "number")}, "day": {"choices": ("", "whole", "before")}}
+    kinds |= {"edge_ids": {"choices": ("", UNIQUE)}}
     add_options(group, _LAYOUT, features={"dest": "recipe"}, **kinds)
 
 
@@ -117,7 +123,7 @@ def layout_of(args: argparse.Namespace) -> "TableLayout":
 
     roles = [role.replace("-", "_") for role in (*ROLES, "client")]
     given = {role: getattr(args, f"{role}_column", None) or "" for role in roles}
-    named = ("party_columns", "party_prefix", "match_columns", "id_form", "day", "currency")
+    named = ("party_columns", "party_prefix", "match_columns", "id_form", "edge_ids", "day", "currency")
     given |= {name: getattr(args, name, "") for name in named}
     given |= {"predict": args.predict_columns or "", "windows": args.windows or "", "recipe": args.recipe or ""}
     return TableLayout(separator=args.separator or "", encoding=args.encoding or "", **given)

@@ -1,6 +1,7 @@
 """Rows of an edge table that are one payment: repeats and corrections, by one rule for all commands.
 
-with a column of ids (``edge_id``)   rows of one id between the same two accounts are versions of a payment: the last counts
+with a column of ids (``edge_id``)   rows of one id between the same two accounts are versions of a payment: the last counts;
+                                     with ``edge_ids: unique`` rows of one id, whatever their accounts
 else, with match columns             rows of equal ends and equal match columns are repeats: the first counts; of another
                                      party's account only with a text among them (a reference), none empty
 else                                 equal rows are different payments
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.features import DAY
 from fedgraph_flwr.data.schema import TableLayout
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import edge_times
+from fedgraph_flwr.party.tables.options import UNIQUE
 from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, fold, normal_ids, parties_of, record_values
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
@@ -65,12 +67,28 @@ def _codes(columns: list[NDArray[Any]], complete: NDArray[np.bool_]) -> Ints:
 
 
 def versions_of(links: Any, columns: Columns) -> Ints:
-    """Return the payment of each row by its id and ends, int64 [E]; -1 without an id."""
+    """Return the payment of each row by its id and ends, or by its id alone, int64 [E]; -1 without an id."""
     if not columns.edge_id or columns.edge_id not in links.columns:
         return np.full(len(links), -1, dtype=np.int64)
     ids = as_words(links[columns.edge_id])
-    ends = [fold(as_words(links[end])) for end in (columns.source, columns.target)]
-    return _codes([ids, *ends], ids != "")
+    ends = () if columns.edge_ids == UNIQUE else (columns.source, columns.target)
+    return _codes([ids, *(fold(as_words(links[end])) for end in ends)], ids != "")
+
+
+def reused(links: Any, columns: Columns) -> str:
+    """Return how many of the rows that count have the id of another one with other accounts, as text; "" if none."""
+    import pandas as pd
+
+    if not columns.edge_id or columns.edge_id not in links.columns:
+        return ""
+    ids = pd.Series(as_words(links[columns.edge_id]))
+    again = np.flatnonzero(ids.duplicated() & (ids != ""))
+    if not again.size:
+        return ""
+    return (
+        f"{again.size} rows have the id of another payment, such as '{sanitize(ids[again[0]], 40)}', with other accounts: all"
+        " count. If the later one replaces the earlier, set edge_ids: unique in party.yaml (--edge-ids unique)"
+    )
 
 
 def repeats_of(links: Any, columns: Columns, rule: PartyRule | None, where: str, treatment: Treatment) -> Ints:
@@ -160,4 +178,6 @@ def counted_once(
         what = f"the id of another ('{columns.edge_id}')" if (versions >= 0).any() else "equal ends and match columns"
         which = ", as the file that ends last has them" if file is not None and (versions >= 0).any() else ""
         treatment.say(f"{where}: {count} of {len(links)} rows repeat a payment, with {what}: counted once{which}")
+    if text := reused(links[found], columns):
+        treatment.say(f"{where}: {text}")
     return found

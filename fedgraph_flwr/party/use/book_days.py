@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 from fedgraph_flwr.data.features import DAY
 from fedgraph_flwr.data.graph import ClientGraph, Graph, rows_at, unpack_words
 from fedgraph_flwr.data.own_columns import appended, recipe_of
+from fedgraph_flwr.data.schema import EDGE
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.book.folder import BookFolder
 from fedgraph_flwr.party.book.rows import BookRows, day_text, missing_days, read_rows
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
-from fedgraph_flwr.party.tables.edges import amounts_of
+from fedgraph_flwr.party.tables.edges import amounts_of, contents_of
 from fedgraph_flwr.party.tables.nodes import Ids
 from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.use.cases import KNOWN
 from fedgraph_flwr.party.use.day import known_far, rule_of
-from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, join_tables, times_of
+from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, check_book, join_tables, times_of
 
 Ints = NDArray[np.int64]
 
@@ -74,7 +75,15 @@ class Lost:
 class Stored:
     """A party's graph, and which rows of a book it has."""
 
-    def __init__(self, graph: Graph, rows: BookRows, rule: PartyRule | None, treatment: Treatment, where: str):
+    def __init__(
+        self,
+        graph: Graph,
+        rows: BookRows,
+        rule: PartyRule | None,
+        treatment: Treatment,
+        where: str,
+        reads_edges: bool = True,
+    ):
         """Find the rows of the book among the records of the graph.
 
         Args:
@@ -83,11 +92,14 @@ class Stored:
             rule: how they name accounts of other parties.
             treatment: formats of values.
             where: the book, for errors.
+            reads_edges: whether the model reads columns of edges that are no items.
 
         Raises:
             FedGraphError: the graph has no ids or no times.
         """
         self.graph, self.rows, self.treatment, self.warned = graph, rows, treatment, False
+        self.looks_back = reads_edges and bool(graph.own_columns.get("edges"))
+        self.records = np.ones(len(rows.time), dtype=bool)  # rows that are records of the party
         time = times_of(graph)
         if not len(graph.ids) or not time.numel():
             raise FedGraphError(
@@ -100,10 +112,13 @@ class Stored:
             listed = dict(zip(unpack_words(graph.far_name).tolist(), graph.far_id.tolist(), strict=True))
             self.numbers = torch.tensor([listed.get(str(name), -1) for name in self.far], dtype=torch.int64)
         self.ends = self._ends(rule)
+        check_book(graph, "the model's file")
         cents = np.zeros(len(rows.time), dtype=np.int64)
         if recipe_of(graph) is not None:
             cents = amounts_of(rows.edges, rows.columns.amount_column, where, treatment)
-        self.content = torch.from_numpy(np.stack([*self.ends, rows.time, cents]))
+        contents = contents_of(rows.edges, treatment.agreed.nodes.get(EDGE, {}))
+        content = np.stack([*self.ends, rows.time, cents, contents])
+        self.content = torch.from_numpy(content[: len(graph.book)])
         self.covered = torch.isin(graph.book[2] // DAY, torch.from_numpy(np.unique(rows.days)))
 
     def _ends(self, rule: PartyRule | None) -> Ints:
@@ -115,7 +130,7 @@ class Stored:
             return np.stack([own.get_indexer(words) for words in texts]).astype(np.int64)
         far = own.__class__(self.far)
         forms = own.__class__(normal_ids(ids, rule.id_form))
-        found = []
+        found, named = [], []
         for words, names in zip(texts, parties_of(self.rows.edges, texts, rule, "the book"), strict=True):
             parties, normal = fold(names), normal_ids(words, rule.id_form)
             other = far.get_indexer(accounts_of(parties, normal))
@@ -123,6 +138,9 @@ class Stored:
             mine = parties == fold([rule.own])[0]
             at[mine] = (forms if forms.is_unique else own).get_indexer((normal if forms.is_unique else words)[mine])
             found.append(at)
+            named.append(mine)
+            self.records &= mine | ((parties != "") & (normal != ""))
+        self.records &= np.logical_or(*named)
         return np.stack(found).astype(np.int64)
 
     def held(self, at: Ints, first: int) -> tuple[NDArray[np.bool_], Lost]:
@@ -135,27 +153,30 @@ class Stored:
             at: rows that count [K].
             first: the day.
         """
-        graph, rows = self.graph, self.rows
-        old = rows.known[at] < first
-        gone = torch.zeros(graph.book.size(1), dtype=torch.bool)
-        if recipe_of(graph) is None:  # its book is not stored: what its times cover, unless the file came late
-            has = rows.at(self.last // DAY)
-            has = has[rows.time[has] <= self.last]
-            inside = old & np.isin(at, has)
-            content = self.content[:, torch.from_numpy(np.setdiff1d(has, at[inside]))]
-            return inside, Lost(gone, self._edges(content, content[:, :0]))
-        place = appended(graph.book, self.content[:, torch.from_numpy(at[old])])[1]
-        found = (place < gone.numel()) & (self.ends[:, at[old]] >= 0).all(0)
+        book, rows = self.graph.book, self.rows
+        old = np.flatnonzero((rows.known[at] < first) & (self.ends[:, at] >= 0).all(0))
+        place = appended(book, self.content[:, torch.from_numpy(at[old])])[1]
+        old, place = old[place < book.size(1)], place[place < book.size(1)]
         inside = np.zeros(at.size, dtype=bool)
-        inside[np.flatnonzero(old)[found]] = True
-        taken = torch.zeros_like(gone)
-        taken[place[found]] = True
-        gone = ~taken & self.covered & (graph.book[2] < first * DAY)
-        self._warn_of_others(graph.book[:, gone], np.setdiff1d(np.arange(len(rows.time)), at[inside]))
-        return inside, Lost(gone, self._edges(graph.book[:, gone], graph.book[:, taken]))
+        inside[old] = True
+        taken = torch.zeros(book.size(1), dtype=torch.bool)
+        taken[place] = True
+        gone = ~taken & self.covered & (book[2] < first * DAY)
+        self._warn_of_others(book[:, gone], np.setdiff1d(np.arange(len(rows.time)), at[inside]))
+        near = torch.isin(book[2], book[2, gone]).nonzero().view(-1)
+        code = book[:3, near].unique(dim=1, return_inverse=True)[1]
+        mixed = near[torch.isin(code, code[gone[near]])]  # no file says which of equal ends and time is which edge
+        taken[mixed], gone[mixed] = False, True
+        if self.looks_back:  # columns of edges after a change
+            changed = rows.time[at[~inside & self.records[at]]]
+            start = min([first * DAY, *changed.tolist(), *book[2, gone].tolist()]) // DAY * DAY
+            later = taken & (book[2] >= start)
+            taken, gone = taken & ~later, gone | later
+        inside[old] = taken.numpy()[place]
+        return inside, Lost(gone, self._edges(book[:, gone], book[:, taken]))
 
     def _warn_of_others(self, gone: torch.Tensor, rows: Ints) -> None:
-        """Report once records of the graph that no row of the book is [4, K], given the rows that are not kept."""
+        """Report once records of the graph that no row of the book is [5, K], given the rows that are not kept."""
         if not gone.size(1) or self.warned:
             return
         near = rows[np.isin(self.rows.time[rows], gone[2].numpy())]
@@ -170,8 +191,8 @@ class Stored:
         """Return the edges of some records: of equal ends and times, else of an edge between parties of equal ends.
 
         Args:
-            gone: the records [4, K].
-            kept: other records, whose edges stay [4, R].
+            gone: the records [5, K].
+            kept: other records, whose edges stay [5, R].
         """
         graph, lost = self.graph, {}
         for of in ("edge", "cut_out", "cut_in"):
@@ -203,6 +224,8 @@ class Stored:
         """Return the ends and times of those records that may be edges of a kind, as its edges have them [4, K]."""
         count = self.graph.num_nodes
         source, target, time = records[:3]
+        if self.graph.schema.get("undirected"):
+            source, target, time = torch.cat([source, target]), torch.cat([target, source]), time.repeat(2)
         if of == "edge":
             near, far, chosen = source, target, (source < count) & (target < count)
         elif of == "cut_out":
@@ -222,6 +245,7 @@ def days_of_book(
     stored: Any,
     treatment: Treatment,
     together: bool = False,
+    reads_edges: bool = True,
 ) -> Iterator[tuple[int, NewNodes]]:
     """Yield each day of a span that has rows, or for models of accounts each day, with its rows and graph.
 
@@ -232,6 +256,7 @@ def days_of_book(
         stored: the party's graph.
         treatment: column options; its ``say`` receives what to know before any score.
         together: whether the rows of all days are read in the graph of the last one.
+        reads_edges: as of `Stored`.
 
     Raises:
         FedGraphError: the book has no row on these days, or as `read_rows` and `join_tables`.
@@ -245,7 +270,7 @@ def days_of_book(
     last = int(rows.known.max()) if span[1] is None else span[1]
     first = last if span[0] is None else span[0]
     rule = None if rows.people is None else rule_of(rows.columns, stored)
-    held = Stored(stored, rows, rule, treatment, str(book.folder))
+    held = Stored(stored, rows, rule, treatment, str(book.folder), reads_edges)
     if first * DAY <= held.first:
         raise FedGraphError(
             f"{day_text(first)} is not after the first record of the model's file ({day_text(held.first // DAY)}): pass a later"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
@@ -186,17 +185,3 @@ def names_by_id(graph: Any, names: NDArray[Any]) -> dict[int, Any]:
         if name:
             found.setdefault(number, name if count[name] == 1 else f"{name} ({party})")
     return found
-
-
-def far_names_of(stored: ClientGraph) -> NDArray[np.str_]:
-    """Return party and id of the far ends of stored edges to other parties: outgoing cut edges, incoming ones, and records."""
-    cut = torch.cat([stored.cut_out[1], stored.cut_in[1]]).numpy()
-    names = np.char.add("#", cut.astype(str))  # of accounts whose names the party does not know
-    if len(stored.far_name):
-        held = unpack_words(stored.far_name)[np.searchsorted(stored.far_id.numpy(), cut)]
-        names = np.where(held == "", names, held)
-    if not stored.foreign_id.numel():
-        return names
-    parties = np.array(stored.linking["parties"], dtype=str)[stored.foreign[1].numpy()]
-    ids = normal_ids(unpack_words(stored.foreign_id), id_form(stored))
-    return np.concatenate([names, accounts_of(parties, ids)])

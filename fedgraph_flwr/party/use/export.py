@@ -367,6 +367,11 @@ class ExportedTrees(ExportedModel):
     edge_columns: bool
 
     @property
+    def reads_edges(self) -> bool:
+        """As `TaskPredictor.reads_edges`."""
+        return self.edge_columns
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Arrays of the trees by name."""
         return {name: torch.from_numpy(array) for name, array in self.forest.items()}

@@ -425,6 +425,11 @@ class TaskPredictor(ABC):
         return self.task is Edges
 
     @property
+    def reads_edges(self) -> bool:
+        """Whether it reads columns of edges that are no items."""
+        return True
+
+    @property
     def task(self) -> type[Task]:
         """The class of the run's task."""
         return kind_of(self.cfg)
@@ -647,6 +652,12 @@ class Predictor(TaskPredictor):
         names = empty_forest()
         held = names.keys() <= self.tensors.keys()
         return {name: self.tensors[name].numpy() for name in names} if held else {}
+
+    @property
+    def reads_edges(self) -> bool:
+        """As `TaskPredictor.reads_edges`."""
+        params = self.cfg.strategy.params
+        return not self.forest or bool(params.get("edge_columns")) or params.get("inputs", "columns") != "columns"
 
     @property
     def width(self) -> int:

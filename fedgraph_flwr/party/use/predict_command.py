@@ -325,7 +325,8 @@ def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) ->
     stored = graph_file(args.graph, spec) if args.graph else predictor.own
     treatment = replace(spec.treatment(), **_formats(args))
     span = day_of(args.since) if args.since else None, day_of(args.until) if args.until else None
-    for day, read in days_of_book(args.opened_book, span, spec, stored, treatment, together):
+    reads_edges = predictor.reads_edges
+    for day, read in days_of_book(args.opened_book, span, spec, stored, treatment, together, reads_edges):
         yield day_text(day), (predictor, read.graph, read.ids, read)
 
 

@@ -37,6 +37,7 @@ from fedgraph_flwr.party.tables.edges import (
     EdgeData,
     amounts_of,
     arranged,
+    contents_of,
     edge_data,
     edge_ends,
     edge_times,
@@ -49,7 +50,7 @@ from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.repeats import counted_once, joined
 from fedgraph_flwr.party.tables.roles import BOUND, Columns, edge_feature_columns, edge_types, feature_columns
-from fedgraph_flwr.party.use.day import Day, divide, far_names_of, global_ids, rule_of
+from fedgraph_flwr.party.use.day import Day, divide, global_ids, rule_of
 from fedgraph_flwr.tasks.base import STAGES
 from fedgraph_flwr.tasks.edges import ENTERING
 
@@ -271,7 +272,7 @@ def new_nodes(
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target)]
     _check_known(own, links, columns, stored, (str(nodes), listed, where), treatment)
     outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
-    known = isinstance(stored, Graph) and stored.book.numel() > 0 and _names(stored, own, named)
+    known = isinstance(stored, Graph) and recipe_of(stored) is not None and _names(stored, own, named)
     known = known or rule_of(columns, stored) is not None
     if not outside and not known:
         graph, ids = tables(nodes, files[0], columns, spec, treatment, lambda path, *_: held[path])
@@ -406,7 +407,7 @@ def join_tables(
         data_of = edge_data(links, carried, columns, where[1], treatment)
         ends, every_row = torch.from_numpy(day.ends), new is not None
         given = where, treatment, every_row, spec.parallel
-        data_of, computed = _computed(data_of, ends, links, columns, stored, k, day.far, *given)
+        data_of, computed = _computed(data_of, ends, links, columns, stored, k, *given)
         x = torch.cat([x, computed[torch.from_numpy(rows)]], dim=1)
         added = {key: values[torch.from_numpy(day.usable)] for key, values in data_of.fields.items()}
     day = day.edges()
@@ -452,7 +453,6 @@ def _computed(
     columns: Columns,
     stored: Graph,
     new: int,
-    known: np.ndarray,
     where: tuple[str, str, str],
     treatment: Treatment,
     distinct: bool,
@@ -467,58 +467,53 @@ def _computed(
         columns: roles of their columns.
         stored: the party's graph of N nodes.
         new: number of new nodes.
-        known: party and id of the accounts of other parties, from N + new on.
         where: files of nodes and edges, and the graph's name.
         treatment: column options.
         distinct: whether the graph has none of the rows.
         of_records: whether rows are items; columns of nodes from their records are then 0.
     """
-    nodes = stored.num_nodes + new
-    of_nodes = torch.zeros(nodes, 0)
-    if (recipe := recipe_of(stored)) is not None:
+    nodes, recipe = stored.num_nodes + new, recipe_of(stored)
+    of_nodes = torch.zeros(nodes, int(stored.own_columns.get("nodes", 0)))
+    if recipe is None and not columns.seconds:
+        return joined, of_nodes
+    check_book(stored, where[2])
+    cents = np.zeros(len(links), dtype=np.int64)
+    if recipe is not None:
         cents = amounts_of(links, columns.amount_column, where[1], treatment)
-        rows = torch.stack([*ends, joined.fields["edge_time"], torch.from_numpy(cents)])
-        held = renumbered(stored.book, torch.arange(stored.num_nodes), nodes)
-        table, at = torch.cat([held, rows], dim=1), held.size(1) + np.arange(rows.size(1))
-        if not distinct:
-            table, at = appended(held, rows)
-        if repeated := stored.book.size(1) + rows.size(1) - table.size(1):
-            treatment.warn(
-                f"{where[1]}: {repeated} of {rows.size(1)} rows repeat records that {where[2]} has (same accounts, time and"
-                " amount): they are scored, and columns count them once"
-            )
-        book = Book.of(table)
-        joined = with_columns(joined, torch.from_numpy(edge_columns(book, recipe, rows=at)))
-        if "nodes" in stored.own_columns:
-            of_nodes = torch.zeros(nodes, int(stored.own_columns["nodes"]))
-            if not of_records:  # models of records do not read them
-                found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
-                of_nodes = torch.from_numpy(np.ascontiguousarray(found))
-    elif columns.seconds:
-        far, far_time = _ends_elsewhere(stored, nodes, known)
-        both = np.concatenate([stored.edge_index.numpy(), far, ends.numpy()], axis=1)
-        time = np.concatenate([stored.edge_time.numpy(), far_time, joined.fields["edge_time"].numpy()])
-        counts = log_counts(both, time, columns.seconds)[-ends.size(1) :] if ends.size(1) else np.zeros((0, 0))
-        joined = with_columns(joined, torch.from_numpy(counts))
+    values = (
+        joined.fields["edge_time"],
+        torch.from_numpy(cents),
+        torch.from_numpy(contents_of(links, treatment.agreed.nodes.get(EDGE, {}))),
+    )
+    held = renumbered(stored.book, torch.arange(stored.num_nodes), nodes)
+    rows = torch.stack([*ends, *values])[: len(held)]
+    table, at = torch.cat([held, rows], dim=1), held.size(1) + np.arange(rows.size(1))
+    if not distinct:
+        table, at = appended(held, rows)
+    if repeated := held.size(1) + rows.size(1) - table.size(1):
+        treatment.warn(
+            f"{where[1]}: {repeated} of {rows.size(1)} rows repeat records that {where[2]} has (same accounts, time and"
+            " amount): they are scored, and columns count them once"
+        )
+    if recipe is None:
+        counts = log_counts(table[:2].numpy(), table[2].numpy(), columns.seconds)[at]
+        return with_columns(joined, torch.from_numpy(counts)), of_nodes
+    book = Book.of(table)
+    joined = with_columns(joined, torch.from_numpy(edge_columns(book, recipe, rows=at)))
+    if of_nodes.size(1) and not of_records:  # models of records do not read them
+        found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
+        of_nodes = torch.from_numpy(np.ascontiguousarray(found))
     return joined, of_nodes
 
 
-def _ends_elsewhere(stored: Graph, start: int, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return ends [2, K] and times [K] of stored edges to and from other parties.
+def check_book(stored: Graph, where: str) -> None:
+    """Refuse a file of an earlier release that has no records.
 
-    Their accounts count from ``start``, those of ``known`` first.
+    Raises:
+        FedGraphError: names the file.
     """
-    if not isinstance(stored, ClientGraph):
-        return np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.int64)
-    parts = stored.cut_out, stored.cut_in, stored.foreign
-    names = far_names_of(stored)  # records that are not matched count, too, as at import
-    every = np.concatenate([known, np.setdiff1d(names, known)])
-    order = np.argsort(every)
-    far = start + order[np.searchsorted(every, names, sorter=order)]
-    own = torch.cat([part[0] for part in parts]).numpy()
-    leaves = np.concatenate([np.repeat([True, False], [p.size(1) for p in parts[:2]]), stored.foreign_out.numpy()])
-    time = torch.cat([stored.cut_out_edge_time, stored.cut_in_edge_time, stored.foreign_edge_time]).numpy()
-    return np.where(leaves, [own, far], [far, own]), time
+    if recipe_of(stored) is None and (len(stored.book) < 5 or stored.book.size(1) < stored.num_edges):
+        raise FedGraphError(f"{where} was imported by an earlier release and has no records: import it again")
 
 
 def _with_cut_edges(

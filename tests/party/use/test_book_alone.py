@@ -181,3 +181,26 @@ def test_an_import_of_several_files_is_that_of_a_book_of_them(tmp_path, capsys):
     for name in ("edge_index", "edge_time", "edge_attr"):
         assert getattr(found[0], name).equal(getattr(found[1], name)), name
     assert found[0].edge_index.size(1) == 24
+
+
+@pytest.mark.parametrize("unique", [True, False])
+def test_a_payment_with_other_accounts_replaces_one_with_its_id_only_if_ids_are_unique(tmp_path, capsys, unique):
+    """Reversed or booked on another account: by default both count, which is said in every command that reads them."""
+    folder = tmp_path / "tables"
+    book = own_book(folder, "book", "first", *DAYS)
+    party = yaml.safe_load((book / "party.yaml").read_text()) | ({"edge_ids": "unique"} if unique else {})
+    (book / "party.yaml").write_text(yaml.safe_dump(party))
+    rows_of(("q1", "a1", "a0", 11, 50.0), ("q2", "a1", "a3", 11, 6.0)).to_csv(tmp_path / "fix.csv", index=False)
+    capsys.readouterr()
+    assert main(["book", "add", str(book), str(tmp_path / "fix.csv"), "--known", "2026-03-14"]) == 0
+    said = "2 rows have the id of another payment, such as 'q1', with other accounts: all count"
+    assert (said in capsys.readouterr().out) != unique
+    rows = read_rows(BookFolder.load(book))
+    found = [rows.edges.iloc[rows.at(day_of(f"2026-03-{day}"))].set_index("ref") for day in (13, 14)]
+    assert found[0].target[["q1", "q2"]].tolist() == ["a1", "a2"]
+    if unique:
+        assert found[1].target[["q1", "q2"]].tolist() == ["a0", "a3"]
+    assert len(found[1]) == len(found[0]) + 2 * (not unique)
+    assert main(["import", "--book", str(book), "--out", str(tmp_path / "a.safetensors"), "--classes", "no,yes"]) == 0
+    assert (said in capsys.readouterr().out) != unique
+    assert ClientGraph.load(tmp_path / "a.safetensors").edge_index.size(1) == len(found[1])
