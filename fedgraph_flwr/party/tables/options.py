@@ -58,8 +58,8 @@ _LAYOUT = """
 
 def add_table_arguments(group: Any) -> None:
     """Add options for column names, file formats and value formats, and those of edges between parties."""
-    kinds = {"id_form": {"choices": ("", "text", "number")}, "day": {"choices": ("", "whole", "before")}}
-    kinds |= {"edge_ids": {"choices": ("", UNIQUE)}}
+    accepted = {"id_form": ("", "text", "number"), "day": ("", "whole", "before"), "edge_ids": ("", UNIQUE)}
+    kinds = {name: {"choices": values} for name, values in accepted.items()}
     add_options(group, _LAYOUT, features={"dest": "recipe"}, **kinds)
 
 
