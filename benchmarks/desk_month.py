@@ -1,7 +1,8 @@
 """A desk's month on generated books: what each day says, and whether the days alone equal the month.
 
     python -m benchmarks.desk_month --days 30 --hours          # about three minutes
-    python -m benchmarks.desk_month --days 6 --fleet           # each bank's own node links and trains
+    python -m benchmarks.desk_month --days 6 --fleet           # each bank's own node links and trains, in one process
+    python -m benchmarks.desk_month --days 6 --supernodes      # a SuperLink and a SuperNode of each bank
     python -m benchmarks.desk_month --quiet-days 100 --hours   # only drift, on days without any
 
 Two banks import, link and train. Each day, both add their file, the first raises alerts, decides all of them by the truth, and
@@ -26,12 +27,14 @@ from sklearn.metrics import average_precision_score
 
 from fedgraph_flwr.cli.app import main as fedgraph
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.engine.flower import end_group
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier import earlier_model
+from tests.engine.fleet import NAME, Fleet
 from tests.nodes import party_nodes
 from tests.party import bank_books as made
 
@@ -115,8 +118,12 @@ class Desk:
         linked = self.link(before if since else 0)
         run = self.folder / f"run{self.runs}"
         start = [f"init={self.folder / f'run{before}'}"] if before else []
-        self.go("run", f"graph={linked}", f"out={run}", *start, *KEYS)
+        self.go("run", *self.place(linked), f"out={run}", *start, *KEYS)
         self.pin(run)
+
+    def place(self, linked: Path) -> list[str]:
+        """Return where a run is."""
+        return [f"graph={linked}"]
 
     def link(self, before: int) -> Path:
         """Link the imported files, with the records of an earlier link unless it is 0; return the folder of linked files."""
@@ -198,6 +205,16 @@ class FleetDesk(Desk):
         linked.mkdir()
         for name, path in zip(self.names, paths, strict=True):
             shutil.copy(self.folder / "tables" / f"{name}.safetensors", path)
+        self.allow()
+        party_nodes(self.patch, paths, self.policy, self.states)
+        keys = link_overrides(LinkRules(increment=bool(before)))
+        run_inline(with_folder(compose([f"graph={linked}", f"out={self.folder / f'link{self.runs}'}", *keys])))
+        for path in paths:
+            path.with_name(f"linked_{path.name}").replace(path)
+        return linked
+
+    def allow(self) -> None:
+        """Let the nodes start with the models of the runs so far."""
         models = [earlier_model(run, "init", {}).arrays for run in sorted(self.folder.glob("run*"))]
         policy = {
             "min_nodes": 0,
@@ -206,12 +223,6 @@ class FleetDesk(Desk):
             "start_models": [digest(m).hex() for m in models],
         }
         self.policy.write_text(json.dumps(policy | {"link": {"match": ["payments"], "min_shared": 1, "hours": 0}}))
-        party_nodes(self.patch, paths, self.policy, self.states)
-        keys = link_overrides(LinkRules(increment=bool(before)))
-        run_inline(with_folder(compose([f"graph={linked}", f"out={self.folder / f'link{self.runs}'}", *keys])))
-        for path in paths:
-            path.with_name(f"linked_{path.name}").replace(path)
-        return linked
 
     def pin(self, run: Path) -> None:
         """Let the model of the run that the first bank's node stored last score its days."""
@@ -226,8 +237,53 @@ class FleetDesk(Desk):
         self.names, self.states = self.names[:2], self.folder / "new_states"
         linked, run = self.link(self.runs - 1), self.folder / f"run{self.runs}"
         config = before / "config.yaml"
-        self.go("run", f"config={config}", f"graph={linked}", "num_clients=2", f"out={run}", "--quiet", "--no-report")
+        self.go("run", f"config={config}", *self.place(linked), "num_clients=2", f"out={run}", "--quiet", "--no-report")
         self.pin(run)
+
+
+class NodesDesk(FleetDesk):
+    """Likewise; a SuperLink runs what links and trains, and each bank has a SuperNode.
+
+    Args:
+        patch: what makes Flower's commands of this process those of the fleet.
+        folder: where everything is.
+        rows: all payments of all banks.
+        history: days before the month.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path, rows: pd.DataFrame, history: int) -> None:
+        super().__init__(patch, folder, rows, history)
+        self.graphs, self.states = folder / "graphs", folder / "fleet"
+        for path in (self.graphs, self.states):
+            path.mkdir()
+        for number in range(len(NAMES)):
+            (self.graphs / f"client_{number:04d}.safetensors").touch()
+        self.machines = Fleet(self.states, self.graphs)
+        for key, value in self.machines.environment.items():
+            patch.setenv(key, value)
+        self.machines.start_superlink()
+        self.machines.register(*range(len(NAMES)))
+
+    def place(self, linked: Path) -> list[str]:
+        """Return the fleet, whose nodes have the files."""
+        return [f"engine={NAME}", f"num_clients={len(self.names)}"]
+
+    def link(self, before: int) -> Path:
+        """Link the imported files at the nodes; those of banks that were not there are started, others are ended."""
+        self.allow()
+        for number, name in enumerate(self.names):
+            shutil.copy(self.folder / "tables" / f"{name}.safetensors", self.machines.files[number])
+        kept = {f"node_{number}" for number in range(len(self.names)) if self.states == self.machines.folder}
+        for name in {*self.machines.processes} - kept - {"superlink"}:
+            end_group(self.machines.processes.pop(name))
+        for number in range(len(self.names)):
+            if f"node_{number}" not in self.machines.processes:
+                state = str(self.states / f"state_{number}")
+                self.machines.start_node(number, policy=str(self.policy), state=state)
+        self.go("link", *self.place(self.graphs), "--quiet", *(["--since"] if before else []))
+        for path in self.machines.files[: len(self.names)]:
+            path.with_name(f"linked_{path.name}").replace(path)
+        return self.graphs
 
 
 def month(
@@ -238,6 +294,7 @@ def month(
     every: int = 1,
     seed: int = 0,
     patch: pytest.MonkeyPatch | None = None,
+    supernodes: bool = False,
 ) -> Month:
     """Return what a month on generated books shows.
 
@@ -249,9 +306,20 @@ def month(
         every: drift is looked at on each such day.
         seed: of the books.
         patch: for a month on a fleet; None for a simulation.
+        supernodes: whether the nodes of the fleet are SuperNodes.
     """
     rows = made.payments(history + days, hours, seed, NAMES)
-    desk = FleetDesk(patch, folder, rows, history) if patch else Desk(folder, rows, history)
+    fleet = NodesDesk if supernodes else FleetDesk
+    desk = fleet(patch, folder, rows, history) if patch else Desk(folder, rows, history)
+    try:
+        return _lived(desk, days, history, every)
+    finally:
+        if isinstance(desk, NodesDesk):
+            desk.machines.stop()
+
+
+def _lived(desk: Desk, days: int, history: int, every: int) -> Month:
+    """Return what a desk's month shows."""
     desk.train()
     joins, leaves = history + 2 * days // 3, history + 5 * days // 6
     for day in range(history, history + days):
@@ -292,6 +360,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hours", action="store_true", help="payments with hours, not only dates")
     parser.add_argument("--fleet", action="store_true", help="each bank's own node links and trains")
+    parser.add_argument("--supernodes", action="store_true", help="with a SuperLink and a SuperNode of each bank")
     parser.add_argument("--quiet-days", type=int, default=0, help="only drift, on so many days without any")
     args = parser.parse_args()
     if args.quiet_days:
@@ -300,8 +369,9 @@ def main() -> None:
         print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}; {found.refused}")
         return
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        fleet = patch if args.fleet else None
-        found = month(Path(folder) / "month", args.days, args.hours, args.history, seed=args.seed, patch=fleet)
+        fleet = patch if args.fleet or args.supernodes else None
+        shape = args.days, args.hours, args.history, 1, args.seed, fleet, args.supernodes
+        found = month(Path(folder) / "month", *shape)
     print(
         f"{len(found.scores)} payments; largest difference of a day alone and the month: {found.largest_difference:.2g}"
     )

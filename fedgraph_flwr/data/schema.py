@@ -41,6 +41,9 @@ NODE = "node"
 DRILL = "drill-"
 """Start of the class of payments that a drill planted, which no real label has."""
 EDGE = "node:edge:node"
+UNIQUE = "unique"
+"""Value of `TableLayout.edge_ids`."""
+
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", "space": " "}
 """Names for separators that are awkward to type in a shell."""

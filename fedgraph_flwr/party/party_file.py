@@ -30,11 +30,10 @@ from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.far_ends import parse_share
 from fedgraph_flwr.data.features import BEFORE, DAYS
-from fedgraph_flwr.data.schema import KINDS, SCALES, Schema, TableLayout
+from fedgraph_flwr.data.schema import KINDS, SCALES, UNIQUE, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import as_words, rates_of
 from fedgraph_flwr.party.tables.nodes import column_of
-from fedgraph_flwr.party.tables.options import UNIQUE
 from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
 from fedgraph_flwr.party.tables.reading import read_table
 

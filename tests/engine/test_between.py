@@ -95,7 +95,7 @@ def test_linked_files_are_the_partition(folders):
         found, wanted = (ClientGraph.load(folders / folder / name) for folder in ("linked", "partitioned"))
         assert found.cut_out.size(1) > 50
         for f in fields(wanted):
-            if isinstance(tensor := getattr(wanted, f.name), Tensor) and f.name != "far_name":
+            if isinstance(tensor := getattr(wanted, f.name), Tensor) and f.name not in ("far_name", "book", "book_ids"):
                 assert torch.equal(getattr(found, f.name), tensor), f.name
 
 

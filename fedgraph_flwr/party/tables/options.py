@@ -17,9 +17,6 @@ ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-lab
 RATIO = "0.6,0.2,0.2"
 """Default shares of training, validation and test."""
 
-UNIQUE = "unique"
-"""Value of ``--edge-ids``."""
-
 _LAYOUT = """
 --id-column NAME  column of node ids (default: the schema's, else id)
 --label-column NAME  column of labels (default: the schema's, else label)
@@ -58,7 +55,7 @@ _LAYOUT = """
 
 def add_table_arguments(group: Any) -> None:
     """Add options for column names, file formats and value formats, and those of edges between parties."""
-    accepted = {"id_form": ("", "text", "number"), "day": ("", "whole", "before"), "edge_ids": ("", UNIQUE)}
+    accepted = {"id_form": ("", "text", "number"), "day": ("", "whole", "before"), "edge_ids": ("", "unique")}
     kinds = {name: {"choices": values} for name, values in accepted.items()}
     add_options(group, _LAYOUT, features={"dest": "recipe"}, **kinds)
 

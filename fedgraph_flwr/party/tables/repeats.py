@@ -22,11 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data.features import DAY
-from fedgraph_flwr.data.schema import TableLayout
+from fedgraph_flwr.data.schema import UNIQUE, TableLayout
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import edge_times
-from fedgraph_flwr.party.tables.options import UNIQUE
 from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, fold, normal_ids, parties_of, record_values
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
