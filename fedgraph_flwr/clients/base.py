@@ -108,6 +108,7 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         keyring: signs the keys that the client publishes and verifies the keys of others.
         repeats: most messages per round, for phases that may come more often than their uplink says (`Exchanges`).
         secrets: names in `memory` that no checkpoint stores: keys whose streams a resumed run would draw twice.
+        reads_messages: whether its model reads features of edges that are no items.
         predicts_with: names in the result of `for_prediction` that `predict` reads.
         sampled: makes the batches of ``train.sampler``; None: every step reads the whole graph.
         later: items of later stages, and the model's inputs with the edges that these stages may read (``edge_split``).
@@ -123,6 +124,7 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
     again = ("serves", "samples", "unsampled", "units")
     ended_by: ClassVar = {"stacks": OBJECTIVE, "calls_base": ("train", "descend", "gradient")}
     serves: ClassVar[frozenset[str]] = frozenset(TASKS)
+    reads_messages: ClassVar[bool] = True
     samples: ClassVar[str] = "blocks"
     stacks: ClassVar[tuple[str, ...] | None] = ()
 
@@ -141,7 +143,7 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         sees = kind_of(cfg).capabilities.far_ends and not self.other_clients and getattr(graph, "far", None)
         graph = kind_of(cfg).split_of(graph)
         whole = with_far_ends(graph) if sees else graph
-        self.task = kind_of(cfg)(cfg, whole)
+        self.task = kind_of(cfg)(cfg, whole) if self.reads_messages else kind_of(cfg).of_items(cfg, whole)
         self.scorer = cache(self.task.scorer)
         self.graph: ClientGraph = self.task.graph
         self.device = torch.device(device)

@@ -77,6 +77,7 @@ class BoostingClient(GraphClient):
     downlink = staticmethod(boosting.downlink)
     serves: ClassVar[frozenset[str]] = frozenset({"nodes", "edges", "nodes-regression", "nodes-multilabel"})
     stacks: ClassVar[tuple[str, ...] | None] = None
+    reads_messages: ClassVar[bool] = False
     model: Forest
     params: BoostingParams
     new: Arrays = empty_forest()

@@ -12,14 +12,40 @@ AT_ONCE = 1 << 22
 """Values of `Gathered.blocks` at once."""
 
 
+class Rows:
+    """Tables [n, f] one below the other, indexed by rows without a copy of them.
+
+    Args:
+        tables: tensors or arrays; at least one.
+    """
+
+    def __init__(self, *tables: Any):
+        self.tables = [np.asarray(table) for table in tables]
+        self.starts = np.cumsum([0, *map(len, self.tables)])
+        self.shape = int(self.starts[-1]), self.tables[0].shape[1]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> NDArray[Any]:
+        """Return some rows: a number or places."""
+        at = np.asarray(rows)
+        of = np.searchsorted(self.starts, at, "right") - 1
+        found = np.empty((*at.shape, self.shape[1]), self.tables[0].dtype)
+        for place, table in enumerate(self.tables):
+            mine = of == place
+            found[mine] = table[at[mine] - self.starts[place]]
+        return found
+
+
 class Gathered:
     """Columns of tables side by side, [V, F]; indexed by rows, they are float64 and clipped to `LARGEST`.
 
     Args:
-        parts: tables [n, f], and the row of each item in it [V].
+        parts: tables [n, f], arrays or `Rows`, and the row of each item in it [V].
     """
 
-    def __init__(self, parts: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]):
+    def __init__(self, parts: Sequence[tuple[Any, NDArray[np.int64]]]):
         self.parts = list(parts)
         self.shape = len(self.parts[0][1]), sum(table.shape[1] for table, _ in self.parts)
 

@@ -7,7 +7,7 @@ every method that trains a network by its loss serves every task.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -121,6 +121,11 @@ class Task(Capable, values=TaskCapabilities):
         self.graph = graph.until(0)
 
     @classmethod
+    def of_items(cls, cfg: RunConfig, graph: Any) -> Self:
+        """Return the task for a model that reads the columns of items, and no messages."""
+        return cls(cfg, graph)
+
+    @classmethod
     def split_of(cls, graph: Any) -> Any:
         """Return a client's graph with the split that the task reads: of nodes, or of edges by time (`without_stages`)."""
         return without_stages(graph) if cls.ITEMS == "nodes" else graph
@@ -163,10 +168,10 @@ class Task(Capable, values=TaskCapabilities):
 
     def columns(self) -> Tensor:
         """Columns of all items [V, F], NaN where missing: what a model reads of an item without messages."""
-        return torch.cat([table[rows] for table, rows in self.tables()], dim=1)
+        return torch.cat([torch.as_tensor(table[rows]) for table, rows in self.tables()], dim=1)
 
-    def tables(self) -> list[tuple[Tensor, Tensor]]:
-        """Tables whose columns, side by side, are `columns`: their rows [n, f], and the row of each item [V]."""
+    def tables(self) -> list[tuple[Any, Tensor]]:
+        """Tables whose columns, side by side, are `columns`: their rows [n, f], also as `Rows`, and the row of each item [V]."""
         if self.ITEMS == "nodes":
             return [(self.graph.x, torch.arange(len(self.graph.x)))]
         raise FedGraphError(f"items of task={self.cfg.task.name} have no columns of their own")

@@ -26,6 +26,7 @@ from fedgraph_flwr.data.far_ends import far_rows, told_places, with_far_ends, wi
 from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
+from fedgraph_flwr.numerics.gathered import Rows
 from fedgraph_flwr.tasks import pairs
 from fedgraph_flwr.tasks.base import STAGES, Batch, LaterInputs
 from fedgraph_flwr.tasks.classification import Classification
@@ -59,8 +60,8 @@ class Edges(Classification):
     reads_edges: ClassVar = True
     samples: ClassVar = True
 
-    def __init__(self, cfg: RunConfig, graph: ClientGraph):
-        self.cfg = cfg
+    def __init__(self, cfg: RunConfig, graph: ClientGraph, messages: bool = True):
+        self.cfg, self.messages = cfg, messages
         pairs.check_one_way(graph, "edges")
         if not cfg.task.between and graph.part.numel():  # in the pooled graph, edges between clients are inner edges
             own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
@@ -89,7 +90,16 @@ class Edges(Classification):
 
     def until(self, point: int) -> ClientGraph:
         """Return the graph read at a point, whose edges between clients carry no columns of a client's own records."""
-        return with_far_ends(without_own_columns(self.whole.until(*self.points[point])))
+        if self.messages:
+            return with_far_ends(without_own_columns(self.whole.until(*self.points[point])))
+        attr = self.whole.edge_attr
+        bare = dict.fromkeys(("edge_attr", "cut_out_edge_attr", "cut_in_edge_attr"), attr[:0, :0])
+        return replace(with_far_ends(replace(self.whole, **bare).until(*self.points[point])), edge_attr=attr[:0])
+
+    @classmethod
+    def of_items(cls, cfg: RunConfig, graph: ClientGraph) -> "Edges":
+        """As `Task.of_items`; its graph has the number of features of edges, and none of their values."""
+        return cls(cfg, graph, messages=False)
 
     def item_attr(self, point: int) -> Tensor:
         """Return the features of the client's edges that are read at a point, in their order, for the readout [V', D]."""
@@ -152,16 +162,16 @@ class Edges(Classification):
         """Day of each edge."""
         return self.time // DAY if self.time.numel() else None
 
-    def tables(self) -> list[tuple[Tensor, Tensor]]:
+    def tables(self) -> list[tuple[Any, Tensor]]:
         """Those of the edges, then of their sources and of their targets, without what another client owns and does not share."""
         graph, n = self.whole, self.whole.num_nodes
         inner, leaving = graph.edge_index, graph.cut_out
         entering = graph.cut_in if graph.schema.get(ENTERING) else graph.cut_in[:, :0]
-        own = [(own_rows(graph, "edge_attr"), self.order)] if graph.num_edge_features else []
+        own = [(Rows(*own_parts(graph, "edge_attr")), self.order)] if graph.num_edge_features else []
         far = n + torch.arange(leaving.size(1)), n + torch.arange(entering.size(1))
         sources, targets = torch.cat([inner[0], leaving[0], far[1]]), torch.cat([inner[1], far[0], entering[0]])
         ends = (sources, entering[1]), (targets, leaving[1])
-        tables = [(torch.cat([graph.x, far_rows(graph, other, torch.nan)]), at[self.order]) for at, other in ends]
+        tables = [(Rows(graph.x, far_rows(graph, other, torch.nan)), at[self.order]) for at, other in ends]
         return [*own, *tables]
 
     @classmethod
@@ -285,9 +295,14 @@ def _even(groups: np.ndarray) -> np.ndarray:
 
 def own_rows(graph: ClientGraph, key: str) -> Tensor:
     """Return a field of the client's edges: the inner ones, then those that leave its nodes."""
-    names = (key, f"cut_out_{key}", *([f"cut_in_{key}"] if graph.schema.get(ENTERING) else []))
-    held = [rows for rows in (getattr(graph, name) for name in names) if rows.numel()]
+    held = own_parts(graph, key)
     return torch.cat(held) if held else getattr(graph, key)
+
+
+def own_parts(graph: ClientGraph, key: str) -> list[Tensor]:
+    """Return the parts of `own_rows` that are not empty."""
+    names = (key, f"cut_out_{key}", *([f"cut_in_{key}"] if graph.schema.get(ENTERING) else []))
+    return [rows for rows in (getattr(graph, name) for name in names) if rows.numel()]
 
 
 def _without_totals(graph: ClientGraph) -> ClientGraph:

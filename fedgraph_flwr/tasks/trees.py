@@ -8,7 +8,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.far_ends import edge_maxima, neighbour_means
 from fedgraph_flwr.methods.boosting import MAX_NODES, BoostingParams, Objective
 from fedgraph_flwr.models.forest import Forest
-from fedgraph_flwr.numerics.gathered import Gathered
+from fedgraph_flwr.numerics.gathered import Gathered, Rows
 from fedgraph_flwr.tasks import Task, kind_of
 from fedgraph_flwr.tasks.targets import MultiLabel
 
@@ -40,7 +40,9 @@ def columns_of(task: Task, graph: Any, neighbours: bool, edge_columns: bool) -> 
     """
     more = ([neighbour_means(graph)] if neighbours else []) + ([edge_maxima(graph)] if edge_columns else [])
     parts = [*task.tables(), *((table, torch.arange(len(table))) for table in more)]
-    return Gathered([(table.cpu().numpy(), rows.cpu().numpy()) for table, rows in parts])
+    return Gathered(
+        [(table if isinstance(table, Rows) else table.cpu().numpy(), rows.cpu().numpy()) for table, rows in parts]
+    )
 
 
 MAX_TREES = 100_000

@@ -379,7 +379,7 @@ class ExportedTrees(ExportedModel):
     def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the trees."""
         own = self.read(graph)
-        task = self.task(self.cfg, own)
+        task = self.task.of_items(self.cfg, own)
         x = columns_of(task, own, self.neighbours, self.edge_columns)
         if x.shape[1] != self.columns:
             what = f"reads {self.columns} columns of each item, but this graph has {x.shape[1]}"
