@@ -63,7 +63,7 @@ def test_linked_files_equal_the_partition_with_the_same_share(tmp_path, match):
         assert 0 < int(absent.sum()) < len(absent)
         assert actual.far == wanted.far
         for f in fields(wanted):
-            if isinstance(getattr(wanted, f.name), Tensor) and f.name != "far_name":
+            if isinstance(getattr(wanted, f.name), Tensor) and f.name not in ("far_name", "book", "book_ids"):
                 assert equal(getattr(actual, f.name), getattr(wanted, f.name)), f.name
     assert "withheld" in "\n".join(parties[0].report())
 
