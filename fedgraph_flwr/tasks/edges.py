@@ -93,7 +93,7 @@ class Edges(Classification):
         if self.messages:
             return with_far_ends(without_own_columns(self.whole.until(*self.points[point])))
         attr = self.whole.edge_attr
-        bare = dict.fromkeys(("edge_attr", "cut_out_edge_attr", "cut_in_edge_attr"), attr[:0, :0])
+        bare: dict[str, Any] = dict.fromkeys(("edge_attr", "cut_out_edge_attr", "cut_in_edge_attr"), attr[:0, :0])
         return replace(with_far_ends(replace(self.whole, **bare).until(*self.points[point])), edge_attr=attr[:0])
 
     @classmethod

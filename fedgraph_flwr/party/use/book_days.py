@@ -28,24 +28,32 @@ from fedgraph_flwr.party.tables.parties import PartyRule, accounts_of, fold, nor
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
 from fedgraph_flwr.party.use.cases import KNOWN
 from fedgraph_flwr.party.use.day import known_far, rule_of
-from fedgraph_flwr.party.use.prediction_input import InputSpec, NewNodes, check_book, join_tables, times_of
+from fedgraph_flwr.party.use.prediction_input import (
+    InputSpec,
+    NewNodes,
+    check_book,
+    join_tables,
+    times_of,
+    without_edges,
+)
 
 Ints = NDArray[np.int64]
 
 
-def before(stored: Graph, first: int, lost: "Lost | None" = None) -> Graph:
+def before(stored: Graph, first: int, lost: "Lost | None" = None, bare: bool = False) -> Graph:
     """Return a graph without edges and records from a time on, and without those that do not count.
 
     Args:
         stored: the party's graph.
         first: time in seconds.
         lost: those that do not count.
+        bare: whether to return it `without_edges`.
     """
-    graph = stored
+    graph = without_edges(stored) if bare else stored
     book = graph.book[2] < first
     if lost is not None:
         book &= ~lost.records
-    for of, start in (("edge", ""), ("cut_out", "cut_out_"), ("cut_in", "cut_in_")):
+    for of, start in () if bare else (("edge", ""), ("cut_out", "cut_out_"), ("cut_in", "cut_in_")):
         if not hasattr(stored, f"{start}edge_time"):
             continue
         kept = getattr(stored, f"{start}edge_time") < first
@@ -298,7 +306,7 @@ def _day(
     fresh = ~inside
     links = rows.edges.iloc[at[fresh]].reset_index(drop=True)
     new = rows.known[at[fresh]] >= first
-    graph = before(held.graph, first * DAY, lost)
+    graph = before(held.graph, first * DAY, lost, spec.bare)
     where, table = str(book.folder), rows.nodes_at(day)
     columns = rows.columns
     if table is None:

@@ -290,13 +290,21 @@ def _set_threshold(found: Any, threshold: float | None) -> None:
         found.threshold = threshold
 
 
-def chosen_input(args: argparse.Namespace, predictor: Any) -> Input:
+def _spec_of(predictor: Any, whole: bool) -> Any:
+    """Return what the model's input is; stored edges that it does not read are left out unless ``whole``."""
+    from dataclasses import replace
+
+    edges = getattr(predictor, "predicts_edges", False)
+    return replace(predictor.input_spec, parallel=edges, bare=edges and not whole and not predictor.reads_edges)
+
+
+def chosen_input(args: argparse.Namespace, predictor: Any, whole: bool = False) -> Input:
     """Return the predictor with the input specification of the options, the graph to predict, its node ids and its tables.
 
     The last two are None for a stored graph; tables are `prediction_input.NewNodes`.
     """
     predictor = _with_options(predictor, args)
-    return predictor, *_graph(args, predictor)
+    return predictor, *_graph(args, predictor, _spec_of(predictor, whole))
 
 
 def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) -> Iterator[tuple[str, Input]]:
@@ -305,14 +313,14 @@ def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) ->
     Args:
         args: the options.
         predictor: the model.
-        together: whether the items of all days are read in the graph of the last one.
+        together: whether the items of all days are read in the graph of the last one, with all of its edges.
     """
     if args.book is None:
         for name in ("since", "until"):
             if getattr(args, name):
                 option = "from" if name == "since" else name
                 raise FedGraphError(f"--{option} is a day of a book: pass --book DIR, or leave it out")
-        yield "", chosen_input(args, predictor)
+        yield "", chosen_input(args, predictor, together)
         return
     from dataclasses import replace
 
@@ -321,7 +329,7 @@ def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) ->
     from fedgraph_flwr.party.use.prediction_input import graph_file
 
     predictor = _with_options(predictor, args)
-    spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
+    spec = _spec_of(predictor, together)
     stored = graph_file(args.graph, spec) if args.graph else predictor.own
     treatment = replace(spec.treatment(), **_formats(args))
     span = day_of(args.since) if args.since else None, day_of(args.until) if args.until else None
@@ -440,7 +448,7 @@ def _by_role(nodes: Mapping[str, Any], edges: Mapping[Any, Any], spec: Any) -> b
     return by_role
 
 
-def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
+def _graph(args: argparse.Namespace, predictor: Any, spec: Any) -> tuple[Any, Any, Any]:
     """Return the graph to predict, its node ids from tables, and the tables that it was read from (None: a stored graph)."""
     from dataclasses import replace
 
@@ -450,7 +458,6 @@ def _graph(args: argparse.Namespace, predictor: Any) -> tuple[Any, Any, Any]:
     from fedgraph_flwr.party.use.prediction_input import graph_file, new_nodes, typed_tables
 
     nodes, edges = typed_files(args)
-    spec = replace(predictor.input_spec, parallel=getattr(predictor, "predicts_edges", False))
     by_role = _by_role(nodes, edges, spec)
     layout = layout_of_party(args).over(spec.tables)
     options = _formats(args)

@@ -23,6 +23,7 @@ from fedgraph_flwr.data.graph import (
     grown,
     pack_words,
     read_header,
+    rows_at,
     rows_of,
     unpack_words,
 )
@@ -69,6 +70,7 @@ class InputSpec:
         undirected: whether each row of an edge table represents both directions.
         where: origin of this information, for errors.
         parallel: whether each row of an edge table is predicted, so that repeated rows stay separate.
+        bare: whether edges of the stored graph are left out, since the model reads none besides items.
         scaled: whether the features of given graphs are scaled as in training, by the user's word.
         of_fleet: whether only the parties know whether they scaled their features.
     """
@@ -79,6 +81,7 @@ class InputSpec:
     undirected: bool = False
     where: str = "the run"
     parallel: bool = False
+    bare: bool = False
     scaled: bool = False
     of_fleet: bool = False
 
@@ -387,6 +390,7 @@ def join_tables(
         new: which rows are items, of a book, all of whose rows are records that the graph does not have [E'].
     """
     treatment = treatment or spec.treatment()
+    stored = without_edges(stored) if spec.bare else stored
     rule = rule_of(columns, stored)
     columns = _of_later(columns, table, links, stored)
     names = feature_columns({NODE: table}, (), columns.others, {NODE: where[0]})[NODE]
@@ -444,6 +448,16 @@ def join_tables(
     left = tuple((int(numbers[row]), ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
     found = replace(found, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left, read=day.rows)
     return replace(found, edges=place) if spec.parallel else found
+
+
+def without_edges(stored: Graph) -> Graph:
+    """Return a graph with the first of its edges of each kind, which shows what data they have."""
+    first = torch.zeros(1, dtype=torch.int64)
+    found: dict[str, Any] = {"edge_index": stored.edge_index[:, :1]} if stored.num_edges else {}
+    for of in ("edge", "cut_out", "cut_in"):
+        if getattr(stored, "edge_index" if of == "edge" else of, first[:0]).numel():
+            found |= rows_at(stored, of, first)
+    return replace(stored, **found)
 
 
 def _computed(
