@@ -203,7 +203,7 @@ def _check_order(book: Any, rows: Any, held: int) -> None:
 
 def _use(args: argparse.Namespace) -> Iterator[str]:
     from fedgraph_flwr.party.book.folder import BookFolder, Pinned
-    from fedgraph_flwr.party.use.alerts import digest_of
+    from fedgraph_flwr.party.use.predict import digest_of
     from fedgraph_flwr.party.use.predict_command import load_any
 
     if len(args.words) != 1:

@@ -9,7 +9,6 @@ The choice is stored beside the model that it was made for. Intervals are 95 % p
 items carry time, since items of a day resemble each other, else of items. Nothing leaves the party.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,15 +17,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import expit
-from scipy.stats import binomtest
 
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import curves
 from fedgraph_flwr.party.outcomes import FALSE, OPEN, TRUE, Outcomes
+from fedgraph_flwr.party.use.predict import digest_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -90,6 +88,8 @@ def calibrate(margin: Floats, y: Ints, kind: str = "auto") -> Calibration:
         least = 1 / (len(y) + 2)  # a share of 0 or all of n items is no certainty
         fitted = IsotonicRegression(y_min=least, y_max=1 - least, out_of_bounds="clip").fit(margin, y)
         return Calibration(0.0, tuple(fitted.X_thresholds_.tolist()), tuple(fitted.y_thresholds_.tolist()))
+
+    from scipy.optimize import minimize_scalar
 
     def loss(log_t: float) -> float:
         scaled = margin / np.exp(log_t)
@@ -362,15 +362,6 @@ def name_of(client: int) -> str:
     return FILE.replace(".", f"_{client}.")
 
 
-def digest_of(predictor: Any) -> str:
-    """Return 16 hexadecimal digits that identify a model's parameters and its method's state."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(predictor.tensors.items()):
-        digest.update(f"{name} {list(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def margins(predictor: Any, graph: Any) -> tuple[Floats, Any]:
     """Return the margin of each item of a graph [V], and the task.
 
@@ -447,6 +438,8 @@ def lived(choice: Choice, outcomes: Outcomes) -> dict[str, Any]:
     right, wrong, left = (int((alert & (outcomes.state == state)).sum()) for state in (TRUE, FALSE, OPEN))
     found: dict[str, Any] = {"right": right, "wrong": wrong, "open": left, "below": int((~alert).sum())}
     if right + wrong:
+        from scipy.stats import binomtest
+
         ends = binomtest(right, right + wrong).proportion_ci(method="wilson")
         found["precision"] = [right / (right + wrong), float(ends.low), float(ends.high)]
     return found

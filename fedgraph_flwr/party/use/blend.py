@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import log_softmax
 from torch import Tensor
 
@@ -213,6 +212,8 @@ def fit(logits: Sequence[NDArray], y: NDArray[np.int64]) -> Weights:
     even = np.full(runs, 1 / runs)
     if len(np.unique(y)) < 2:
         return Weights(even, np.zeros(classes))
+    from scipy.optimize import minimize
+
     given, count = _logs(logits), len(y)
     truth = np.eye(classes)[y]
 

@@ -161,7 +161,7 @@ def load_chosen(args: argparse.Namespace) -> Any:
     predictor = _loaded(args)
     book = getattr(args, "opened_book", None)
     if book is not None and book.model is not None and args.run == args.book / book.model.run:
-        from fedgraph_flwr.party.use.alerts import digest_of
+        from fedgraph_flwr.party.use.predict import digest_of
 
         if digest_of(predictor) != book.model.digest:
             raise FedGraphError(

@@ -16,11 +16,14 @@ import fedgraph_flwr as fg
 from fedgraph_flwr import partition
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import compose
+from fedgraph_flwr.data import mapped
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.party.book.folder import BookFolder, Pinned
+from fedgraph_flwr.party.use import predict
+from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.predict_command import take_book
 from tests.nodes import party_nodes
 from tests.party import bank_books as made
@@ -372,6 +375,23 @@ def test_the_models_file_is_read_once(desk, tmp_path, monkeypatch):
     monkeypatch.setattr(partition, "load_client", lambda *args: reads.append(args) or load(*args))
     of_day(desk, tmp_path, book, 0)
     assert len(reads) == 1
+
+
+@of_hours
+def test_the_threshold_of_trees_on_a_large_file_is_kept(banks, tmp_path, monkeypatch):
+    """It is that of the validation items, and chosen again where the file has changed."""
+    run, graph = trained(banks[0], "trees"), banks[0] / "banks" / "linked" / "client_0000.safetensors"
+    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
+    small, chosen = load_predictor(run, 0).threshold, []
+    monkeypatch.setattr(mapped, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(predict, "threshold_of", lambda one, of=predict.threshold_of: chosen.append(one) or of(one))
+    assert [load_predictor(run, 0).threshold for _ in range(3)] == [small] * 3
+    assert len(chosen) == 1
+    graph.touch()
+    assert load_predictor(run, 0).threshold == small
+    assert len(chosen) == 2
+    load_predictor(run, 1).threshold  # noqa: B018
+    assert len(chosen) == 3
 
 
 @of_hours
