@@ -7,9 +7,11 @@ import yaml
 
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
-from fedgraph_flwr.data.graph import ClientGraph
+from fedgraph_flwr.data.graph import ClientGraph, unpack_words
 from fedgraph_flwr.party.book.folder import BookFolder
 from fedgraph_flwr.party.book.rows import day_of, read_rows
+from fedgraph_flwr.party.use.book_days import days_of_book
+from fedgraph_flwr.party.use.prediction_input import InputSpec
 from tests.party import bank_books as made
 from tests.party.bank_books import MODELS, SPAN
 
@@ -204,3 +206,25 @@ def test_a_payment_with_other_accounts_replaces_one_with_its_id_only_if_ids_are_
     assert main(["import", "--book", str(book), "--out", str(tmp_path / "a.safetensors"), "--classes", "no,yes"]) == 0
     assert (said in capsys.readouterr().out) != unique
     assert ClientGraph.load(tmp_path / "a.safetensors").edge_index.size(1) == len(found[1])
+
+
+def test_one_of_two_equal_payments_is_corrected(tmp_path):
+    """Of equal accounts and dates: the graph of a later day has the amounts of the book, whichever edge was which payment."""
+    book = own_book(tmp_path / "tables", "book", "first")
+    rows = rows_of(*((f"r{k}", "a0", "a1", 5, 100.0 * (1 + k)) for k in range(3)))
+    rows.to_csv(tmp_path / "same.csv", index=False)
+    rows.iloc[1:2].assign(amount=7.0).to_csv(tmp_path / "fix.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "same.csv"), "--known", "2026-03-05"]) == 0
+    path = tmp_path / "a.safetensors"
+    assert (
+        main(["import", "--book", str(book), "--out", str(path), "--classes", "no,yes", "--edge-scale", "amount=none"])
+        == 0
+    )
+    assert main(["book", "add", str(book), str(tmp_path / "fix.csv"), "--known", "2026-03-12"]) == 0
+    spec, graph = InputSpec(("no", "yes")).as_imported(path), ClientGraph.load(path)
+    days = [day_of(f"2026-03-{day}") for day in (11, 13)]
+    for day, amounts in zip(days, ([18.0, 100, 200, 300], [7.0, 18, 100, 300]), strict=True):
+        ((_, read),) = days_of_book(BookFolder.load(book), (day, day), spec, graph, spec.treatment())
+        ends = np.array(unpack_words(read.graph.ids))[read.graph.edge_index]
+        near = (ends == [["a0"], ["a1"]]).all(0) & (read.graph.edge_time == day_of("2026-03-05") * 86_400).numpy()
+        assert sorted(read.graph.edge_attr[near].view(-1).tolist()) == amounts
