@@ -36,8 +36,8 @@ from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.party.use.predict import load_node
 from fedgraph_flwr.secure import beginning as secure_beginning
 from fedgraph_flwr.secure import noise, policy, secagg, verified
-from fedgraph_flwr.secure.keyring import SIGNATURE
-from fedgraph_flwr.secure.masked import digest
+from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
+from fedgraph_flwr.secure.masked import digest, flat
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
 from fedgraph_flwr.strategies.replica import Replica
@@ -45,6 +45,7 @@ from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN, from_record, to_
 from tests.conftest import client_graph
 from tests.nodes import Killed, agreed, later, over_the_wire, party_nodes
 from tests.party import bank_books
+from tests.safety import schedules
 from tests.safety.coordinator import Coordinator, Refused, keys_of
 from tests.safety.meddler import Meddler
 from tests.safety.schedules import KINDS, Broken, Player, watched
@@ -824,6 +825,56 @@ def test_a_bank_declared_absent_and_three_and_three(player):
     terms = player.terms(run, 2, player._model(run))
     half = player.listing({c: terms[c] for c in (0, 1, 2)})
     refused(run, 0, secagg.AGREE, 2, half, "a list of terms of clients [0, 1, 2]")
+
+
+def test_six_members_in_two_views(tmp_path, monkeypatch, uncounted):
+    """Three and three see other lists, sums and models, for which member 5 signs both: five of six have to sign each."""
+    monkeypatch.setitem(schedules.MEMBERS, "verified", 6)
+    found, halves = VerifiedPlayer(tmp_path / "of", "verified", seed=3, rate=0), ((0, 1, 2), (3, 4, 5))
+    with watched():
+        run = found._run(1)
+        found._begin(run)
+        found._round(run, 1, {})
+        key = read_key(str(found.owner.folder / "keys" / "node_5"))
+        ring = Keyring(5, run.cfg.agreement, key)
+        terms = found.terms(run, 2, found._model(run))
+        for half in halves:
+            short = found.listing({c: terms[c] for c in half})
+            refused(run, half[0], secagg.AGREE, 2, short, f"a list of terms of clients {list(half)}")
+        other = copy.deepcopy(terms)
+        for array in other[5][MODEL].values():
+            array += np.uint64(1)
+        held = terms[5][secagg.SECAGG][secagg.AGREED].tobytes()
+        place = verified.Position(run.cfg.agreement, 2, TRAIN, 0, found.before)
+        digests = [{c: verified.digest_of(flat({MODEL: r[MODEL]})) for c, r in view.items()} for view in (terms, other)]
+        text = verified.Statement(place, held, digests[1][5])
+        other[5][secagg.SECAGG] |= ring.sign("verified_statement", text.content)
+        for half, view, listed in zip(halves, (terms, other), digests, strict=True):
+            signed = {c: run.ask(c, secagg.AGREE, 2, found.listing(view)) for c in half if c < 5}
+            consent = ring.sign("verified_list", verified.Listing(place, held, listed).content)
+            signed[5] = {secagg.SECAGG: {**signed[half[0]][secagg.SECAGG], **consent}}
+            said = f"{len(signed)} of 6 members signed"
+            refused(run, half[0], secagg.UNMASK, 2, found.consents(signed), said)
+        refused(run, 0, secagg.AGREE, 2, found.listing(other), "signed another list of terms at this place")
+        refused(run, 3, secagg.AGREE, 2, found.listing(terms), "signed another list of terms at this place")
+
+        run = found._run(2)
+        ring = Keyring(5, run.cfg.agreement, key)
+        found._begin(run)
+        terms, shares = found.agree(run, found.terms(run, 1, found._model(run)), 1)
+        ask, run.ask = run.ask, lambda c, phase, *a, **k: "lost" if c > 2 and phase == OPEN else ask(c, phase, *a, **k)
+        found.open(run, (terms, shares), 1)  # three open the sum
+        run.ask = ask
+        signed = {0: run.ask(0, PROPOSE, 1)}
+        state = signed[0][PROPOSAL]
+        signed |= {c: run.ask(c, CERTIFY, 1, found.proposed(run, 0, state, 1)) for c in (1, 2)}
+        refused(run, 3, CERTIFY, 1, found.proposed(run, 0, state, 1), "the last round that members certified here is 0")
+        certificate = verified.Certificate(found.end(run.cfg.agreement, 1), digest(state))
+        signed[5] = {secagg.SECAGG: ring.sign("verified_certificate", certificate.content)}
+        _, close = found.certificate(signed, state, 1, run.cfg.agreement)
+        for client in (0, 3):
+            refused(run, client, CLOSE, 1, {**close, PROPOSAL: state}, "4 of 6 members signed")
+            refused(run, client, secagg.PUBLISH, 2, None, "the last round that members certified here is 0")
 
 
 def test_a_sum_without_a_member(player):
