@@ -9,8 +9,8 @@ other methods run on generated graphs.
 
 ``--verified`` compares rounds that every node computes (``privacy.coordinator=verified``) with those of a server that follows the
 protocol, both under an agreement: FedAvg, GCN of 64, graphs of Cora's size. Members are nodes with keys, state folders and audit
-logs, in this process; each message passes through protobuf both ways. CPU seconds are of a round after the first, of all nodes
-and the server. ``--write`` stores the rows in ``simulations/results/verified_cost.csv``.
+logs, in this process; each message passes through protobuf both ways. CPU and wall seconds are of a round after the first, of all
+nodes and the server, one after another; MB are of the run. ``--write`` stores the rows in ``simulations/results/verified_cost.csv``.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def measure(method: str, clients: int, secure: str, words: list[str]) -> str:
 
 
 def agreed_round(clients: int, words: Sequence[str]) -> dict[str, Any]:
-    """Return CPU seconds of a round of an agreed run after the first, and MB of the run, both ways."""
+    """Return CPU and wall seconds of a round of an agreed run after the first, and MB of the run, both ways."""
     import pytest
     import torch
 
@@ -66,7 +66,7 @@ def agreed_round(clients: int, words: Sequence[str]) -> dict[str, Any]:
     from tests.nodes import agreed, over_the_wire
 
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        folder, began = Path(name), dict[int, float]()
+        folder, began = Path(name), dict[int, tuple[float, float]]()
         (folder / "keys").mkdir()
         (folder / "policy.yaml").write_text("min_nodes: 0\n")
         for client in range(clients):
@@ -87,13 +87,14 @@ def agreed_round(clients: int, words: Sequence[str]) -> dict[str, Any]:
             files |= {"peers": "keys"}
             self.contexts[node].node_config = {key: str(folder / file) for key, file in files.items()}
             if message.content["config"]["phase"] == "secagg_keys":
-                began.setdefault(message.content["config"]["round"], time.process_time())
+                now = time.process_time(), time.perf_counter()
+                began.setdefault(message.content["config"]["round"], now)
             return over_the_wire(get_reply(self.app, over_the_wire(message), self.contexts[node]))
 
         patch.setattr(InlineGrid, "_call", call)
         found = run(compose([*given, f"agreement={digest}/1", f"out={folder / 'out'}"]))
-    used = (max(began.values()) - min(began.values())) / (len(began) - 1)
-    return {"cpu": used, "up": found["bytes_up"] / 1e6, "down": found["bytes_down"] / 1e6}
+    used = [(last - first) / (len(began) - 1) for first, last in zip(began[min(began)], began[max(began)], strict=True)]
+    return {"cpu": used[0], "wall": used[1], "up": found["bytes_up"] / 1e6, "down": found["bytes_down"] / 1e6}
 
 
 def compare(clients: int, words: Sequence[str]) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def compare(clients: int, words: Sequence[str]) -> dict[str, Any]:
     curious, verified = agreed_round(clients, words), agreed_round(clients, [*words, *VERIFIED])
     row: dict[str, Any] = {"members": clients}
     for name, cost in (("curious", curious), ("verified", verified)):
-        row |= {f"{name}_cpu_seconds": f"{cost['cpu']:.2f}"}
+        row |= {f"{name}_cpu_seconds": f"{cost['cpu']:.2f}", f"{name}_seconds": f"{cost['wall']:.2f}"}
         row |= {f"{name}_mb_{way}": f"{cost[way]:.1f}" for way in ("up", "down")}
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
     return {
