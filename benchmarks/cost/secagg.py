@@ -10,7 +10,7 @@ other methods run on generated graphs.
 ``--verified`` compares rounds that every node computes (``privacy.coordinator=verified``) with those of a server that follows the
 protocol, both under an agreement: FedAvg, GCN of 64, graphs of Cora's size. Members are nodes with keys, state folders and audit
 logs, in this process; each message passes through protobuf both ways. CPU and wall seconds are of a round after the first, of all
-nodes and the server, one after another; MB are of the run. ``--write`` stores the rows in ``simulations/results/verified_cost.csv``.
+nodes and the server, one after another; MB are of the run. ``--write`` stores rows in ``simulations/results/verified_cost.csv``.
 """
 
 import argparse
