@@ -563,7 +563,7 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False, asked: NDArray
             if asked is not None:  # of all records: those of the accounts at the other ends are summed up
                 until, since = index.bounds(near.every, events)
                 own = index.itself(near.every, events)
-                numbers = [spread(near.every, until - start - own) for start in since]
+                numbers = [spread(near.every, (until - start - own).astype(np.int32)) for start in since]
             counts[way] = numbers
         if nodes and across:
             continue

@@ -85,7 +85,7 @@ def renumbered(book: Tensor, place: Tensor, nodes: int) -> Tensor:
         place: new number of each node [N].
         nodes: new number of nodes; accounts of other parties follow.
     """
-    if not book.numel():
+    if not book.numel() or torch.equal(place, torch.arange(nodes)):
         return book
     far = torch.arange(max(int(book[:2].max()) + 1 - place.numel(), 0))
     return torch.cat([torch.cat([place, nodes + far])[book[:2]], book[2:]])

@@ -113,7 +113,7 @@ class Stored:
             raise FedGraphError(
                 f"the stored graph of the model has no {'times' if len(graph.ids) else 'ids'}: import again"
             )
-        self.first, self.last = int(time.min()), int(time.max())
+        self.first = int(time.min())
         self.far = known_far(graph) if isinstance(graph, ClientGraph) else np.zeros(0, dtype=str)
         self.numbers = torch.full((len(self.far),), -1)
         if isinstance(graph, ClientGraph) and len(graph.far_name):

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtrit
-from scipy.stats import binomtest
 
 from fedgraph_flwr.config import bounded_metric, one_of, sign_of
 from fedgraph_flwr.config.method_names import method_name
@@ -409,6 +408,8 @@ def _read(
 
 def _mcnemar(first: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
     """Return the exact p-value of equal accuracy: of the items that one of two runs gets right, half are expected of each."""
+    from scipy.stats import binomtest
+
     alone = int((first & ~other).sum()), int((other & ~first).sum())
     return float(binomtest(alone[0], sum(alone)).pvalue) if sum(alone) else 1.0
 
