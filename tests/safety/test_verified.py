@@ -227,16 +227,17 @@ def test_nodes_compute_the_bits_of_sums_with_noise_and_book_their_epsilon(member
 
 
 @pytest.mark.slow
-def test_a_run_continues_with_the_last_certified_model(members):
+@pytest.mark.parametrize("method", ["fedavg", "boosting"])
+def test_a_run_continues_with_the_last_certified_model(members, method):
     """The bits of a curious run; whatever folder the operator names, nodes begin with the model that they certified."""
-    done = []
-    for name, more in (("curious", []), ("verified", VERIFIED)):
+    done, words = [], METHODS[method]
+    for name, more in (("curious", words), ("verified", [*words, *VERIFIED])):
         first = members(name, *more, start="continues")
         done.append(members(name, *more, f"init={first.out}", number=2, start="continues"))
     assert_same_arrays(done[0].arrays, done[1].arrays)
-    other = members("other", "seed=5")
-    third = members("verified", *VERIFIED, f"init={other.out}", number=3, start="continues")
-    usual = members("curious", f"init={done[0].out}", number=3, start="continues")
+    other = members("other", *words, "seed=5")
+    third = members("verified", *words, *VERIFIED, f"init={other.out}", number=3, start="continues")
+    usual = members("curious", *words, f"init={done[0].out}", number=3, start="continues")
     assert_same_arrays(third.arrays, usual.arrays)
 
 

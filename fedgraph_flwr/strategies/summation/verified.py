@@ -19,6 +19,7 @@ import torch
 
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
+from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.methods.uplink import ARRAYS as UPDATES
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure import verified
@@ -47,7 +48,7 @@ from fedgraph_flwr.strategies.round import GroupsFor
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.masked import Masked
 from fedgraph_flwr.wire.messages import MODEL, Arrays, Reply
-from fedgraph_flwr.wire.reply_schema import ArrayField, ReplySchema, like, up_to
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, ReplySchema, like, up_to
 from fedgraph_flwr.wire.trees import Tree, as_arrays, flatten, unflatten
 
 MUCH = 2.0
@@ -104,7 +105,7 @@ class Verified(Masked):
             signature = replace(_SIGNATURE[SIGNATURE], optional=True)
             return ReplySchema({SECAGG: {SIGNATURE: signature, KNOWN: known}})
         if phase == PROPOSE:
-            return ReplySchema({PROPOSAL: like(self.state), SECAGG: _SIGNATURE})
+            return ReplySchema({PROPOSAL: self._states(), SECAGG: _SIGNATURE})
         if phase == CLOSE:
             return ReplySchema({})
         found = super().schema(phase, declared)
@@ -112,6 +113,16 @@ class Verified(Masked):
         if phase != self.phase or part is None:
             return found
         return ReplySchema({**found.groups, SECAGG: {**part, **_SIGNATURE}}, found.numbers)
+
+    def _states(self) -> dict[str, ArrayField]:
+        """Return the form of the next state; trees of another start have other sizes."""
+        found = like(self.state)
+        if self.server.server_round or inherits(type(self.server), ["accepted"]):
+            return found
+        return {
+            path: replace(field, shape=tuple(up_to(LARGEST) for _ in field.shape))
+            for path, field in found.items()
+        }
 
     def opening(self) -> GroupsFor:
         """Return what travels with a request for keys: the sum before, or a certificate."""
