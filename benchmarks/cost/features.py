@@ -58,18 +58,15 @@ def import_tables(folder: Path) -> None:
     """Import the tables as one client's file, and print the cost of the whole process."""
     from fedgraph_flwr import cli
 
-    args = ["import", "--nodes", f"{folder}/accounts.csv", "--edges", f"{folder}/payments.csv", "--time-column", "time"]
+    args = ["import", "--nodes", f"{folder}/accounts.csv", "--edges", f"{folder}/payments.csv", "columns.time=time"]
     args += [
-        "--edge-label-column",
-        "label",
-        "--edge-id-column",
-        "reference",
-        "--edge-columns",
-        "amount",
+        "columns.edge_label=label",
+        "columns.edge_id=reference",
+        "edge_columns=amount",
         "--split",
         "temporal",
     ]
-    args += ["--classes", "ok,fraud", "--edge-classes", "no,yes", "--features", "payments", "--client", "0"]
+    args += ["--classes", "ok,fraud", "edge_classes=no,yes", "features=payments", "--client", "0"]
     with contextlib.redirect_stdout(io.StringIO()):
         if code := cli.main([*args, "--num-clients", "1", "--out", f"{folder}/client.safetensors"]):
             sys.exit(code)

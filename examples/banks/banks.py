@@ -53,13 +53,13 @@ def imports() -> None:
     """Write sums of each bank's columns, merge them into the schema, and import each bank's tables with it."""
     for letter in make_tables.OWN_TRADE:
         words = ["import", "--nodes", f"tables/{letter}_customers.csv", "--edges", f"tables/{letter}_payments.csv"]
-        words += ["--split-column", "part", "--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=log"]
-        words += ["--kind", "branch=ignored"] if letter == "c" else []
+        words += ["columns.split=part", "--classes", "ok,fraud", "scales.income=log", "scales.balance=log"]
+        words += ["kinds.branch=ignored"] if letter == "c" else []
         go(*words, "--statistics", f"{letter}.json")
     go("schema", "merge", "a.json", "b.json", "c.json", "--out", "schema.yaml")
     for number, letter in enumerate(make_tables.OWN_TRADE):
         words = ["import", "--nodes", f"tables/{letter}_customers.csv", "--edges", f"tables/{letter}_payments.csv"]
-        words += ["--undirected", "--split-column", "part", "--schema", "schema.yaml", "--client", str(number)]
+        words += ["--undirected", "columns.split=part", "--schema", "schema.yaml", "--client", str(number)]
         go(*words, "--num-clients", 3, "--out", f"parts/client_{number:04d}.safetensors")
 
 

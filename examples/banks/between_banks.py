@@ -94,20 +94,20 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, find: str, 
 def link(place: str, letters: list[str], find: str, features: str, days: int, shares: list[str]) -> None:
     """Import each bank's tables, and match the payments between them, once for each list of columns that are shared."""
     until = ",".join(str(round(share * days * 86_400)) for share in UNTIL)
-    timed = ["--edge-label-column", "label", "--edge-id-column", "reference", "--split", "temporal", "--until", until]
-    accounts = ["--undirected", "--split-column", "part"]
+    timed = ["columns.edge_label=label", "columns.edge_id=reference", "--split", "temporal", "--until", until]
+    accounts = ["--undirected", "columns.split=part"]
     for number, letter in enumerate(letters):
         words = ["import", "--nodes", f"{place}/{letter}_accounts.csv", "--edges", f"{place}/{letter}_payments.csv"]
         words += accounts if find == "accounts" else timed
         words += ["--own-party", letter, "--schema", f"{place}/schema.yaml"]
         words += ["--secret-seed", "0"]  # so that scores can be repeated
         if not number:  # the schema has it for the others
-            words += ["--classes" if find == "accounts" else "--edge-classes", "ok,fraud"]
-            words += ["--scaling", "none", "--party-columns", "from_bank,to_bank"]
+            words += ["--classes", "ok,fraud"] if find == "accounts" else ["edge_classes=ok,fraud"]
+            words += ["--scaling", "none", "party_columns=from_bank,to_bank"]
             words += ["--match-columns", "value_date:date,amount:amount,reference"]
-            words += ["--time-column", "time"] if features or find == "payments" else []
-            words += ["--features", features] if features else []
-            words += ["--edge-columns", "amount", "--windows", "1,0.25"] if find == "payments" and not features else []
+            words += ["columns.time=time"] if features or find == "payments" else []
+            words += [f"features={features}"] if features else []
+            words += ["edge_columns=amount", "windows=1,0.25"] if find == "payments" and not features else []
         go(*words, "--client", number, "--num-clients", len(letters), "--out", f"{place}/{letter}.safetensors")
     files = [f"{place}/{letter}.safetensors" for letter in letters]
     go("link", "--simulate", *files, "--out", f"{place}/linked")

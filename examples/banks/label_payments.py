@@ -68,10 +68,8 @@ def imports() -> None:
     for letter in BANKS:
         go(
             *_import(letter),
-            "--edge-columns",
-            "amount",
-            "--edge-classes",
-            "ok,laundering",
+            "edge_columns=amount",
+            "edge_classes=ok,laundering",
             "--statistics",
             f"{letter}.json",
         )
@@ -91,14 +89,10 @@ def imports() -> None:
 
 def _import(letter: str) -> list[str]:
     roles = [
-        "--time-column",
-        "time",
-        "--edge-label-column",
-        "label",
-        "--edge-id-column",
-        "reference",
-        "--windows",
-        "1,0.25",
+        "columns.time=time",
+        "columns.edge_label=label",
+        "columns.edge_id=reference",
+        "windows=1,0.25",
     ]
     return ["import", "--nodes", f"tables/{letter}_accounts.csv", "--edges", f"tables/{letter}_payments.csv", *roles]
 

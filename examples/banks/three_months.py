@@ -80,10 +80,8 @@ def link(month: int, table: pd.DataFrame, banks: str, start: int) -> Path:
         booked_by(table, bank, start, end).to_csv(place / f"{bank}_payments.csv", index=False)
         words = ["import", "--nodes", f"{bank}.csv", "--edges", place / f"{bank}_payments.csv", "--own-party", bank]
         words += [
-            "--edge-label-column",
-            "label",
-            "--edge-id-column",
-            "reference",
+            "columns.edge_label=label",
+            "columns.edge_id=reference",
             "--split",
             "temporal",
             "--until",
@@ -91,14 +89,12 @@ def link(month: int, table: pd.DataFrame, banks: str, start: int) -> Path:
         ]
         words += ["--schema", "schema.yaml", "--client", number, "--num-clients", len(banks)]
         if month == 1 and not number:  # the schema has it for the others, and for later months
-            words += ["--edge-classes", "ok,fraud", "--scaling", "none", "--party-columns", "from_bank,to_bank"]
+            words += ["edge_classes=ok,fraud", "--scaling", "none", "party_columns=from_bank,to_bank"]
             words += [
                 "--match-columns",
                 "time,amount:amount,reference",
-                "--time-column",
-                "time",
-                "--features",
-                "payments",
+                "columns.time=time",
+                "features=payments",
             ]
         go(*words, "--out", place / f"{bank}.safetensors")
     files = [place / f"{bank}.safetensors" for bank in banks]

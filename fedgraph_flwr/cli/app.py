@@ -184,9 +184,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
         instead = _INSTEAD.get(given[0] if given[0] in _INSTEAD else meant[0] if meant else "", "")
         raise unknown("command", given[0], COMMANDS, instead=instead)
     given = current(given)
-    if columns := "--help-columns" in given:
-        given = [word if word != "--help-columns" else "--help" for word in given]
-    parser = _parser(given, columns)
+    parser = _parser(given)
     args, rest = parser.parse_known_args(given)
     # argparse takes arguments without a name at one position only; those after an option are left over.
     if hasattr(args, "words") and not any(word.startswith("-") for word in rest):
@@ -256,8 +254,8 @@ class _Parser(argparse.ArgumentParser):
         stream.write(text)
 
 
-def _parser(given: Sequence[str], columns: bool = False) -> argparse.ArgumentParser:
-    """Return a parser with the requested command, or else with the names of all; ``columns``: its help has those options."""
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Return a parser with the requested command, or else with the names of all."""
     about = "Federated graph neural networks on Flower. `fedgraph-flwr COMMAND --help` describes a command."
     lists = [
         f"{group}\n" + "".join(f"  {name:<12}{COMMANDS[name][1]}\n" for name in names)
@@ -282,18 +280,7 @@ def _parser(given: Sequence[str], columns: bool = False) -> argparse.ArgumentPar
             command.epilog = (called.__doc__ or "").partition("\n\n")[2]  # examples
             command.set_defaults(func=getattr(called, "main", None))  # those of its actions take precedence
             called.register(command)
-            if {"-h", "--help"} & {*given} and not columns:
-                _hide_columns(command)
     return parser
-
-
-def _hide_columns(command: argparse.ArgumentParser) -> None:
-    """Leave the options for columns of tables out of the help."""
-    for group in command._action_groups:
-        if str(group.title).startswith("columns"):
-            group.description = f"{len(group._group_actions)} options: --help-columns lists them"
-            for action in group._group_actions:
-                action.help = argparse.SUPPRESS
 
 
 def options(command: str) -> dict[str, list[str]]:

@@ -7,18 +7,24 @@ from fedgraph_flwr.errors import FedGraphError
 
 _MODEL = "predict, alerts, drift, explain"
 
+_COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
+
 RENAMED = {
     f"{_MODEL}, export, blend": {"--node": ""},
     f"{_MODEL}, import": {"--node-table": "--nodes", "--edge-table": "--edges"},
-    "import": {"--edge-kind": "--kind edges.", "--edge-scale": "--scale edges."},
-    "init-party": {
-        **{f"--{key}": f"{key}=" for key in ("party", "client", "schema", "separator", "encoding", "day")},
-        **{f"--{role}-column": f"columns.{role}=" for role in ("id", "label", "source", "target", "time", "amount")},
-        **{f"--edge-{role}-column": f"columns.edge_{role}=" for role in ("label", "id")},
-        "--file": "out=",
+    "import": {
+        **{"--kind": "kinds.", "--edge-kind": "kinds.edges.", "--scale": "scales.", "--edge-scale": "scales.edges."},
+        "--rate": "rates.",
+        "--input": "inputs=",
+        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("windows", "features", "currency", "id_form")},
+        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("edge_classes", "feature_columns", "edge_columns")},
+    },
+    "init-party": {**{f"--{key}": f"{key}=" for key in ("party", "client", "schema")}, "--file": "out="},
+    "import, init-party": {
+        **{f"--{role}-column": f"columns.{role.replace('-', '_')}=" for role in _COLUMNS},
+        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("separator", "encoding", "day")},
+        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("party_columns", "party_prefix")},
         "--date-format": "date_formats.",
-        "--party-columns": "party_columns=",
-        "--party-prefix": "party_prefix=",
     },
     "schema": {"--schema": "--out"},
     "drill": {"--budget": "--alerts"},
@@ -29,14 +35,13 @@ RENAMED = {
     "fleet init": {"--nodes": "--trial"},
     "fleet renew": {"--ca": "--also ca", "--operator": "--also operator"},
 }
-"""Commands → old option → new one; "": its value alone; ``key=`` and ``--option word.`` are joined with the value."""
+"""Commands → old option → new one; "": its value alone; ``key=`` and ``key.`` are joined with the value."""
 
 _SCHEMA = "the stored schema says it: leave it out"
 _TABLES = (
-    "is an option of `import`, whose schema says it for all later files: import with it, or name the columns of these files in"
-    " party.yaml and pass --party-file"
+    "is for `import`, whose schema says it for all later files: import with it, or name the columns of these files in party.yaml"
+    " and pass --party-file"
 )
-_COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
 _FORMS = (
     "predict-columns",
     "windows",

@@ -182,13 +182,13 @@ def _check_payments(graph: ClientGraph, payments: int, last: int) -> None:
     if recipe is not None and recipe.whole:
         raise FedGraphError(
             "privacy.unit=payment needs columns that read few payments, but with day=whole every payment of a day is read by all"
-            f" others of its accounts: import with --day before --features payments,last={last}"
+            f" others of its accounts: import with day=before features=payments,last={last}"
         )
     if recipe is None or not 0 < recipe.last <= last:
         found = f"last={recipe.last}" if recipe else "no recipe"
         raise FedGraphError(
             f"privacy.unit=payment needs columns that read at most the last privacy.look_back={last} payments at each end, but"
-            f" this party's file has {found}: import it with --features payments,last={last}, or set dataset.last={last}"
+            f" this party's file has {found}: import it with features=payments,last={last}, or set dataset.last={last}"
         )
     if graph.far_x.numel():
         raise FedGraphError(

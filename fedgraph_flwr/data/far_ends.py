@@ -598,7 +598,7 @@ def edge_maxima(graph: ClientGraph) -> Tensor:
     if len(attr) != inner.size(1) + leaving.numel() + arriving.numel():
         raise FedGraphError(
             f"client {graph.client} has edges without columns, which strategy.edge_columns=true reads: leave it out, or import"
-            " edges with columns, such as --features payments"
+            " edges with columns, such as features=payments"
         )
     foreign = torch.zeros(len(attr), dtype=torch.bool)
     foreign[inner.size(1) + leaving.numel() :] = True

@@ -194,7 +194,7 @@ class Recipe:
             if word.startswith("last="):
                 values["last"] = word.removeprefix("last=")
             elif not word.startswith("-"):
-                raise FedGraphError(f"--features {text}: expected NAME, NAME,-PATTERN or NAME,last=R, got '{word}'")
+                raise FedGraphError(f"features={text}: expected NAME, NAME,-PATTERN or NAME,last=R, got '{word}'")
         if days := [word for word in windows.split(",") if word.strip()]:
             values["windows"] = days
         if day:

@@ -172,7 +172,7 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
     if not time.numel():
         raise FedGraphError(
             f"split.kind=temporal needs a time for each edge of one graph, which {graph.name or 'the graph'} lacks:"
-            " import edges with --time-column, or set split.kind=ratio"
+            " import edges with columns.time=NAME, or set split.kind=ratio"
         )
     if cfg.until:
         first, second = cfg.until

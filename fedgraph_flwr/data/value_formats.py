@@ -246,7 +246,7 @@ def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, inste
         return whole[0]
     here = f"{where}: column '{name}' has"
     if whole:
-        fix = " or ".join(f"--date-format {name}={form}" for form in whole)
+        fix = " or ".join(f"date_formats.{name}={form}" for form in whole)
         raise FedGraphError(
             f"{here} numbers such as {numbers[0]:.15g}, which may be dates as {' or '.join(whole)}: pass {fix}, or {instead}"
         )
@@ -254,7 +254,7 @@ def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, inste
         years = read_dates(pd.Series(numbers), nearly[0]).dt.year
         dated = years.between(1900, 2099).to_numpy()
         wrong, right = numbers[~dated][0], numbers[dated][0]
-        fix = f"correct the value, or pass --date-format {name}=FORMAT, or {instead}"
+        fix = f"correct the value, or pass date_formats.{name}=FORMAT, or {instead}"
         raise FedGraphError(f"{here} {wrong:.15g}, and dates such as {right:.15g}: {fix}")
     return ""
 
@@ -357,7 +357,7 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
     if not _near_date(written).all():
         numbers = distinct_numbers(written)
         finite = np.isfinite(numbers).all()
-        return whole_date_format(numbers, name, where, f"--kind {name}=ignored") if finite else ""
+        return whole_date_format(numbers, name, where, f"kinds.{name}=ignored") if finite else ""
     masks, chosen = _date_fits(pd.Series(written)), []
     if not np.logical_or.reduce([*masks.values()]).all():
         return ""
@@ -370,7 +370,7 @@ def date_format(written: Sequence[str], name: str, where: str) -> str:
         example = written[int(covered.argmax())]
         if len(full) != 1:
             why = "where day and month are ambiguous" if full else "some with day first and some with month first"
-            fix = f"pass {' or '.join(f'--date-format {name}={form}' for form in group)}, or --kind {name}=ignored"
+            fix = f"pass {' or '.join(f'date_formats.{name}={form}' for form in group)}, or kinds.{name}=ignored"
             raise FedGraphError(f"{where}: column '{name}' has dates such as '{example}', {why}: {fix}")
         chosen.append(full[0])
     return "|".join(chosen)

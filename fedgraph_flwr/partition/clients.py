@@ -254,7 +254,7 @@ def by_relation(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
     """
     if not graph.edge_y.numel():
         what = f"partition={RELATIONS} needs labels of edges, which '{graph.name}' does not have"
-        raise FedGraphError(f"{what}: choose another partition, or import tables with --edge-label-column")
+        raise FedGraphError(f"{what}: choose another partition, or import tables with columns.edge_label=NAME")
     owner = torch.from_numpy(skewed(graph.edge_y.numpy(), cfg, num_clients, seed, f"edges of '{graph.name}'"))
     clients = []
     for client in range(num_clients):

@@ -155,15 +155,15 @@ def with_outcomes(
     import pandas as pd
 
     if len(classes) != 2:
-        option = "--edge-classes" if outcomes.of_edges else "--classes"
+        option = "edge_classes=" if outcomes.of_edges else "--classes "
         raise FedGraphError(
-            f"--outcomes {outcomes.where} needs two classes, the confirmed one second, got {len(classes)}: pass {option} ok,fraud"
+            f"--outcomes {outcomes.where} needs two classes, the confirmed one second, got {len(classes)}: pass {option}ok,fraud"
         )
     name, label = columns
     if name not in table.columns:
-        option = "--edge-id-column" if outcomes.of_edges else "--id-column"
+        option = "columns.edge_id" if outcomes.of_edges else "columns.id"
         raise FedGraphError(
-            f"--outcomes {outcomes.where} names items by id, and {where} has no column '{name}' of ids: pass {option} NAME"
+            f"--outcomes {outcomes.where} names items by id, and {where} has no column '{name}' of ids: pass {option}=NAME"
         )
     place = pd.Index(outcomes.ids).get_indexer(as_words(table[name]))
     seen = place >= 0
@@ -210,5 +210,5 @@ def _check_ends(
         raise FedGraphError(
             f"{where}: edge '{example}' has other accounts than in --outcomes {outcomes.where}, as {agree.size - agree.sum()} of"
             f" {agree.size} do: column '{columns[0]}' does not have the ids of its column edge. Pass the list of alerts that was"
-            " made with --edge-id-column: without it, and of stored payments, alerts have numbers of rows"
+            " made with columns.edge_id: without it, and of stored payments, alerts have numbers of rows"
         )

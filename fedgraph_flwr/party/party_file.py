@@ -14,12 +14,13 @@
     agreement: agreement.yaml            # the runs that this party's node accepts (fedgraph-flwr agree)
     role: bank                           # for parties with different tables: nodes or edges may then be absent
 
-Each key stands for options of the commands (`PartyFile`). An option on the command line takes precedence.
+`import` and `init-party` take the keys as words, too, such as ``columns.label=fraud``. An option or a word on the command line
+takes precedence.
 """
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from fedgraph_flwr.party.tables.parties import ID_FORMS, KEY_KINDS
 from fedgraph_flwr.party.tables.reading import read_table
 
 COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_label", "graph", "edge_id")
-"""Keys of ``columns``: the options ``--KEY-column``."""
+"""Keys of ``columns``."""
 
 _PATHS = ("nodes", "edges", "schema", "out", "outcomes")
 _LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_columns", "until")
@@ -64,7 +65,7 @@ _OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
 
 @dataclass
 class PartyFile:
-    """Keys of the file; the module's docstring shows them. Those not shown are the options of `import` with that name.
+    """Keys of the file; the module's docstring shows them. Those not shown are in the help of `import`.
 
     Attributes:
         path: the file.
@@ -125,9 +126,6 @@ class PartyFile:
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
                 f" party_prefix, got {self.party_columns}"
             )
-        for key in ("party", *([] if self.role and self.nodes + self.edges else ["nodes", "edges"])):
-            if not getattr(self, key):
-                raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
 
     @property
     def formats(self) -> dict[str, Any]:
@@ -185,9 +183,50 @@ def read_party(path: Path) -> PartyFile:
     given["undirected"] = {"true": True, "false": False}.get(word := given.get("undirected", "false"), word)
     try:
         found: PartyFile = typed(PartyFile, given, f"{path}=")
+        for key in ("party", *([] if found.role and found.nodes + found.edges else ["nodes", "edges"])):
+            if not getattr(found, key):
+                raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
     except FedGraphError as error:
         raise FedGraphError(f"{path}: {str(error).removeprefix(f'{path}.').replace(f' ({path}=)', '')}") from error
     return found
+
+
+def is_key(word: str) -> bool:
+    """Return whether a word of a command line sets a key of the file, instead of naming a file."""
+    head = re.match(r"(\w+)(\.[^=]+)?=", word)
+    return head is not None and (head[1] in _KINDS or "/" not in head[0])
+
+
+def given_keys(words: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of the file that words set, as `guess` takes them; a list that is set twice has both values.
+
+    Raises:
+        FedGraphError: a key is unknown, or its value has another form.
+    """
+    found: dict[str, Any] = {"columns": {}}
+    for word in words:
+        key, _, value = word.partition("=")
+        section, _, name = key.partition(".")
+        check_names([section], _KINDS, "key", "a party's file")
+        if name.strip() and str(_KINDS[section]).startswith("dict"):
+            found.setdefault(section, {})[name] = value
+        elif name or str(_KINDS[section]).startswith("dict"):
+            raise FedGraphError(f"{word}: expected KEY=VALUE, or KEY.NAME=VALUE such as columns.label=fraud")
+        elif _KINDS[section] is int:
+            if not value.isdecimal():
+                raise FedGraphError(f"{word}: expected a whole number from 0")
+            found[section] = int(value)
+        elif _KINDS[section] is bool:
+            found[section] = value == "true"
+        elif str(_KINDS[section]).startswith("list"):
+            listed = [each.strip() for each in value.strip("[]").split(",")]
+            found[section] = [*found.get(section, []), *listed]
+        else:
+            found[section] = value
+    return found
+
+
+_KINDS = {each.name: each.type for each in fields(PartyFile)}
 
 
 def client_file(path: Path, linked: bool = False) -> Path:
@@ -215,22 +254,28 @@ def complete(args: argparse.Namespace) -> None:
     """
     importing = hasattr(args, "own_party")
     party = read_party(args.party_file)
-    for dest, value in party.options(args.party_file.parent).items():
-        if (
-            not hasattr(args, dest)
-            or (not importing and dest in _OF_IMPORT)
-            or (dest == "client" and getattr(args, "node", None))
-        ):
+    options = party.options(args.party_file.parent)
+    left = set() if importing else _OF_IMPORT | ({"client"} if getattr(args, "node", None) else set())
+    fill_in(args, {dest: value for dest, value in options.items() if dest not in left})
+    if not importing and getattr(args, "edges", None) and hasattr(args, "nodes") and not args.nodes:
+        args.nodes = party.path("nodes", args.party_file.parent)
+
+
+def fill_in(args: argparse.Namespace, options: Mapping[str, Any]) -> None:
+    """Set those options that the command has and the command line leaves out; of a list, the command line's come last."""
+    for dest, value in options.items():
+        given = getattr(args, dest, _ABSENT)
+        if given is _ABSENT:
             continue
-        given = getattr(args, dest)
         if dest == "edges":
             args.edges = given or [value]
         elif isinstance(value, list):
             setattr(args, dest, [*value, *given])
         elif given is None or given is False or given in ("", "ratio"):
             setattr(args, dest, value)
-    if not importing and getattr(args, "edges", None) and hasattr(args, "nodes") and not args.nodes:
-        args.nodes = party.path("nodes", args.party_file.parent)
+
+
+_ABSENT: Any = object()
 
 
 def table_order(path: Path, ids: np.ndarray) -> np.ndarray:

@@ -266,7 +266,7 @@ class Boosting(GraphStrategy):
             if len(out) < len(ended):
                 raise RunFailed(
                     "strategy=boosting fits no trees: no split of the columns predicts validation items better than chance;"
-                    " give columns that tell items apart (dataset.recipe, import --features)"
+                    " give columns that tell items apart (dataset.recipe, import features)"
                 )
             raise RunFailed(
                 f"strategy=boosting fits no trees, because each client has {self._why}: set strategy.mode=histogram, which reads"

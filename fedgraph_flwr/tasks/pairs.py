@@ -9,7 +9,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.numerics.draws import GOLDEN, mix
 
 STAGED = {
-    "temporal": "import the tables with --time-column and --split temporal",
+    "temporal": "import the tables with columns.time=NAME and --split temporal",
     "public": "choose a dataset that assigns edges to stages",
 }
 """Remedy for edges without stages by ``split.kind``."""
@@ -116,8 +116,8 @@ def classes_of_edges(graph: Graph, task: str, example: str) -> int:
     if not found:
         where = f"dataset '{graph.name}'" if graph.name else "the graph"
         raise FedGraphError(
-            f"task={task} needs a label for each edge, which {where} does not have: import the tables with --edge-label-column"
-            f" NAME, or choose dataset={example}"
+            f"task={task} needs a label for each edge, which {where} does not have: import the tables with"
+            f" columns.edge_label=NAME, or choose dataset={example}"
         )
     return int(found)
 

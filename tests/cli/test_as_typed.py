@@ -18,7 +18,7 @@ TYPED = {
     "run graph=n.csv": "graph=n.csv is a file, expected a folder of client files",
     "run dataset.path=n.csv": IMPORT,
     "run dataset=n.csv": IMPORT,
-    f"{TABLES} n.csv --edges e.csv --features payment": "recipe of features 'payment' is unknown; did you mean 'payments'?",
+    f"{TABLES} n.csv --edges e.csv features=payment": "recipe of features 'payment' is unknown; did you mean 'payments'?",
     f"{TABLES} e.csv --edges n.csv": "--nodes e.csv has the ends of edges, and --edges n.csv the ids of nodes: swap the two",
     "alerts x --precision 50": "--precision must be a share from 0 to 1, got 50: pass --precision 0.5 for 50 % of right alerts",
     "alerts x --precision 50%": "got 50%: pass --precision 0.5 for 50 % of right alerts",

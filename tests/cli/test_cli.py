@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ import torch
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import COMMANDS, GROUPS, main
 from fedgraph_flwr.data.graph import read_tensors
+from fedgraph_flwr.party.party_file import PartyFile
 from tests.conftest import client_graph
 from tests.support import PATIENCE, assert_same_arrays, recorded_messages, wait_for
 
@@ -95,13 +97,27 @@ def test_help_lists_the_commands(capsys):
     assert all(f"  {name:<12}{about}\n" in out for name, (_, about) in COMMANDS.items())
 
 
-def test_options_for_columns_have_a_help_of_their_own(capsys):
+def test_the_help_of_import_lists_every_key_that_no_option_names(capsys):
     assert main(["import", "--help"]) == 0
-    short = capsys.readouterr().out
-    assert "--help-columns lists them" in short
-    assert "--time-column" not in short
-    assert main(["import", "--help-columns"]) == 0
-    assert "--time-column NAME" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    options = {
+        "party",
+        "client",
+        "nodes",
+        "edges",
+        "schema",
+        "out",
+        "outcomes",
+        "role",
+        "classes",
+        "undirected",
+        "split",
+        "until",
+    }
+    others = {"match", "share", "agreement", "edge_kinds", "edge_scales"}
+    for key in {each.name for each in fields(PartyFile)} - options - others:
+        assert key in out, key
+    assert "--time-column" not in out
 
 
 @pytest.mark.parametrize(
@@ -207,7 +223,7 @@ def test_a_graph_of_ones_own_from_tables_to_a_run(tmp_path, capsys, monkeypatch)
     ids = range(40)
     Path("n.csv").write_text("id,label,a,b\n" + "".join(f"n{i},{'xy'[i % 2]},{i % 2},{i / 40}\n" for i in ids))
     Path("e.csv").write_text("source,target\n" + "".join(f"n{i},n{(i + 2) % 40}\n" for i in ids))
-    given = ["--nodes", "n.csv", "--edges", "e.csv", "--input", "a"]
+    given = ["--nodes", "n.csv", "--edges", "e.csv", "inputs=a"]
     assert main(["import", *given, "--undirected", "--name", "mine"]) == 0
     assert main(["datasets", "mine"]) == 0
     assert "nodes: 40" in capsys.readouterr().out

@@ -14,8 +14,8 @@ from fedgraph_flwr.cli.renamed import GONE, RENAMED, current
     [
         ("predict --node state --edges e.csv", "predict state --edges e.csv"),
         ("alerts --node=state", "alerts state"),
-        ("import --node-table a=n.csv --edge-kind x=date", "import --nodes a=n.csv --kind edges.x=date"),
-        ("import --edge-scale=x=log", "import --scale edges.x=log"),
+        ("import --node-table a=n.csv --edge-kind x=date", "import --nodes a=n.csv kinds.edges.x=date"),
+        ("import --edge-scale=x=log", "import scales.edges.x=log"),
         (
             "init-party a b --label-column fraud --date-format t=%d",
             "init-party a b columns.label=fraud date_formats.t=%d",
@@ -45,7 +45,7 @@ def test_an_old_spelling_is_taken_and_named(words, now, capsys):
     [
         ("drift r --undirected", "--undirected is gone: the stored schema says it"),
         ("predict r --keep-formulas", "--keep-formulas is gone: write a .parquet file"),
-        ("explain r --time-column t", "--time-column is an option of `import`"),
+        ("explain r --time-column t", "--time-column is for `import`"),
     ],
 )
 def test_an_option_that_is_gone_says_what_replaces_it(words, text, capsys):

@@ -108,7 +108,7 @@ def test_a_column_with_test_alone_is_a_split(folder):
     lines += [f"{i},{i},{'ab'[i % 2]},{'test' if HELD[i] else ''}" for i in range(N)]
     (folder / "n.csv").write_text("\n".join(lines) + "\n")
     (folder / "e.csv").write_text("\n".join(["source,target", *(f"{i},{(i + 1) % N}" for i in range(N))]) + "\n")
-    assert main(["import", *["--nodes", "n.csv", "--edges", "e.csv", "--split-column", "split", "--name", "t"]]) == 0
+    assert main(["import", *["--nodes", "n.csv", "--edges", "e.csv", "columns.split=split", "--name", "t"]]) == 0
     run = fg.run(dataset="t", num_clients=2, **SHORT)
     tested = sum(int(load_client(run.config, i).test_mask.sum()) for i in range(2))
     assert tested == int(HELD.sum())

@@ -6,7 +6,7 @@ import pandas as pd
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.partition import load
 
-NETWORK = ["--edge-label-column=fraud", "--edge-columns=amount", "--time-column=t", "--party-columns=from_bank,to_bank"]
+NETWORK = ["columns.edge_label=fraud", "edge_columns=amount", "columns.time=t", "party_columns=from_bank,to_bank"]
 
 
 def write(folder, banks="AB", extra=(), routed=True):

@@ -106,7 +106,7 @@ def imported(desk, say, folder, table, *more):
     """Bank A's file from another table, and what the import said."""
     table.to_csv(folder / "table.csv", index=False)
     given = ["--nodes", desk.history / "a.csv", "--edges", folder / "table.csv", *ROLES, "--own-party", "A"]
-    given += ["--edge-classes", "no,yes", "--secret-seed", "1"]
+    given += ["edge_classes=no,yes", "--secret-seed", "1"]
     given += [] if "--schema" in more else ["--schema", desk.history / "schema.yaml"]
     given += ["--client", "0", "--num-clients", "2", "--out", folder / "a.safetensors", *more]
     code, text = say("import", *given)
@@ -228,7 +228,7 @@ def test_chance_is_shown(desk):
 
 
 def test_features_of_payments_for_nodes_too(desk, say, tmp_path):
-    graph, _ = imported(desk, say, tmp_path, desk.own, "--features", "payments", "--schema", tmp_path / "schema.yaml")
+    graph, _ = imported(desk, say, tmp_path, desk.own, "features=payments", "--schema", tmp_path / "schema.yaml")
     assert graph.own_columns["nodes"] > 20
     assert graph.edge_attr.size(1) > 20
 

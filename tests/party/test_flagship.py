@@ -91,14 +91,14 @@ def imported(folder: Path, rows: pd.DataFrame, table: Table) -> Path:
         mine(rows, bank).to_csv(folder / f"{bank}_pay.csv", index=False)
         words = ["--nodes", folder / f"{bank}.csv", "--edges", folder / f"{bank}_pay.csv", "--own-party", bank.upper()]
         if "accounts" in table.setting:
-            words += ["--label-column", "label", "--classes", "ok,mule", "--split-column", "part"]
+            words += ["columns.label=label", "--classes", "ok,mule", "columns.split=part"]
         else:
-            words += ["--edge-label-column", "fraud", "--edge-classes", "no,yes"]
+            words += ["columns.edge_label=fraud", "edge_classes=no,yes"]
             words += ["--split", "temporal", "--until", ",".join(last)]
-        words += ["--time-column", "at", "--scaling", "none"]
-        words += ["--edge-id-column", "ref", "--edge-columns", "amount", "--amount-column", "amount"]
-        words += ["--party-columns", "from_bank,to_bank", "--match-columns", "at:date,amount:amount"]
-        words += ["--features", "payments", "--windows", "2,7"]
+        words += ["columns.time=at", "--scaling", "none"]
+        words += ["columns.edge_id=ref", "edge_columns=amount", "columns.amount=amount"]
+        words += ["party_columns=from_bank,to_bank", "--match-columns", "at:date,amount:amount"]
+        words += ["features=payments", "windows=2,7"]
         words += ["--schema", folder / "schema.yaml", "--secret-seed", "1", "--client", number, "--num-clients", "2"]
         table.go("tables", "import", *words, "--out", folder / f"files/client_{number:04d}.safetensors")
     if "apart" in table.setting:

@@ -33,8 +33,8 @@ def tables(tmp_path):
 
 
 def command(folder, *more):
-    words = ["import", "--nodes", folder / "n.csv", "--edges", folder / "e.csv", "--time-column", "at", "--client", "0"]
-    words += ["--edge-label-column", "fraud", "--edge-classes", "no,yes", "--edge-columns", "at", "--split", "temporal"]
+    words = ["import", "--nodes", folder / "n.csv", "--edges", folder / "e.csv", "columns.time=at", "--client", "0"]
+    words += ["columns.edge_label=fraud", "edge_classes=no,yes", "edge_columns=at", "--split", "temporal"]
     return [*map(str, words), "--out", str(folder / "c.safetensors"), *more]
 
 
@@ -46,7 +46,7 @@ def labels(folder):
 
 def test_decisions_are_labels_and_what_nobody_looked_at_is_unlabelled(tables, capsys):
     (tables / "d.csv").write_text("edge,outcome,score\np40,true,3\np41,false,2\np42,open,1\np43,,1\nother,true,5\n")
-    options = ["--edge-id-column", "ref", "--outcomes", str(tables / "d.csv")]
+    options = ["columns.edge_id=ref", "--outcomes", str(tables / "d.csv")]
     assert main(command(tables, *options)) == 0
     expected = [int(i % 3 == 0) for i in range(40)]  # before the first decided day, the column counts
     expected += [1, 0, -1, -1]
@@ -58,7 +58,7 @@ def test_decisions_are_labels_and_what_nobody_looked_at_is_unlabelled(tables, ca
     assert main(command(tables)) == 0
     assert labels(tables) == [int(i % 3 == 0) for i in range(E)]  # without the option, as before
     assert main(command(tables, "--outcomes", str(tables / "d.csv"))) == 2
-    assert "no column has their ids: pass --edge-id-column NAME" in capsys.readouterr().err
+    assert "no column has their ids: pass columns.edge_id=NAME" in capsys.readouterr().err
     fresh = pd.read_csv(tables / "e.csv").drop(columns="fraud")  # next month's table has no labels at all
     fresh.to_csv(tables / "e.csv", index=False)
     assert main(command(tables, *options)) == 0
@@ -79,7 +79,7 @@ def test_numbers_of_rows_are_not_taken_for_ids(tables, capsys):
 def test_decisions_of_other_payments_with_the_same_numbers_are_refused(tables, capsys, source, code):
     """Stored payments have numbers of rows in the list of alerts, and p1 is from a1 to a2."""
     (tables / "d.csv").write_text(f"edge,source,target,outcome\np1,{source},a9,true\n")
-    assert main(command(tables, "--edge-id-column", "ref", "--outcomes", str(tables / "d.csv"))) == code
+    assert main(command(tables, "columns.edge_id=ref", "--outcomes", str(tables / "d.csv"))) == code
     assert ("edge 'p1' has other accounts than in --outcomes" in capsys.readouterr().err) == bool(code)
 
 
@@ -132,7 +132,7 @@ def test_a_wrong_file_is_refused(tmp_path, text, says):
 
 def test_items_of_another_table_are_refused(tables, capsys):
     (tables / "d.csv").write_text("edge,outcome\nq1,true\n")
-    assert main(command(tables, "--edge-id-column", "ref", "--outcomes", str(tables / "d.csv"))) == 2
+    assert main(command(tables, "columns.edge_id=ref", "--outcomes", str(tables / "d.csv"))) == 2
     assert "has none of the 1 items of --outcomes" in capsys.readouterr().err
 
 

@@ -16,8 +16,9 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import fill
-from fedgraph_flwr.party.party_file import COLUMNS, read_party, table_order
+from fedgraph_flwr.party.party_file import COLUMNS, given_keys, is_key, read_party, table_order
 from fedgraph_flwr.party.tables.guessing import guess, without_role
+from fedgraph_flwr.party.tables.import_work import take_words
 from fedgraph_flwr.party.tables.options import ROLES
 from fedgraph_flwr.party.use.predict_command import layout_of_party
 
@@ -56,16 +57,13 @@ def test_three_short_commands_import_and_link_as_the_long_ones(banks, tmp_path, 
             "--own-party",
             bank,
         ]
-        long += ["--party-columns", "from_bank,to_bank", "--match-columns", "value_date:date,amount:amount,reference"]
+        long += ["party_columns=from_bank,to_bank", "--match-columns", "value_date:date,amount:amount,reference"]
         long += [
-            "--split-column",
-            "part",
+            "columns.split=part",
             "--classes",
             "ok,fraud",
-            "--time-column",
-            "value_date",
-            "--features",
-            "payments",
+            "columns.time=value_date",
+            "features=payments",
         ]
         long += ["--client", str(client), "--num-clients", str(client + 1), "--secret-seed", "1"]
         long += ["--schema", f"{tmp_path}/schema.yaml", "--out", f"{tmp_path}/{bank}.safetensors"]
@@ -86,15 +84,34 @@ def test_three_short_commands_import_and_link_as_the_long_ones(banks, tmp_path, 
     capsys.readouterr()
 
 
+def test_words_are_keys_of_the_file():
+    words = ["inputs=a", "inputs=b,c", "columns.time=at", "kinds.edges.x/y=date", "undirected=true", "client=2"]
+    assert all(map(is_key, words))
+    assert given_keys(words) == {
+        "inputs": ["a", "b", "c"],
+        "columns": {"time": "at"},
+        "kinds": {"edges.x/y": "date"},
+        "undirected": True,
+        "client": 2,
+    }
+    assert not any(map(is_key, ("bank.yaml", "data/a=b.yaml", "../x.csv")))
+    with pytest.raises(FedGraphError, match="did you mean 'columns'"):
+        given_keys(["column.time=at"])
+    with pytest.raises(FedGraphError, match=r"kinds=number: expected KEY=VALUE, or KEY\.NAME=VALUE"):
+        given_keys(["kinds=number"])
+
+
 def test_an_option_of_the_command_line_takes_precedence(banks):
     def parsed(*args: str):
         found = app._parse(list(args))
+        if args[0] == "import":
+            take_words(found)
         fill(found)
         return found
 
     plain, changed = (
         parsed("import", str(banks / "b.yaml"), *more)
-        for more in ((), ("--client", "0", "--time-column", "booked_at", "--kind", "age=category", "--edges", "x.csv"))
+        for more in ((), ("--client", "0", "columns.time=booked_at", "kinds.age=category", "--edges", "x.csv"))
     )
     assert (plain.client, plain.own_party, plain.id_column) == (1, "b", "id")
     assert plain.edges == [banks / "b_payments.csv"]
@@ -413,12 +430,12 @@ def test_import_warns_of_inputs_with_names_of_labels(tmp_path, capsys, monkeypat
         "verdict": ["ok", "bad"] * 10,
     }
     pd.DataFrame(table).to_csv("e.csv", index=False)
-    args = "import --nodes n.csv --edges e.csv --edge-label-column verdict --edge-columns amount,fraud_score --out g.safetensors"
+    args = "import --nodes n.csv --edges e.csv columns.edge_label=verdict edge_columns=amount,fraud_score --out g.safetensors"
     assert main(args.split()) == 0
     said = capsys.readouterr().out
     assert [line.split("'")[1] for line in said.splitlines() if "has the name of a label" in line] == [
         "is_mule",
         "fraud_score",
     ]
-    assert main([*args.split(), "--kind", "is_mule=ignored", "--input", "fraud_score"]) == 0
+    assert main([*args.split(), "kinds.is_mule=ignored", "inputs=fraud_score"]) == 0
     assert "has the name of a label" not in capsys.readouterr().out

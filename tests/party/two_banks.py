@@ -7,14 +7,12 @@ from fedgraph_flwr.cli.app import main
 from tests.support import last_given
 
 BANKS, EACH, DAY = ("a", "b"), 12, 86_400
-ROLES = ["--time-column", "at", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-columns", "amount"]
+ROLES = ["columns.time=at", "columns.edge_label=fraud", "columns.edge_id=ref", "edge_columns=amount"]
 ROLES += [
     "--scaling",
     "none",
-    "--amount-column",
-    "amount",
-    "--party-columns",
-    "from_bank,to_bank",
+    "columns.amount=amount",
+    "party_columns=from_bank,to_bank",
     "--match-columns",
     "at,amount:amount",
 ]
@@ -53,8 +51,7 @@ def books(folder, rows, *recipe, share="", split="temporal", withheld=(), since=
         args += [
             "--own-party",
             bank.upper(),
-            "--edge-classes",
-            "no,yes",
+            "edge_classes=no,yes",
             "--schema",
             str(folder / "schema.yaml"),
             "--secret-seed",

@@ -56,12 +56,12 @@ def predict(run, folder, rows, *more, header="id,age,opened"):
     [
         (["2020-01-01", "9999-12-31", "2021-05-06"], []),
         (["31.12.2020", "31.12.9999", "01.02.0001"], []),
-        (["2020", "9999", "1500"], ["--date-format", "extra=%Y"]),
+        (["2020", "9999", "1500"], ["date_formats.extra=%Y"]),
     ],
 )
 def test_dates_far_from_today_are_dates(tables, tmp_path, values, options):
     """Days by the calendar of Python, which reaches from year 1 to 9999."""
-    assert main([*tables(values), *options, "--scale", "extra=none"]) == 0
+    assert main([*tables(values), *options, "scales.extra=none"]) == 0
     written = load_graph(tmp_path / "x.safetensors").x[:, 1].tolist()
     forms = {4: "%Y", 10: "%Y-%m-%d" if "-" in values[0] else "%d.%m.%Y"}
     from datetime import datetime
@@ -108,8 +108,8 @@ def test_predictions_never_replace_their_input(run, tmp_path, capsys):
         (["1.5", "123456789012345678901234567890", "1.234,5"], "extra", [], "column 'extra' has"),
         (["1", "1" * 30, "1,5"], "extra", [], None),
         (["1", "1" * 30, "1.234,5"], "extra", [], "which is not a number like '1.234,5'"),
-        (["2020"], "extra", ["--date-format", "extra=%Y%Y"], "date format '%Y%Y'"),
-        (["2020"], "extra", ["--date-format", "extra=%(d"], "date format '%(d'"),
+        (["2020"], "extra", ["date_formats.extra=%Y%Y"], "date format '%Y%Y'"),
+        (["2020"], "extra", ["date_formats.extra=%(d"], "date format '%(d'"),
         (["x" * 300 + "\x00"], "extra", [], None),
     ],
 )
@@ -233,7 +233,7 @@ def parquet(folder, column="", change=None):
         if column in table:
             table[column] = [change(str(value)) for value in table[column]]
         table.to_parquet(folder / f"{name}.parquet")
-    tables = ["--nodes", str(folder / "n.parquet"), "--edges", str(folder / "e.parquet"), "--time-column", "time"]
+    tables = ["--nodes", str(folder / "n.parquet"), "--edges", str(folder / "e.parquet"), "columns.time=time"]
     return ["import", *tables, "--out", str(folder / "x.safetensors")]
 
 
@@ -284,10 +284,10 @@ def test_dates_that_no_library_reads_make_no_categories(values, tables, capsys):
     error = capsys.readouterr().err
     assert "column 'extra' has '" in error
     assert "and dates such as '" in error
-    assert main([*tables(values), "--kind", "extra=ignored"]) == 0
+    assert main([*tables(values), "kinds.extra=ignored"]) == 0
 
 
 @pytest.mark.parametrize("values", [["01.11.1", "01.13.2", "46.90.0"], ["2024-A", "2024-B"], ["1-2-3", "a", "b"]])
 def test_codes_that_look_like_dates_stay_categories(values, tables, capsys):
-    assert main([*tables(values), "--input", "extra"]) == 0  # two of them make the label
+    assert main([*tables(values), "inputs=extra"]) == 0  # two of them make the label
     assert "category extra" in capsys.readouterr().out

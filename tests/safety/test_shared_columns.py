@@ -147,7 +147,7 @@ def told(folder, probes, rules, base=None, withheld=()):
     """What bank a tells b of account a0 by column, and as of the same last payment of b to it, after some probes of b."""
     private = [pay(0, "a1", "a0", 700.0, 0), pay(1, "b0", "a0", 5.0, 40_000)]
     rows = pd.concat([base if base is not None else payments(), pd.DataFrame(private + probes)], ignore_index=True)
-    folder = books(folder, rows, "--features", "payments,-common_*", split="", withheld=withheld).parent
+    folder = books(folder, rows, "features=payments,-common_*", split="", withheld=withheld).parent
     parties = [
         LinkParty(ClientGraph.load(folder / f"{bank}.safetensors"), rules, Keyring(i)) for i, bank in enumerate("ab")
     ]

@@ -143,7 +143,7 @@ def test_the_log_of_a_node_is_verified_and_continued(old):
 
 def test_a_link_continues(old, tmp_path):
     """The files equal those of a link of all records."""
-    whole = books(tmp_path / "now", payments(), "--features", "payments")
+    whole = books(tmp_path / "now", payments(), "features=payments")
     files = [str(tmp_path / f"now/{bank}.safetensors") for bank in "ab"]
     assert main(["link", "--simulate", *files, "--since", "banks/linked", "--out", str(tmp_path / "linked")]) == 0
     for client in range(2):

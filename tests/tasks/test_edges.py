@@ -581,7 +581,7 @@ def test_graphs_that_do_not_fit_are_refused():
     with pytest.raises(FedGraphError, match="imported with --undirected, which lists it twice"):
         client(replace(graph, schema={"undirected": True}))
     with pytest.raises(
-        FedGraphError, match=r"split\.kind=temporal needs a stage .* --time-column and --split temporal"
+        FedGraphError, match=r"split\.kind=temporal needs a stage .* columns.time=NAME and --split temporal"
     ):
         client(graph, "split.kind=temporal")
 

@@ -22,8 +22,8 @@ from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.testing import assert_same_arrays
 
 ROOT = Path(__file__).parents[2]
-ROLES = ["--time-column", "at", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-columns", "amount"]
-KNOWN = ["--input", "amount"]  # which alone makes the label
+ROLES = ["columns.time=at", "columns.edge_label=fraud", "columns.edge_id=ref", "edge_columns=amount"]
+KNOWN = ["inputs=amount"]  # which alone makes the label
 
 
 def payments(rows: int, first: int, seed: int) -> pd.DataFrame:
@@ -49,7 +49,7 @@ def work(tmp_path_factory) -> Path:
     payments(200, 0, 0).to_csv(folder / "payments.csv", index=False)
     payments(30, 1000, 1).drop(columns="fraud").to_csv(folder / "new.csv", index=False)
     args = ["import", "--nodes", f"{folder / 'accounts.csv'}", "--edges", f"{folder / 'payments.csv'}", *ROLES]
-    args += ["--windows", "2,0.5", "--edge-classes", "no,yes", "--split", "temporal", *KNOWN]
+    args += ["windows=2,0.5", "edge_classes=no,yes", "--split", "temporal", *KNOWN]
     assert (
         main([*args, "--client", "0", "--num-clients", "1", "--out", str(folder / "parts/client_0000.safetensors")])
         == 0
@@ -198,15 +198,14 @@ def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
 @pytest.mark.parametrize(
     ("args", "match"),
     [
-        (["--windows", "0"], "--windows must be numbers of days above 0"),
+        (["windows=0"], "windows must be numbers of days above 0"),
         (["--split", "temporal", "--until", "soon,later"], "--until must be two times in seconds or dates"),
     ],
 )
 def test_wrong_options_are_refused(work, args, match, tmp_path, capsys):
     given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), *ROLES, *args]
     given += [
-        "--edge-classes",
-        "no,yes",
+        "edge_classes=no,yes",
         "--client",
         "0",
         "--num-clients",
@@ -219,9 +218,9 @@ def test_wrong_options_are_refused(work, args, match, tmp_path, capsys):
 
 
 def test_windows_need_times(work, tmp_path, capsys):
-    given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), "--windows", "1"]
-    assert main([*given, "--label-column", "age", "--name", "none"]) != 0
-    assert "--windows 1 counts edges by their times: pass --time-column NAME" in capsys.readouterr().err
+    given = ["import", "--nodes", str(work / "accounts.csv"), "--edges", str(work / "payments.csv"), "windows=1"]
+    assert main([*given, "columns.label=age", "--name", "none"]) != 0
+    assert "windows=1 counts edges by their times: pass columns.time=NAME" in capsys.readouterr().err
 
 
 def script(folder: Path, *args: str) -> str:

@@ -336,7 +336,7 @@ def test_links_of_tables_are_trained_and_pairs_of_new_tables_scored(tmp_path, mo
     ends = rng.integers(60, size=(240, 2))
     (tmp_path / "edges.csv").write_text("\n".join(["source,target", *(f"n{u},n{v}" for u, v in ends if u != v)]))
     given = ["--nodes", str(tmp_path / "nodes.csv"), "--edges", str(tmp_path / "edges.csv")]
-    assert main(["import", *given, "--scale", "a=none", "--scale", "b=none", "--name", "t"]) == 0
+    assert main(["import", *given, "scales.a=none", "scales.b=none", "--name", "t"]) == 0
     run = fg.run(dataset="t", task="links", num_clients=2, rounds=1, progress=False, out=str(tmp_path / "run"))
     assert 0 < run.summary["test_mrr"] < 1
     (tmp_path / "new.csv").write_text("id,a,b\nz,0.5,0.1\ny,1,2\nx,0,-1\n")

@@ -305,7 +305,7 @@ def test_the_labels_of_an_edge_table_are_relations(tmp_path, monkeypatch):
         "\n".join(["source,target,relation", *(f"{u},{v},{r}" for u, r, v in sorted(rows))])
     )
     given = ["--nodes", str(tmp_path / "nodes.csv"), "--edges", str(tmp_path / "edges.csv")]
-    assert main(["import", *given, "--edge-label-column", "relation", "--name", "t"]) == 0
+    assert main(["import", *given, "columns.edge_label=relation", "--name", "t"]) == 0
     run = fg.run(dataset="t", task="triples", num_clients=1, rounds=1, progress=False, out=str(tmp_path / "run"))
     assert 0 < run.summary["test_mrr"] < 1
     graph = load_client(run.config, 0)
@@ -390,7 +390,7 @@ def test_scores_without_a_bound_are_not_noised():
 def test_data_without_relations_or_split_are_refused():
     graph = random_graph()
     graph.edge_y, graph.num_edge_classes = torch.zeros(0, dtype=torch.int64), 0
-    with pytest.raises(FedGraphError, match=r"task=triples needs a label for each edge, .* --edge-label-column NAME"):
+    with pytest.raises(FedGraphError, match=r"task=triples needs a label for each edge, .* columns.edge_label=NAME"):
         client(graph)
     graph = random_graph()
     graph.edge_split = torch.zeros(0, dtype=torch.int8)

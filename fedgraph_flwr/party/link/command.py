@@ -1,6 +1,6 @@
 """Command ``link``: match records of edges between parties, and write client files with cut edges.
 
-Parties first import their tables with --own-party and --party-columns (`fedgraph-flwr import`).
+Parties first import their tables with --own-party and party_columns (`fedgraph-flwr import`).
 On a fleet, every node's policy decides about link runs (key link). Ids and disclosed records need a consent of all parties.
 
 Examples:

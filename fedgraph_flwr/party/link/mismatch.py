@@ -83,12 +83,12 @@ def _tried(changes: Sequence[_Change], keys: Sequence[Key], others: Sequence[Key
 
 def _changes(kinds: Sequence[str]) -> Iterator[_Change]:
     yield _Change(
-        "source and target are exchanged at one of the two: import it with its --source-column and --target-column exchanged"
-        " (--party-columns, too)",
+        "source and target are exchanged at one of the two: import it with its columns.source and columns.target exchanged"
+        " (party_columns, too)",
         lambda key: (*key[2:ENDS], *key[:2], *key[ENDS:]),
     )
     yield _Change(
-        "leading zeros of ids differ: import both with --id-form number",
+        "leading zeros of ids differ: import both with id_form=number",
         lambda key: (key[0], key[1].lstrip("0"), key[2], key[3].lstrip("0"), *key[ENDS:]),
         both=True,
     )

@@ -161,7 +161,7 @@ class LinkParty:
         if self.rules.identities or (named and graph.foreign_id.size(1)):
             return ""
         return (
-            f"names no {'record of another party' if named else 'party'}: import it with --own-party and --party-columns, or"
+            f"names no {'record of another party' if named else 'party'}: import it with --own-party and party_columns, or"
             " match accounts: pass --match ids"
         )
 
@@ -325,8 +325,8 @@ class LinkParty:
             if other[key] != own[key] and None not in (other[key], own[key]):
                 raise RunFailed(
                     f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
-                    f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, --id-form,"
-                    " --undirected, --time-column, --edge-label-column, --windows, --features), and link them with the"
+                    f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, id_form,"
+                    " --undirected, columns.time, columns.edge_label, windows, features), and link them with the"
                     " same options"
                 )
         if own["schema"] and other["schema"]:
@@ -1072,7 +1072,7 @@ class LinkParty:
             other: the other party, if its file is on this machine.
         """
         if self.rules.identities:
-            return ["no identity is shared: compare how both parties write ids (leading zeros: --id-form number)"]
+            return ["no identity is shared: compare how both parties write ids (leading zeros: id_form=number)"]
         kinds, lines = kinds_of(self.graph.linking.get("form", "")), []
         for peer in [other.client] if other else self.peers:
             if not (keys := self.values(peer)[1]):

@@ -181,7 +181,7 @@ class Treatment:
         for option, given in (self.options | formats).items():
             for name in given:
                 if name and name not in known:
-                    raise unknown("column", name, known, f"--{option}")
+                    raise unknown("column", name, known, key_of(option, name))
 
     def option(self, given: Mapping[str, str], kind: str, name: str) -> str:
         """Return the user's value for a column of a node type; "" if there is none."""
@@ -315,10 +315,15 @@ def _wanted(
         for option, options in treatment.options.items():
             its = getattr(column, option)
             if (given := treatment.option(options, kind, name)) not in ("", its):
-                raise conflict(f"--{option} {name}={given}", its or "none", treatment.where)
+                raise conflict(f"{key_of(option, name)}={given}", its or "none", treatment.where)
     if list(wanted) != (own := [name for name in names if name in wanted]):
         treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(own)} here)")
     return wanted
+
+
+def key_of(option: str, name: str) -> str:
+    """Return how a command line sets a value of a column: by a key of a party's file, if it has one."""
+    return f"--{option} {name}" if option in ("unit", "decimal", "thousands") else f"{option.replace('-', '_')}s.{name}"
 
 
 def conflict(option: str, value: str, schema: str) -> FedGraphError:
@@ -401,19 +406,19 @@ class Written:
         """Return the column by its values and the user's options, and why it is ignored ("" if it is used)."""
         name, given, scale = self.name, self.option(self.treatment.kinds), self.option(self.treatment.scales)
         if (form := self.option(self.treatment.date_formats)) and given not in ("", "date"):
-            raise FedGraphError(f"--date-format {name}={form} conflicts with --kind {name}={given}: leave one out")
+            raise FedGraphError(f"date_formats.{name}={form} conflicts with kinds.{name}={given}: leave one out")
         kind, detail = ("date", form) if form else (given, "")
         given = kind
         if not form and given in ("", "date", "number") and (given != "number" or self.column.dtype.kind not in "biuf"):
             kind, detail = self.kind(given, decimals)
         if given == "date" and kind != "date":
-            raise FedGraphError(f"{self.here} has no dates such as 2026-01-31: pass --date-format {name}='%d %b %Y'")
+            raise FedGraphError(f"{self.here} has no dates such as 2026-01-31: pass date_formats.{name}='%d %b %Y'")
         if kind == "ignored":
-            return Column("ignored"), detail or "by --kind"
+            return Column("ignored"), detail or "by kinds"
         kind, detail = ("number", "") if given == "number" and kind != "number" else (kind, detail)
         if scale and kind not in ("number", "date"):
-            fix = f"leave it out, or pass --kind {name}=number"
-            raise FedGraphError(f"{self.where}: --scale {name}={scale} has no effect on a {kind}: {fix}")
+            fix = f"leave it out, or pass kinds.{name}=number"
+            raise FedGraphError(f"{self.where}: scales.{name}={scale} has no effect on a {kind}: {fix}")
         form = detail if kind in ("date", "number") else ""
         spec = Column(kind, unit=self.option(self.treatment.units), scale=scale or "standard", format=form)
         read = self.read(spec)
@@ -454,7 +459,7 @@ class Written:
             if low <= TRUE | FALSE and (len(low) == 2 or not low <= {"0", "1"}):
                 return "flag", ""
             if "train" in low and low <= SPLITS.keys():
-                return "ignored", f"looks like a split: pass --split-column {name} to use it"
+                return "ignored", f"looks like a split: pass columns.split={name} to use it"
         if form := self.whole_date(given):
             return "date", form
         if (plain := self.number_format(decimals)) is not None:
@@ -468,8 +473,8 @@ class Written:
             wrong = self.texts[int((~date).argmax())]
             right = self.texts[int(date.argmax())] if date.any() else "2026-01-31"
             raise FedGraphError(
-                f"{self.here} has {self.at(wrong)}, and dates such as '{right}': correct the value, or pass --date-format"
-                f" {name}=FORMAT (several separated by |), or --kind {name}=ignored"
+                f"{self.here} has {self.at(wrong)}, and dates such as '{right}': correct the value, or pass"
+                f" date_formats.{name}=FORMAT (several separated by |), or kinds.{name}=ignored"
             )
         return self.words()
 
@@ -492,13 +497,13 @@ class Written:
         short, last = whole_dates(numbers, times=False)[0], numbers[-1]
         if last < 10**6 and short != ["%Y%m"]:  # six digits are often no dates
             if short:
-                formats = " or ".join(f"--date-format {self.name}={form}" for form in short)
+                formats = " or ".join(f"date_formats.{self.name}={form}" for form in short)
                 self.treatment.warn(
                     f"{self.here} is read as a number; values such as {numbers[0]:.15g} may be dates: pass {formats},"
-                    f" or --kind {self.name}=number"
+                    f" or kinds.{self.name}=number"
                 )
             return ""
-        return whole_date_format(numbers, self.name, self.where, f"--kind {self.name}=number", times=False)
+        return whole_date_format(numbers, self.name, self.where, f"kinds.{self.name}=number", times=False)
 
     def words(self) -> tuple[str, str]:
         """Return the kind of a column of words: a category, or ignored with too many different values."""
@@ -507,10 +512,10 @@ class Written:
             return "category", ""
         what, alike = looks_like(self.texts)
         if alike:
-            fix = "remove units from its values" if what == "numbers" else f"pass --date-format {self.name}=FORMAT"
+            fix = "remove units from its values" if what == "numbers" else f"pass date_formats.{self.name}=FORMAT"
             self.treatment.warn(
                 f"{self.here} is ignored, but {len(alike)} of its {count} different values look like {what}, such as"
-                f" '{sanitize(alike[0], 40)}': {fix}, or pass --kind {self.name}=ignored"
+                f" '{sanitize(alike[0], 40)}': {fix}, or pass kinds.{self.name}=ignored"
             )
         return "ignored", f"{count} different values in {rows} rows"
 
@@ -535,7 +540,7 @@ class Written:
 
     def unlike(self, number: np.ndarray) -> FedGraphError:
         """Return the error for a column whose texts are mostly numbers [N], but not all, or not in one format."""
-        remedy = f"correct the value, or pass --kind {self.name}=category or --kind {self.name}=ignored"
+        remedy = f"correct the value, or pass kinds.{self.name}=category or kinds.{self.name}=ignored"
         if not number.all():
             wrong = self.texts[int((~number).argmax())]
             what = f"features must be finite numbers; column '{self.name}' has {self.at(wrong)}"
@@ -560,7 +565,7 @@ class Written:
         """
         form = self.option(self.treatment.date_formats)
         if form and column.kind != "date":
-            raise conflict(f"--date-format {self.name}={form}", f"kind {column.kind}", self.treatment.where)
+            raise conflict(f"date_formats.{self.name}={form}", f"kind {column.kind}", self.treatment.where)
         if self.plain and column.kind == "number" and not column.format:
             return column
         if self.column.dtype.kind in "biufM" or column.kind not in ("number", "date") or not self.texts:
@@ -706,7 +711,7 @@ def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray |
     if wrong.size:
         kind, row = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind], wrong[0]
         value = sanitize(column.iloc[row], 40)
-        fix = f": pass --date-format {name}=FORMAT" if spec.kind == "date" else ""
+        fix = f": pass date_formats.{name}=FORMAT" if spec.kind == "date" else ""
         if np.abs(known[row]) > 0:  # read, but infinite or too large
             largest = np.finfo(np.float32).max
             fix = f": correct it, or leave the cell empty if it is unknown (the largest number is {largest:.2g})"

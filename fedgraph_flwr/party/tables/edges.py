@@ -142,7 +142,7 @@ def edge_data(
         FedGraphError: a value does not match its column's kind, or a time is missing.
     """
     agreed = treatment.agreed.edge_classes or None
-    classes = agreed_classes(edge_classes, agreed, treatment, "--edge-classes")
+    classes = agreed_classes(edge_classes, agreed, treatment, "edge_classes")
     made = features(kind, table, names, where, treatment) if names or treatment.agreed.nodes.get(kind) else None
     made = made if made and made.x.size(1) else None
     found: dict[str, Any] = {"edge_attr": made.x} if made else {}
@@ -249,7 +249,7 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
         if form and form != PLAIN:
             known = dict(zip(written.texts, form.read(written.texts).tolist(), strict=True))
             values = column.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
-    check_rows(~np.isfinite(values), column, where, "expected an amount: correct it, or pass --amount-column NAME")
+    check_rows(~np.isfinite(values), column, where, "expected an amount: correct it, or pass columns.amount=NAME")
     cents, odd = cents_of(values * _rates(table, where, treatment), where)
     if odd:
         treatment.say(
@@ -297,8 +297,8 @@ def _rates(table: Any, where: str, treatment: Treatment) -> Any:
     if missing := sorted({*codes.tolist()} - treatment.rates.keys()):
         counts = ", ".join(f"{code or 'empty'} {int((codes == code).sum())}" for code in sorted({*codes.tolist()})[:10])
         raise FedGraphError(
-            f"{where}: amounts are in several currencies (column '{name}': {counts}), which are never added up: pass --rate"
-            f" {missing[0] or 'CODE'}=VALUE for each, the value of one unit in the currency of the amounts (party.yaml: rates)"
+            f"{where}: amounts are in several currencies (column '{name}': {counts}), which are never added up: pass"
+            f" rates.{missing[0] or 'CODE'}=VALUE for each, the value of one unit in the currency of the amounts"
         )
     return np.array([treatment.rates[code] for code in codes.tolist()])
 
@@ -322,7 +322,7 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     form = treatment.time_format or time_format(read, where, treatment)
     dated = form != SECONDS
     numbers = pd.Series(since_1970(read_dates(read, form), 1)) if dated else pd.to_numeric(read, errors="coerce")
-    neither = f"which is neither a number of seconds nor a date: pass --date-format {column}=FORMAT"
+    neither = f"which is neither a number of seconds nor a date: pass date_formats.{column}=FORMAT"
     check_rows(numbers.isna(), read, where, neither)
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
     expected = f"expected seconds below {MAX_SECONDS:,} (the year 10000) or a date: divide milliseconds by 1000"
@@ -346,7 +346,7 @@ def time_format(read: Any, where: str, treatment: Treatment) -> str:
     numbers = distinct_numbers(read)
     if numbers.size and not np.isnan(numbers).any():
         finite = numbers[np.isfinite(numbers)]
-        return whole_date_format(finite, column, where, f"--date-format {column}={SECONDS}") or SECONDS
+        return whole_date_format(finite, column, where, f"date_formats.{column}={SECONDS}") or SECONDS
     form = _format_of_first(read, column, where)
     if bool(read_dates(read, form).isna().any()):
         form = date_format([str(word) for word in read.dropna().unique()], column, where)
@@ -364,7 +364,7 @@ def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Co
     if not columns.recipe:
         if columns.day:
             raise FedGraphError(
-                f"--day {columns.day} has no effect without columns of own records: pass --features payments"
+                f"day={columns.day} has no effect without columns of own records: pass features=payments"
             )
         return columns
     recipe = columns.own_recipe
@@ -375,7 +375,7 @@ def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Co
         return columns
     treatment.say(
         f"{where}: no time of '{columns.time}' has hours: records read the other records of their day, in either order, not"
-        " only earlier days (--day before)"
+        " only earlier days (day=before)"
     )
     return replace(columns, day=WHOLE)
 
@@ -385,7 +385,7 @@ def _warn_of_ties(time: Tensor, column: str, where: str, treatment: Treatment) -
     if 10 * (steps := time.unique().numel()) < time.numel():
         treatment.say(
             f"warning: {where}: {time.numel()} rows have {steps} different times, and columns of own records do not read rows of"
-            f" equal time: make the schema with --day whole, or pass a --time-column with hours instead of '{column}'"
+            f" equal time: make the schema with day=whole, or pass a columns.time with hours instead of '{column}'"
         )
 
 

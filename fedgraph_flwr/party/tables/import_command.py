@@ -2,6 +2,24 @@ r"""Command ``import``: import a user's graph and print a summary of it.
 
 tables: .csv, .tsv, .txt (or with .gz) or .parquet, with a header. Ids and labels may have any type; an empty label is unknown.
 
+KEY=VALUE, as in a party's file (default: the schema's, else what is in brackets):
+  columns.ROLE=NAME          column of a role: id, label, source, target, amount (of these names), split, time, edge_label,
+                             edge_id, graph
+  feature_columns, edge_columns   names or patterns (x_*) of columns that become features (all other columns; none of edges)
+  kinds.COLUMN=KIND          number, category, date, flag, ignored; also kinds.edges.COLUMN, kinds.TYPE.COLUMN (detected)
+  scales.COLUMN=SCALE        standard, robust, log, none, of a number or date
+  inputs=NAME                column that may give the label away, since its value is known when you predict
+  edge_classes=A,B,C         class names of edges (sorted)
+  features=RECIPE            columns of the party's own records: payments; payments,-flow_* leaves some out; needs columns.time
+  windows=DAYS               features that count earlier edges within DAYS, such as 2,0.5; needs columns.time
+  day=whole|before           with features: a record reads the other records of its day, or earlier ones only
+  party_columns=SOURCE,TARGET   columns with the parties of source and target; or party_prefix=SIGN after the party in an id
+  id_form=text|number        number: parties compare ids without leading zeros
+  edge_ids=unique            ids alone name edges, so that a row with other accounts replaces one with its id
+  separator, encoding        of CSV files, such as tab and cp1252 (detected)
+  date_formats.COLUMN=FORMAT such as %d.%m.%Y, several separated by |; of numbers also seconds or spreadsheet (detected)
+  rates.CODE=VALUE           value of one unit of a currency in that of the amounts; currency=NAME: unit in reasons, such as €
+
 Examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls
   fedgraph-flwr import bank_a.yaml                     # a party's file, written by `fedgraph-flwr init-party`
@@ -10,11 +28,10 @@ Examples:
       --target paper --name papers
   fedgraph-flwr import --nodes a.parquet --edges ab.parquet --classes no,yes --schema schema.yaml --client 0 --num-clients 3 \
       --out a.safetensors
-  fedgraph-flwr import --nodes people.csv --edges calls.csv --kind postcode=category --scale income=log --name calls
+  fedgraph-flwr import --nodes people.csv --edges calls.csv kinds.postcode=category scales.income=log --name calls
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.party.options import add_options
@@ -23,16 +40,15 @@ from fedgraph_flwr.party.tables.options import RATIO, add_table_arguments, add_t
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``import``."""
-    parser.add_argument("party_file", nargs="?", type=Path, metavar="PARTY.YAML", help="a party's file (`init-party`)")
-    parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
+    about = "a party's file (`init-party`), and keys of it, such as columns.label=fraud"
+    parser.add_argument("words", nargs="*", metavar="PARTY.YAML or KEY=VALUE", help=about)
     given = parser.add_argument_group("input")
     add_tables(given, _TABLES)
     add_options(given, _INPUT)
-    columns = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
-    add_table_arguments(columns)
+    add_table_arguments(parser)
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
     add_options(treated, _TREATED, scaling={"choices": ("", "none", "local", "federated")}, min_count={"default": 5})
-    parser.set_defaults(edge_kind=[], edge_scale=[])  # of a party's file
+    parser.set_defaults(party_file=None)
     output: dict[str, Any] = {"split": {"default": "ratio", "choices": ("ratio", "temporal")}, "seed": {"default": 0}}
     add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": RATIO}, **output)
 
@@ -46,13 +62,9 @@ _TABLES = """
 _INPUT = """
 --book DIR  the party's book, instead of --nodes, --edges and a party's file: all that it knows, each payment once
 --graph-table FILE  many graphs: table with one row per graph, its label or numbers to predict, split and client; needs
-    --graph-column
+    columns.graph
 --data FILE  PyG Data or HeteroData saved by torch.save, instead of tables
 --target TYPE  heterogeneous graph: the labelled node type
---feature-columns NAMES  comma-separated names or patterns (x_*) (default: all other columns)
---input NAME...  column that may give the label away, since its value is known when you predict
---edge-columns NAMES  columns of edge tables that become features of edges: names or patterns ('*'), by commas; default: the
-    schema's
 --outcomes FILE  decisions about alerts (id or edge, outcome: true, false or open), which become labels; undecided items have none
 --client-column NAME  column with each node's client, or such an attribute of a PyG Data (partition=planted)
 --classes A,B,C  class names in label order (default: sorted)
@@ -60,15 +72,11 @@ _INPUT = """
     have no node table, no edge table or no labels
 --own-party NAME  this party's name in the edge table, if edges name accounts of other parties
 --secret-seed N  with --own-party: derive the party's secret from N, for simulations (default: .link_secret next to --out)
---edge-classes A,B,C  class names of edges (default: sorted)
 --undirected  each row of the edge table represents both directions
 """
 
 _TREATED = """
 --schema FILE  schema file shared by all parties; created if missing
---kind COLUMN=KIND...  kind of a node or edge column: number, category, date, flag, ignored (edges.COLUMN for a
-    name of both tables; in a heterogeneous graph TYPE.COLUMN or A:RELATION:B.COLUMN)
---scale COLUMN=SCALE...  scale of a number or date: standard, robust, log, none
 --unit COLUMN=UNIT...  unit of a number, for display
 --scaling none|local|federated  scale by this table's statistics (local) or the schema's (federated) (default: the schema's, else
     local for tables, none for --data)

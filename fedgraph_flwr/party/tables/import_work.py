@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of
+from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of, typed
 from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.features import BEFORE, DAY
 from fedgraph_flwr.data.graph import ClientGraph, Graph
@@ -32,6 +32,7 @@ from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.outcomes import read_outcomes
+from fedgraph_flwr.party.party_file import COLUMNS, PartyFile, fill_in, given_keys, is_key
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables.columns import Treatment, conflict
 from fedgraph_flwr.party.tables.guessing import suspected
@@ -45,11 +46,7 @@ from fedgraph_flwr.party.tables.roles import Columns, listed, typed_files
 
 def run(args: argparse.Namespace) -> int:
     """Import what the options of ``import`` name, and return 0."""
-    if args.more or (args.party_file and args.party_file.suffix not in (".yaml", ".yml")):
-        given = " ".join([str(args.party_file), *args.more])
-        tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
-        guess = f"`fedgraph-flwr init-party {given}` writes one by guessing" if args.more else tables
-        raise FedGraphError(f"{given}: expected one party's file, such as bank.yaml; {guess}")
+    take_words(args)
     if args.book is not None:
         _take_book(args)
     fill(args)
@@ -66,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     check_inputs(graph, args.input, where)
     for name in _named_as_labels(graph, args.input):
         print(
-            f"warning: '{name}' has the name of a label and is an input. If its value is unknown when you predict, pass --kind"
-            f" {name}=ignored; else pass --input {name}"
+            f"warning: '{name}' has the name of a label and is an input. If its value is unknown when you predict, pass"
+            f" kinds.{name}=ignored; else pass inputs={name}"
         )
     agreed = agreed_schema(graph.schema, "the import")
     if args.statistics and agreed:
@@ -81,6 +78,25 @@ def run(args: argparse.Namespace) -> int:
     if args.name or args.out:
         _save(graph, args)
     return 0
+
+
+def take_words(args: argparse.Namespace) -> None:
+    """Set the party's file, and the options that words name by its keys.
+
+    Raises:
+        FedGraphError: a word is neither a party's file nor one of its keys.
+    """
+    keys = [word for word in args.words if is_key(word)]
+    paths = [word for word in args.words if word not in keys]
+    if len(paths) > 1 or any(Path(path).suffix not in (".yaml", ".yml") for path in paths):
+        words = " ".join(paths)
+        tables = "pass tables as --nodes FILE --edges FILE, or a saved PyG object as --data FILE"
+        guess = f"`fedgraph-flwr init-party {words}` writes one by guessing" if len(paths) > 1 else tables
+        raise FedGraphError(f"{words}: expected one party's file, such as bank.yaml; {guess}")
+    args.party_file = Path(paths[0]) if paths else None
+    given = given_keys(keys)
+    options = typed(PartyFile, given, "KEY=VALUE").options(Path())
+    fill_in(args, {dest: value for dest, value in options.items() if dest != "client" or dest in given})
 
 
 def _take_book(args: argparse.Namespace) -> None:
@@ -114,7 +130,7 @@ def _check(args: argparse.Namespace) -> None:
         FedGraphError: an option is missing, or has no effect.
     """
     if args.edge_classes and not args.edge_label_column and not args.schema:
-        raise FedGraphError("--edge-classes has no effect without labels of edges: pass --edge-label-column NAME")
+        raise FedGraphError("edge_classes has no effect without labels of edges: pass columns.edge_label=NAME")
     if args.until and args.split != "temporal":
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
     if args.client is None and (args.split, args.ratio) != ("ratio", RATIO):
@@ -126,7 +142,7 @@ def _check(args: argparse.Namespace) -> None:
         if number is not None:
             Range(low, low + MAX_CLIENTS - 1).check(number, option)
     if args.client is not None and not (args.out and (args.classes or args.edge_classes or args.schema)):
-        classes = "--classes A,B,C, --edge-classes A,B,C or --schema FILE"
+        classes = "--classes A,B,C, edge_classes=A,B,C or --schema FILE"
         raise FedGraphError(f"--client requires --out FILE, and {classes}, so that all clients use one class order")
 
 
@@ -138,7 +154,8 @@ def _names(args: argparse.Namespace, option: str) -> list[str]:
     """
     names = [word.strip() for word in getattr(args, option).split(",") if word.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise FedGraphError(f"--{option.replace('_', '-')} names '{twice[0]}' twice: leave one out")
+        given = "--classes" if option == "classes" else option
+        raise FedGraphError(f"{given} names '{twice[0]}' twice: leave one out")
     return names
 
 
@@ -414,13 +431,10 @@ def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
             and (stored.get("recipe") or key == "recipe")
         ):
             option = "features" if key == "recipe" else key
-            raise conflict(f"--{option} {value}", stored.get(key, "none"), treatment.where)
+            raise conflict(f"{option}={value}", stored.get(key, "none"), treatment.where)
         if key in stored and stored[key] != value:
-            whole = key in ("separator", "encoding", "currency", "edge_ids") or key.startswith(
-                ("party", "match", "id_")
-            )
-            option = key.replace("_", "-") if whole else f"{key.replace('_', '-')}-column"
-            differing.append(f"--{option} {value!r} overrides {stored[key]!r}")
+            option = f"columns.{key}" if key in COLUMNS else "--client-column" if key == "client" else key
+            differing.append(f"{option}={value!r} overrides {stored[key]!r}")
     if differing:
         print(f"{', '.join(differing)} of {treatment.where}")
     return given.over(treatment.schema.tables)

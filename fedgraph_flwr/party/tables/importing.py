@@ -260,7 +260,7 @@ def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
     """Give the nodes of many graphs, if they are many, the columns of the table of graphs, in the order of the graphs."""
     if not tables.columns.graph:
         if graphs is not None:
-            raise FedGraphError(f"--graph-table {graphs} needs --graph-column NAME, with the graph of each node")
+            raise FedGraphError(f"--graph-table {graphs} needs columns.graph=NAME, with the graph of each node")
         return
     where, layout = (tables.files[NODE], tables.files[EDGE]), tables.columns.layout
     tables.nodes[NODE], tables.edges[EDGE_TYPE], place, named = graph_tables.joined(
@@ -283,10 +283,10 @@ def _decide(
     given, agreed = classes[of_edges], treatment.agreed.edge_classes if of_edges else treatment.agreed.classes
     label = columns.edge_label if of_edges else columns.label
     if not label:
-        raise FedGraphError(f"--outcomes {outcomes.where} has labels of edges: pass --edge-label-column NAME")
+        raise FedGraphError(f"--outcomes {outcomes.where} has labels of edges: pass columns.edge_label=NAME")
     if of_edges and not columns.edge_id:
         raise FedGraphError(
-            f"--outcomes {outcomes.where} names edges, and no column has their ids: pass --edge-id-column NAME, to `predict` and"
+            f"--outcomes {outcomes.where} names edges, and no column has their ids: pass columns.edge_id=NAME, to `predict` and"
             " `alerts`, too, which number rows without it"
         )
     held: dict[Any, Any] = tables.edges if of_edges else tables.nodes

@@ -9,13 +9,11 @@ Examples:
 
 import argparse
 import os
-import re
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, check_names
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import add_options
 
 _OUTPUT = """
@@ -35,12 +33,12 @@ def main(args: argparse.Namespace) -> int:
     """Handle ``init-party``."""
     from fedgraph_flwr.data.files import write_bytes
     from fedgraph_flwr.data.schema import TableLayout, flow
-    from fedgraph_flwr.party.party_file import read_party
+    from fedgraph_flwr.party.party_file import given_keys, is_key, read_party
     from fedgraph_flwr.party.tables.guessing import OF_NODES, first_edge, guess, without_role
     from fedgraph_flwr.party.tables.reading import read_table
 
-    paths = [Path(word) for word in args.words if not re.match(r"\w+(\.[^=/]+)?=", word)]
-    given = _given([word for word in args.words if Path(word) not in paths])
+    paths = [Path(word) for word in args.words if not is_key(word)]
+    given = given_keys([word for word in args.words if is_key(word)])
     if len(paths) != 2:
         raise FedGraphError(f"init-party reads two tables, that of nodes and that of edges, got {len(paths)}")
     out = args.out or paths[0].with_name("party.yaml")
@@ -83,36 +81,6 @@ def main(args: argparse.Namespace) -> int:
         print(f"question: {question}")
     print(f"wrote {out}: check it, then run `fedgraph-flwr import {out}`")
     return 0
-
-
-def _given(words: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of the file that the words set, as `guess` takes them.
-
-    Raises:
-        FedGraphError: a key is unknown, or its value has another form.
-    """
-    from fedgraph_flwr.party.party_file import PartyFile
-
-    kinds = {each.name: each.type for each in fields(PartyFile)}
-    found: dict[str, Any] = {"columns": {}}
-    for word in words:
-        key, _, value = word.partition("=")
-        section, _, name = key.partition(".")
-        check_names([section], kinds, "key", "a party's file")
-        if name.strip() and str(kinds[section]).startswith("dict"):
-            found.setdefault(section, {})[name] = value
-        elif name or str(kinds[section]).startswith("dict"):
-            raise FedGraphError(f"{word}: expected KEY=VALUE, or KEY.NAME=VALUE such as columns.label=fraud")
-        elif kinds[section] is int:
-            if not value.isdecimal():
-                raise FedGraphError(f"{word}: expected a whole number from 0")
-            found[section] = int(value)
-        elif kinds[section] is bool:
-            found[section] = value == "true"
-        else:
-            listed = [each.strip() for each in value.strip("[]").split(",")]
-            found[section] = listed if str(kinds[section]).startswith("list") else value
-    return found
 
 
 def _text(values: dict[str, Any], reasons: dict[str, str]) -> str:

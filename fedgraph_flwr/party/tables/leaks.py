@@ -108,12 +108,12 @@ def check_inputs(graph: Graph | HeteroGraph, accepted: Collection[str], where: s
     schema = agreed_schema(graph.schema, where)
     names = {name for columns in schema.nodes.values() for name in columns} if schema else set()
     if wrong := next((name for name in accepted if name not in names), None):
-        raise unknown("column in --input", wrong, names, where)
+        raise unknown("column in inputs", wrong, names, where)
     for items in items_of(graph):
         if leak := next((leak for leak in leaks(items) if leak.name not in accepted), None):
             raise FedGraphError(
-                f"{where}: column '{leak.name}' {leak.reason}: it may follow from the label. Leave it out by --kind"
-                f" {leak.name}=ignored (in a schema that has it: kind: ignored), or pass --input {leak.name} if you know its"
+                f"{where}: column '{leak.name}' {leak.reason}: it may follow from the label. Leave it out by"
+                f" kinds.{leak.name}=ignored (in a schema that has it: kind: ignored), or pass inputs={leak.name} if you know its"
                 " value when you predict"
             )
 

@@ -198,14 +198,18 @@ def column_of(table: Any, name: str, where: str, what: str) -> Any:
     if name in table.attrs.get(NESTED, ()):
         raise FedGraphError(f"{where}: column '{name}' has lists in its cells, expected one {what} per cell")
     if name not in table.columns:
-        option = _OPTIONS.get(what, f"--{what.replace(' ', '-')}-column")
+        option = _OPTIONS.get(what, f"columns.{what.replace(' ', '_')}=NAME")
         guess = ", or let `fedgraph-flwr init-party NODES EDGES` guess the columns" if name in ("id", "source") else ""
         raise FedGraphError(f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}{guess}")
     return table[name]
 
 
-_OPTIONS = {"end of edges": "--source-column and --target-column", "targets": "--predict-columns"}
-_OPTIONS |= {"party": "--party-columns", "match": "--match-columns"}
+_OPTIONS = {
+    "end of edges": "columns.source=NAME and columns.target=NAME",
+    "client": "--client-column",
+    "targets": "--predict-columns",
+}
+_OPTIONS |= {"party": "party_columns", "match": "--match-columns"}
 
 
 def agreed_classes(

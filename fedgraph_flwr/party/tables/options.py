@@ -1,4 +1,4 @@
-"""Options for columns and formats of tables, of ``import``; they override the schema."""
+"""Options and keys for columns and formats of tables, of ``import``; they override the schema."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,52 +12,29 @@ if TYPE_CHECKING:  # imports torch, which the parser does not need
     from fedgraph_flwr.data.schema import TableLayout
 
 ROLES = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
-"""Roles of columns: option ``--ROLE-column``."""
+"""Roles of columns: keys ``columns.ROLE`` of a party's file, with ``_`` for ``-``."""
 
 RATIO = "0.6,0.2,0.2"
 """Default shares of training, validation and test."""
 
 _LAYOUT = """
---id-column NAME  column of node ids (default: the schema's, else id)
---label-column NAME  column of labels (default: the schema's, else label)
---split-column NAME  column with train, val or test (default: the schema's, else none)
---source-column NAME  column of edge sources (default: the schema's, else source)
---target-column NAME  column of edge targets (default: the schema's, else target)
---time-column NAME  column of edge times, seconds or dates (default: the schema's, else none)
---amount-column NAME  column of edge amounts, for --features (default: the schema's, else amount)
---edge-label-column NAME  column of edge labels (default: the schema's, else none)
---graph-column NAME  many graphs: column with the graph of each node (default: the schema's, else none)
---edge-id-column NAME  column of edge ids, which predictions list (default: the schema's, else row numbers)
---edge-ids unique  ids alone name edges, so that a row with other accounts replaces one with its id (default: the schema's, else
-    id and accounts name them)
 --predict-columns NAMES  columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)
---windows DAYS  add features that count earlier edges at both ends of an edge within DAYS, such as 2,0.5; needs --time-column
-    (default: the schema's, else none)
---features RECIPE  add columns that the party computes from its own records, for edges and nodes: payments; payments,-flow_*
-    leaves some out; --windows are then its windows; needs --time-column (default: the schema's, else none)
---separator SIGN  field separator of CSV files, or its name, such as tab (default: detected)
---encoding NAME  encoding of CSV files, such as cp1252 or utf-16 (default: detected)
 --decimal [COLUMN=]SIGN...  decimal separator of numbers, such as ',', for one column or all (default: detected per column)
 --thousands [COLUMN=]SIGN...  thousands separator of numbers, such as '.', for one column or all (default: detected per column)
---rate CODE=VALUE...  value of one unit of a currency in that of the amounts, such as USD=0.92, for amounts in several currencies
---date-format COLUMN=FORMAT...  date format such as opened=%d.%m.%Y, several separated by |; of numbers also seconds (since 1970)
-    or spreadsheet (days) (default: detected per column)
---party-columns SOURCE,TARGET  columns of the edge table with the parties of source and target (default: the schema's, else none)
---party-prefix SIGN  separator after the party's name at the start of an id, such as : in A:17 (instead of --party-columns)
---day whole|before  with --features: a record reads the other records of its day, or earlier ones only (default: the schema's,
-    else whole where no time of --time-column has hours)
 --match-columns NAME:KIND,NAME  columns of the edge table that identify a record at both parties:
     value_date:date,amount:amount,reference
---currency NAME  unit of amounts in reasons, such as € (default: the schema's, else none)
---id-form text|number  number: parties compare ids without leading zeros (default: the schema's, else text)
 """
 
+_TEXTS = ("windows", "recipe", "separator", "encoding", "party_columns", "party_prefix", "day", "currency")
+_MORE_TEXTS = ("id_form", "edge_ids", "edge_classes", "feature_columns", "edge_columns")
+_LISTS = ("date_format", "rate", "input", "kind", "scale", "edge_kind", "edge_scale")
 
-def add_table_arguments(group: Any) -> None:
-    """Add options for column names, file formats and value formats, and those of edges between parties."""
-    accepted = {"id_form": ("", "text", "number"), "day": ("", "whole", "before"), "edge_ids": ("", "unique")}
-    kinds = {name: {"choices": values} for name, values in accepted.items()}
-    add_options(group, _LAYOUT, features={"dest": "recipe"}, **kinds)
+
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add options for columns and formats, and defaults of those that keys of a party's file set."""
+    add_options(parser.add_argument_group("columns and formats of the tables (stored in the schema)"), _LAYOUT)
+    roles = (f"{role.replace('-', '_')}_column" for role in ROLES)
+    parser.set_defaults(**dict.fromkeys([*roles, *_TEXTS, *_MORE_TEXTS], ""), **{name: [] for name in _LISTS})
 
 
 def add_tables(group: Any, text: str) -> None:
@@ -145,10 +122,12 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
                 raise FedGraphError(f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: {names}")
             found[field][name] = accepted.get(sign, sign)
     rates = {code: value for code, _, value in (word.rpartition("=") for word in getattr(args, "rate", ()))}
-    found["rates"] = rates_of(rates, "--rate")
+    found["rates"] = rates_of(rates, "rates")
     for word in args.date_format:
         name, sign, form = word.partition("=")
         if not (sign and name and form):
-            raise FedGraphError(f"--date-format {word}: expected COLUMN=FORMAT, such as opened=%d.%m.%Y")
+            raise FedGraphError(
+                f"date_formats.{word}: expected date_formats.COLUMN=FORMAT, such as date_formats.opened=%d.%m.%Y"
+            )
         found["date_formats"][name] = form
     return found

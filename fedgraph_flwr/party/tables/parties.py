@@ -1,7 +1,7 @@
 """Rows of a party's edge table that name accounts of other parties.
 
-    from_account, to_account, from_bank, to_bank, ...     --party-columns from_bank,to_bank --own-party A
-    A:17, B:4, ...                                        --party-prefix : --own-party A
+    from_account, to_account, from_bank, to_bank, ...     party_columns=from_bank,to_bank --own-party A
+    A:17, B:4, ...                                        party_prefix=: --own-party A
 
 A row between two own accounts is an edge. A row with one own end is a foreign record. It stays in the party's file until
 `fedgraph-flwr link` has matched it with the other party's record of the same edge. Other rows are counted and dropped.
@@ -82,23 +82,23 @@ class PartyRule:
         """
         if not (columns or prefix):
             if own:
-                raise FedGraphError(f"--own-party {own} needs --party-columns SOURCE,TARGET or --party-prefix SIGN")
+                raise FedGraphError(f"--own-party {own} needs party_columns=SOURCE,TARGET or party_prefix=SIGN")
             return None
         if not own.strip():
-            raise FedGraphError("--party-columns and --party-prefix need --own-party NAME, as the edge table writes it")
+            raise FedGraphError("party_columns and party_prefix need --own-party NAME, as the edge table writes it")
         names = tuple(word.strip() for word in columns.split(",") if word.strip())
         if names and (len(names) != 2 or prefix):
-            two = "expected two columns, the parties of source and target, and no --party-prefix"
+            two = "expected two columns, the parties of source and target, and no party_prefix"
             alike = (
                 f". Parties compare ids as written, so all use one of the two: with the schema's columns, write the text before"
                 f" '{prefix}' into two columns, and the ids without it"
             )
-            raise FedGraphError(f"--party-columns {columns}: {two}{alike if prefix else ''}")
+            raise FedGraphError(f"party_columns={columns}: {two}{alike if prefix else ''}")
         key = []
         for word in filter(None, (word.strip() for word in match.split(","))):
             name, _, kind = word.rpartition(":") if word.rpartition(":")[2] in KEY_KINDS else (word, "", "text")
             key.append((name, kind))
-        one_of(id_form or "text", ID_FORMS, "--id-form")
+        one_of(id_form or "text", ID_FORMS, "id_form")
         return cls(own, names, prefix, tuple(key), id_form or "text")
 
     @property
@@ -314,7 +314,7 @@ def _own_positions(
         first = int((forms == forms[second]).argmax())
         zeros = " and leading zeros" if rule.id_form == "number" else ""
         rows = f"ids '{index[first]}' (row {first + 1}) and '{index[second]}' (row {second + 1})"
-        fix = "rename one" + (", or pass --id-form text" if zeros else "")
+        fix = "rename one" + (", or pass id_form=text" if zeros else "")
         raise FedGraphError(f"{where[1]}: {rows} are the same without spaces, case{zeros}, as parties compare: {fix}")
     found, adjusted, example = [], 0, ""
     for ids, mask, column in zip(texts, own, ends, strict=True):
@@ -324,7 +324,7 @@ def _own_positions(
             if (lost := mask & (places < 0)).any():
                 unknown = f"an account of '{rule.own}' that is not an id of {where[1]} ({int(lost.sum())} rows)"
                 if np.isin(normal_ids(ids[lost][:1], "number"), normal_ids(forms.to_numpy(), "number")).any():
-                    unknown += "; it is one without leading zeros: pass --id-form number"
+                    unknown += "; it is one without leading zeros: pass id_form=number"
                 check_rows(lost, links[column], where[0], unknown)
             row = int(odd.argmax())
             example = example or f"'{ids[row]}' for '{index[places[row]]}'"
@@ -399,7 +399,7 @@ def _report(records: Records, index: Any, rule: PartyRule, rows: int, where: str
         if zeros.any():
             treatment.say(
                 f"{int(zeros.sum())} of {used.size} account ids have leading zeros, such as '{used[int(zeros.argmax())]}': all"
-                " parties must write them, or pass --id-form number"
+                " parties must write them, or pass id_form=number"
             )
 
 

@@ -83,9 +83,11 @@ def _read_csv(path: Path, layout: TableLayout, say: Say, **options: Any) -> Any:
         separator = layout.separator or _declared(path, encoding) or _separator(path, encoding)
         table = _parsed(path, separator, encoding, **options)
     except UnicodeError as error:
-        raise FedGraphError(f"{path} is not {encoding} ({error}): pass --encoding, such as cp1252 or utf-16") from error
+        raise FedGraphError(
+            f"{path} is not {encoding} ({error}): pass encoding=NAME, such as cp1252 or utf-16"
+        ) from error
     if not layout.encoding and encoding in _FALLBACK:
-        say(f"{path}: read as {encoding} (Latin-1) because it is not UTF-8; pass --encoding if letters look wrong")
+        say(f"{path}: read as {encoding} (Latin-1) because it is not UTF-8; pass encoding=NAME if letters look wrong")
     if not layout.separator and separator != ",":
         name = next((name for name, sign in SEPARATORS.items() if sign == separator), f"'{separator}'")
         say(f"{path}: columns are separated by {name}")
@@ -303,7 +305,7 @@ def _encoding(path: Path) -> str:
     if b"\0" in start:
         order = "be" if start[:1] == b"\0" else "le"
         raise FedGraphError(
-            f"{path} begins with a NUL, as UTF-16 without a byte-order mark: pass --encoding utf-16-{order}"
+            f"{path} begins with a NUL, as UTF-16 without a byte-order mark: pass encoding=utf-16-{order}"
         )
     return next((encoding for encoding in ("utf-8", *_FALLBACK) if _decodes(path, encoding)), "latin-1")
 

@@ -86,7 +86,7 @@ def reused(links: Any, columns: Columns) -> str:
         return ""
     return (
         f"{again.size} rows have the id of another payment, such as '{sanitize(ids[again[0]], 40)}', with other accounts: all"
-        " count. If the later one replaces the earlier, set edge_ids: unique in party.yaml (--edge-ids unique)"
+        " count. If the later one replaces the earlier, set edge_ids=unique"
     )
 
 

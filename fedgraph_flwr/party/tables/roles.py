@@ -77,12 +77,12 @@ class Columns(TableLayout):
         given = {
             "--undirected": undirected,
             "--own-party": own_party or self.party_columns or self.party_prefix,
-            "--graph-column": self.graph or graphs,
-            "--time-column": self.time,
-            "--edge-label-column": self.edge_label,
-            "--windows": self.windows,
-            "--features": self.recipe,
-            "--day": self.day,
+            "columns.graph": self.graph or graphs,
+            "columns.time": self.time,
+            "columns.edge_label": self.edge_label,
+            "windows": self.windows,
+            "features": self.recipe,
+            "day": self.day,
             "--predict-columns": self.predict,
             "--client-column": self.client,
         }
@@ -108,7 +108,7 @@ class Columns(TableLayout):
             return None
         recipe = Recipe.parse(self.recipe, self.windows, self.day)
         if not self.time:
-            raise FedGraphError(f"--features {self.recipe} reads the times of edges: pass --time-column NAME, too")
+            raise FedGraphError(f"features={self.recipe} reads the times of edges: pass columns.time=NAME, too")
         return recipe
 
     @property
@@ -125,9 +125,9 @@ class Columns(TableLayout):
         except (ValueError, OverflowError):
             found = [0]
         if any(not 0 < window < 2**53 for window in found):
-            raise FedGraphError(f"--windows must be numbers of days above 0, such as 2,0.5, got '{self.windows}'")
+            raise FedGraphError(f"windows must be numbers of days above 0, such as 2,0.5, got '{self.windows}'")
         if found and not self.time:
-            raise FedGraphError(f"--windows {self.windows} counts edges by their times: pass --time-column NAME, too")
+            raise FedGraphError(f"windows={self.windows} counts edges by their times: pass columns.time=NAME, too")
         return found
 
     def parties(self, own: str) -> PartyRule | None:
@@ -152,7 +152,11 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
     for role in ("id", "label", "split", "client", "graph"):
         name = getattr(columns, role)
         if name in agreed and agreed[name].kind != "ignored":
-            raise conflict(f"--{role}-column {name}", f"its feature '{name}' ({agreed[name].kind})", treatment.where)
+            raise conflict(
+                f"columns.{role.replace('-', '_')}={name}",
+                f"its feature '{name}' ({agreed[name].kind})",
+                treatment.where,
+            )
 
 
 def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: Sequence[str], where: str) -> None:
@@ -162,9 +166,9 @@ def check_unknown_at_prediction(columns: Columns, nodes: Sequence[str], edges: S
         FedGraphError: names the column and its roles.
     """
     taken = {
-        "--label-column": ([columns.label], nodes),
+        "columns.label": ([columns.label], nodes),
         "--predict-columns": (columns.targets, [*nodes, columns.id, columns.label, columns.split]),
-        "--edge-label-column": ([columns.edge_label], edges),
+        "columns.edge_label": ([columns.edge_label], edges),
     }
     for role, (names, others) in taken.items():
         if twice := [name for name in names if name and name in others]:
@@ -224,7 +228,7 @@ def edge_feature_columns(
             continue
         if found[kind]:
             unused = ", ".join(found[kind])
-            treatment.say(f"{files[kind]}: ignored: {unused} (--edge-columns NAMES keeps them)")
+            treatment.say(f"{files[kind]}: ignored: {unused} (edge_columns=NAMES keeps them)")
         found[kind] = []
     return found
 

@@ -339,12 +339,12 @@ def _check_columns(ours: Mapping[str, Column], theirs: Mapping[str, Column], fir
     for column in dict.fromkeys([*ours, *theirs]):
         if column not in ours or column not in theirs:
             has, lacks = (first, name) if column in ours else (name, first)
-            fix = f"import both with one --schema FILE, or pass --kind {column}=ignored"
+            fix = f"import both with one --schema FILE, or pass kinds.{column}=ignored"
             raise FedGraphError(f"column '{column}' is used in {has} and not in {lacks}: {fix}")
         for what in ("kind", "scale"):
             a, b = getattr(ours[column], what), getattr(theirs[column], what)
             if a != b:
-                fix = f"pass --{what} {column}={what.upper()} in both"
+                fix = f"pass {what}s.{column}={what.upper()} in both"
                 raise FedGraphError(f"column '{column}' has {what} {a} in {first} and {b} in {name}: {fix}")
 
 
@@ -378,7 +378,7 @@ def _merged(name: str, column: Column, sums: Sequence[Mapping[str, Any]], floor:
     known = [s for s in sums if s["count"]]
     n = sum(s["count"] for s in known)
     if not n:
-        raise FedGraphError(f"no party has {floor} rows with a value in column '{name}': pass --kind {name}=ignored")
+        raise FedGraphError(f"no party has {floor} rows with a value in column '{name}': pass kinds.{name}=ignored")
     if column.kind == "category":
         total = sum((Counter(s["words"]) for s in known), Counter[str]())
         categories = frequent(total, floor)

@@ -91,7 +91,7 @@ def test_linked_files_equal_the_partition_of_the_whole_graph(tmp_path, match, da
 
 @pytest.mark.parametrize("match", ["payments", "routed"])
 def test_each_party_keeps_the_columns_of_its_own_records(tmp_path, match):
-    """With ``--windows``, a bank's incoming cut edges have the counts of its own book, and no envelope holds them."""
+    """With ``windows``, a bank's incoming cut edges have the counts of its own book, and no envelope holds them."""
     made = banks(tmp_path)
     made.columns = replace(made.columns, windows="30")
     files = [made.client(bank) for bank in BANKS]
@@ -1015,9 +1015,7 @@ def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path, find):
     """The script of `examples/banks`, shortened, in a process of its own."""
     script = ROOT / "examples" / "banks" / "between_banks.py"
     args = ["--accounts", "240", "--rounds", "2", "--find", find]
-    args += (
-        ["--seeds", "2"] if find == "accounts" else ["--seeds", "1", "--features", "payments", "--amounts", "passed"]
-    )
+    args += ["--seeds", "2"] if find == "accounts" else ["--seeds", "1", "features=payments", "--amounts", "passed"]
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), str(tmp_path / "work"), *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -286,7 +286,7 @@ def test_each_party_tells_the_columns_of_its_end_of_a_payment(tmp_path):
 
     In buckets, it is its own payments with that account and a power of two for all others.
     """
-    folder = books(tmp_path / "books", payments(), "--features", "payments", share="edges.n_*_2d:exact,edges.sum_in_2d")
+    folder = books(tmp_path / "books", payments(), "features=payments", share="edges.n_*_2d:exact,edges.sum_in_2d")
     imported = [ClientGraph.load(folder.parent / f"{bank}.safetensors") for bank in "ab"]
     graphs = [ClientGraph.load(folder / f"client_{i:04d}.safetensors") for i in range(2)]
     names = [column.name for column in recipe_of(imported[0]).edge_columns]

@@ -52,7 +52,7 @@ def test_kinds_are_found():
         "void": "ignored",
     }
     assert "name (40 different values in 40 rows)" in " ".join(lines)
-    assert "--split-column part" in " ".join(lines)
+    assert "columns.split=part" in " ".join(lines)
     assert "void (empty)" in " ".join(lines)
     assert found.agreed["signed"].format == "%m/%d/%Y"  # the 31st is no month
 
@@ -114,14 +114,14 @@ def test_the_users_word_wins():
     with pytest.raises(FedGraphError, match="must be yes or no; column 'job' has 'nurse' in row 2"):
         made({"job": ["yes", "nurse"]}, kinds={"job": "flag"})
     with pytest.raises(
-        FedGraphError, match="--scale job=log has no effect on a category: leave it out, or pass --kind"
+        FedGraphError, match=r"scales\.job=log has no effect on a category: leave it out, or pass kinds\.job=number"
     ):
         made({"job": ["clerk", "nurse", "cook"] * 5}, scales={"job": "log"})
 
 
 def test_doubtful_columns_are_asked_about():
     with pytest.raises(
-        FedGraphError, match=r"column 'age' has 'three' in row 3: correct the value, or pass --kind age=category"
+        FedGraphError, match=r"column 'age' has 'three' in row 3: correct the value, or pass kinds.age=category"
     ):
         made({"age": ["1", "2", "three", "4"]})
     with pytest.raises(FedGraphError, match="day and month are ambiguous"):

@@ -17,10 +17,10 @@ MIXED = table(("10.00", "EUR", "DE"), ("20.00", "USD", "US"), ("5.00", "EUR", "F
 
 
 def test_several_currencies_without_rates_are_refused():
-    expected = r"in several currencies \(column 'ccy': EUR 2, USD 1\).* pass --rate EUR=VALUE"
+    expected = r"in several currencies \(column 'ccy': EUR 2, USD 1\).* pass rates.EUR=VALUE"
     with pytest.raises(FedGraphError, match=expected):
         amounts_of(MIXED, "amount", "t.csv", Treatment())
-    with pytest.raises(FedGraphError, match="pass --rate USD=VALUE"):
+    with pytest.raises(FedGraphError, match=r"pass rates\.USD=VALUE"):
         amounts_of(MIXED, "amount", "t.csv", Treatment(rates={"EUR": 1.0}))
 
 

@@ -39,8 +39,7 @@ def tables(times, opened=None):
         "n.csv",
         "--edges",
         "e.csv",
-        "--time-column",
-        "booked",
+        "columns.time=booked",
         "--name",
         "mine",
         "--overwrite",
@@ -75,15 +74,15 @@ def test_days_of_a_spreadsheet(capsys):
     assert imported(tables(days + 0.5)) == seconds(DAYS + pd.Timedelta("12h"))
     office = np.linspace(33_000, 60_000, 30).astype(int)  # seconds of one day; as days these would be 74 years
     assert imported(tables(office)) == office.tolist()
-    assert imported([*tables(days), "--date-format", "booked=seconds"]) == days.tolist()
+    assert imported([*tables(days), "date_formats.booked=seconds"]) == days.tolist()
 
 
 @pytest.mark.parametrize(
     ("form", "dates", "named"),
     [
-        ("%y%m%d", DAYS, "booked=%y%m%d or --date-format booked=%d%m%y"),
-        ("%d%m%y", DAYS, "booked=%y%m%d or --date-format booked=%d%m%y"),
-        ("%d%m%Y", DAYS[DAYS.day < 13], "booked=%d%m%Y or --date-format booked=%m%d%Y"),
+        ("%y%m%d", DAYS, "booked=%y%m%d or date_formats.booked=%d%m%y"),
+        ("%d%m%y", DAYS, "booked=%y%m%d or date_formats.booked=%d%m%y"),
+        ("%d%m%Y", DAYS[DAYS.day < 13], "booked=%d%m%Y or date_formats.booked=%m%d%Y"),
     ],
 )
 def test_two_formats_are_refused(form, dates, named, capsys):
@@ -91,9 +90,9 @@ def test_two_formats_are_refused(form, dates, named, capsys):
     assert main(args) == 2
     error = capsys.readouterr().err
     assert "e.csv: column 'booked' has numbers such as" in error
-    assert f"pass --date-format {named}" in error
-    assert "--date-format booked=seconds" in error
-    assert imported([*args, "--date-format", f"booked={form}"]) == seconds(dates)
+    assert f"pass date_formats.{named}" in error
+    assert "date_formats.booked=seconds" in error
+    assert imported([*args, f"date_formats.booked={form}"]) == seconds(dates)
 
 
 def test_a_date_that_does_not_exist_is_not_a_number_of_seconds(capsys):
@@ -133,25 +132,25 @@ def test_columns_of_accounts_and_payments(capsys):
     said: list[str] = []
     assert made(DAYS.strftime("%y%m%d"), warn=said.append).agreed["opened"].kind == "number"
     assert "may be dates" in said[0]
-    assert "--date-format opened=%y%m%d" in said[0]
+    assert "date_formats.opened=%y%m%d" in said[0]
     with pytest.raises(FedGraphError, match=r"n\.csv: column 'opened' has 99991231, and dates such as 20260101"):
         made([*DAYS.strftime("%Y%m%d"), "99991231"])
-    with pytest.raises(FedGraphError, match="pass --date-format opened=%d%m%Y or --date-format opened=%m%d%Y"):
+    with pytest.raises(FedGraphError, match=r"pass date_formats\.opened=%d%m%Y or date_formats\.opened=%m%d%Y"):
         made(["01022026", "02032026"])
 
 
 def test_a_day_is_read_as_the_book_that_the_schema_is_of(folder):
     """4 March alone could be 3 April: the schema keeps the format."""
     args = tables(DAYS.strftime("%d%m%Y"))
-    assert main([*args[:7], "--schema", "s.yaml", "--out", "a.safetensors"]) == 0
+    assert main([*args[:6], "--schema", "s.yaml", "--out", "a.safetensors"]) == 0
     assert "time_format: '%d%m%Y'" in (folder / "s.yaml").read_text()
     args = tables(["04032026", "05032026"])
-    assert main([*args[:7], "--schema", "s.yaml", "--out", "b.safetensors"]) == 0
+    assert main([*args[:6], "--schema", "s.yaml", "--out", "b.safetensors"]) == 0
     assert load_graph("b.safetensors").edge_time.sort().values.tolist() == seconds(
         pd.DatetimeIndex(["2026-03-04", "2026-03-05"])
     )
     args = tables(DAYS.strftime("%Y%m%d"))  # another party's way
-    assert main([*args[:7], "--schema", "s.yaml", "--out", "c.safetensors"]) == 0
+    assert main([*args[:6], "--schema", "s.yaml", "--out", "c.safetensors"]) == 0
     assert load_graph("c.safetensors").edge_time.sort().values.tolist() == seconds(DAYS)
 
 
@@ -164,8 +163,7 @@ def test_a_book_of_numbers_equals_that_of_dates(folder):
         linked = books(
             folder / name,
             rows.assign(at=dates.dt.strftime(form)),
-            "--features",
-            "payments",
+            "features=payments",
             "--match-columns",
             "at:date,amount:amount,ref",
         )

@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 ROLES = Columns(time="time", edge_label="bad", edge_features=["*"])
-KEPT = ["--edge-columns", "*", "--time-column", "time", "--edge-label-column", "bad"]
+KEPT = ["edge_columns=*", "columns.time=time", "columns.edge_label=bad"]
 
 
 def test_every_row_is_an_edge_with_its_own_data(files):
@@ -89,7 +89,7 @@ def test_ignored_columns_merge_parallel_edges_as_without_columns(files, tmp_path
     unasked = from_tables(*files, Columns(), treatment=Treatment(say=said.append))
     assert torch.equal(unasked.edge_index, expected.edge_index)
     assert unasked.schema == expected.schema
-    assert f"{files[1]}: ignored: amount, form, urgent, time, bad (--edge-columns NAMES keeps them)" in said
+    assert f"{files[1]}: ignored: amount, form, urgent, time, bad (edge_columns=NAMES keeps them)" in said
 
 
 def test_schemas_with_edge_columns_are_shared_merged_and_compared(files, tmp_path, capsys):

@@ -104,7 +104,7 @@ def test_from_tables_to_predicted_new_graphs(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     write([f"g{k}" for k in range(40)])
-    overrides = ["--nodes", "nodes.csv", "--edges", "edges.csv", "--graph-column", "g", "--undirected"]
+    overrides = ["--nodes", "nodes.csv", "--edges", "edges.csv", "columns.graph=g", "--undirected"]
     assert main(["import", *overrides, "--graph-table", "graphs.csv", "--name", "shapes"]) == 0
     assert "40 graphs" in capsys.readouterr().out
     overrides = [

@@ -115,14 +115,14 @@ def test_parquet_with_other_types_and_names(tmp_path):
             EDGES,
             Columns(label="lable"),
             (),
-            "label column 'lable' is unknown.*mean 'label'.*; pass --label-column",
+            "label column 'lable' is unknown.*mean 'label'.*; pass columns.label=NAME",
         ),
         (
             NODES,
             EDGES,
             Columns(source="from"),
             (),
-            "end of edges column 'from' is unknown.*edges.csv.*; pass --source-",
+            "end of edges column 'from' is unknown.*edges.csv.*; pass columns.source=NAME",
         ),
         (
             NODES.replace("x_a,x_b", "label, x"),
@@ -137,7 +137,7 @@ def test_parquet_with_other_types_and_names(tmp_path):
             EDGES,
             FULL,
             (),
-            "begins with a NUL.*: pass --encoding utf-16-le",
+            "begins with a NUL.*: pass encoding=utf-16-le",
         ),
         (NODES, EDGES, Columns(features=["z_*"]), (), "feature column 'z_\\*' is unknown"),
         (
@@ -312,8 +312,7 @@ def test_import_as_a_named_dataset(tables, capsys, root):
         nodes,
         "--edges",
         edges,
-        "--split-column",
-        "part",
+        "columns.split=part",
         "--client-column",
         "bank",
         "--name",
@@ -338,7 +337,7 @@ def test_import_as_a_named_dataset(tables, capsys, root):
 
 def test_import_as_a_file_by_path(tables, tmp_path, monkeypatch):
     nodes, edges = tables()
-    features = ("--feature-columns", "x_*")
+    features = ["feature_columns=x_*"]
     assert run("--nodes", nodes, "--edges", edges, *features, "--out", tmp_path / "own.safetensors") == 0
     assert load(compose(["dataset=file", f"dataset.path={tmp_path / 'own.safetensors'}"]).dataset).num_nodes == 4
     monkeypatch.chdir(tmp_path)
@@ -452,7 +451,7 @@ def test_large_tables_are_quick(tables, tmp_path):
 def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
     """By its name and by its path; not where the user or a protocol says otherwise, nor without test nodes."""
     nodes, edges = tables(NODES.replace("dan,0,1e3,no,", "dan,0,1e3,no,test"))
-    args = ("--nodes", nodes, "--edges", edges, "--split-column", "part", "--client-column", "bank")
+    args = ("--nodes", nodes, "--edges", edges, "columns.split=part", "--client-column", "bank")
     assert run(*args, "--name", "people") == 0
     assert run(*args, "--out", tmp_path / "own.safetensors") == 0
     assert "split: train 1, validation 1, test 1; runs use it" in capsys.readouterr().out
@@ -466,7 +465,7 @@ def test_an_imported_split_is_kept_to(tables, tmp_path, capsys):
     cfg = compose(["dataset=people", "partition=random", "num_clients=1"])
     made = clients.make(load(cfg.dataset), cfg)[0]
     assert [mask.tolist() for mask in (made.train_mask, made.test_mask)] == [[1, 0, 0, 0], [0, 0, 0, 1]]
-    args = [*args[:4], *args[6:]]
+    args = [*args[:4], *args[5:]]
     assert run(*args, "--name", "drawn") == 0
     assert compose(["dataset=drawn"]).split.kind == "ratio"
     assert compose(["dataset=cora"]).split.kind == "ratio"
@@ -490,7 +489,7 @@ def test_a_report_names_clients_as_their_column_does(tables, tmp_path):
 def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
     rows = "".join(f"n{i},{i % 3},{i % 2},{['train', 'test', 'val'][i % 3]}\n" for i in range(30))
     nodes, edges = tables("id,x,label,part\n" + rows, "source,target\nn0,n1\n")
-    assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
+    assert run("--nodes", nodes, "--edges", edges, "columns.split=part", "--name", "mine") == 0
     overrides = ["run", "dataset=mine", "partition=random", "num_clients=2", "rounds=1", f"out={tmp_path / 'r'}"]
     capsys.readouterr()
     assert cli.main([*overrides, "--no-report", "--verbose"]) == 0
@@ -503,7 +502,7 @@ def test_a_run_says_whose_split_it_is(tables, capsys, tmp_path):
 def test_a_party_with_one_class_is_told_that_it_has_no_average_precision(tables, capsys, root):
     rows = "".join(f"n{i},{i % 3},{int(i % 3 == 0)},{['train', 'test', 'val'][i % 3]}\n" for i in range(30))
     nodes, edges = tables("id,x,label,part\n" + rows, "source,target\nn0,n1\n")
-    assert run("--nodes", nodes, "--edges", edges, "--split-column", "part", "--name", "mine") == 0
+    assert run("--nodes", nodes, "--edges", edges, "columns.split=part", "--name", "mine") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: all")]
     assert lines == [
         "warning: all train labels are of class '1'",

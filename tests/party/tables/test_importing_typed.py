@@ -137,8 +137,8 @@ def test_wrong_words_are_one_sentence(words, capsys):
 def test_types_share_a_schema_and_an_absent_one_keeps_its_width(words, tmp_path, capsys):
     """A party without papers of its own has the others' features for none of them; columns of a type are compared."""
     nodes, edges = words(authors="id,city\nann,rome\nbob,oslo\n")
-    schema = ["--schema", str(tmp_path / "s.yaml"), "--min-count", "1", "--target", "paper", "--split-column", "part"]
-    assert cli.main(["import", *options(nodes, edges), *schema, "--kind", "author.city=category", "--name", "one"]) == 0
+    schema = ["--schema", str(tmp_path / "s.yaml"), "--min-count", "1", "--target", "paper", "columns.split=part"]
+    assert cli.main(["import", *options(nodes, edges), *schema, "kinds.author.city=category", "--name", "one"]) == 0
     assert "writes.csv: ignored" not in capsys.readouterr().out
     out = ["--out", str(tmp_path / "two.safetensors")]
     assert cli.main(["import", *options([nodes[0], "author="], ["author:writes:paper="]), *schema, *out]) == 0
@@ -147,6 +147,6 @@ def test_types_share_a_schema_and_an_absent_one_keeps_its_width(words, tmp_path,
     assert one.num_features[2:] == two.num_features[2:] == [3, 1]  # oslo, rome, other; x
     assert two.counts["author"] == 0
     check_same([("one", one.schema), ("two", two.schema)])
-    assert cli.main(["import", *options([nodes[0], nodes[1]], edges), *schema[4:], "--kind", "city=ignored", *out]) == 0
+    assert cli.main(["import", *options([nodes[0], nodes[1]], edges), *schema[4:], "kinds.city=ignored", *out]) == 0
     with pytest.raises(FedGraphError, match="of 'author', column 'city' is there and not here"):
         check_same([("one", one.schema), ("two", load_graph(tmp_path / "two.safetensors").schema)])

@@ -17,7 +17,7 @@ from tests.party import banks
 
 BANKS = Path(__file__).parents[3] / "examples" / "banks"
 ENDINGS = {"a": "csv", "b": "csv", "c": "tsv"}
-GERMAN = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
+GERMAN = ["columns.id=kunde", "columns.label=status", "columns.source=von", "columns.target=an"]
 
 
 def go(capsys, *overrides):
@@ -49,10 +49,10 @@ def ugly(tmp_path, monkeypatch):
 
 def agree(capsys, caplog):
     """Statistics of each bank, one schema, and each bank's file by it; what is detected, changed or lost is said."""
-    common = ["--split-column", "part", "--classes", "ok,fraud", "--undirected", "--scale", "income=log"]
+    common = ["columns.split=part", "--classes", "ok,fraud", "--undirected", "scales.income=log"]
     outputs = {}
     for letter in ENDINGS:
-        own = {"b": GERMAN, "c": ["--kind", "branch=ignored"]}.get(letter, [])
+        own = {"b": GERMAN, "c": ["kinds.branch=ignored"]}.get(letter, [])
         outputs[letter] = go(capsys, "import", *files(letter), *common, *own, "--statistics", f"{letter}.json")
     assert "a_customers.csv: formats: income as 1,234.5, balance as 1,234.5, opened as ISO8601|%d.%m.%Y" in outputs["a"]
     assert re.search(r"a_payments\.csv: \d+ of \d+ rows repeat an edge of another row", outputs["a"])

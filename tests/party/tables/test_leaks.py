@@ -45,12 +45,12 @@ def written(folder: Path, people: pd.DataFrame, rows: pd.DataFrame, *more: str) 
     """Return the command that imports the tables."""
     people.to_csv(folder / "n.csv", index=False)
     rows.to_csv(folder / "e.csv", index=False)
-    words = ["import", "--nodes", f"{folder}/n.csv", "--edges", f"{folder}/e.csv", "--source-column", "payer"]
-    words += ["--target-column", "payee", "--split-column", "part", "--classes", "ok,mule", "--client", "0"]
+    words = ["import", "--nodes", f"{folder}/n.csv", "--edges", f"{folder}/e.csv", "columns.source=payer"]
+    words += ["columns.target=payee", "columns.split=part", "--classes", "ok,mule", "--client", "0"]
     return [*words, "--out", f"{folder}/c.safetensors", *more]
 
 
-OF_EDGES = ["--edge-label-column", "fraud", "--time-column", "at", "--features", "payments", "--label-column", "label"]
+OF_EDGES = ["columns.edge_label=fraud", "columns.time=at", "features=payments", "columns.label=label"]
 OF_EDGES += ["--split", "temporal"]
 
 
@@ -75,11 +75,11 @@ def test_a_leak_with_a_name_that_says_nothing_is_refused(tmp_path, capsys, form)
     assert main(command) == 2
     error = capsys.readouterr().err
     assert "column 'flag7' alone predicts the label" in error
-    assert "pass --input flag7 if you know its value" in error
+    assert "pass inputs=flag7 if you know its value" in error
     assert not (tmp_path / "c.safetensors").exists()
-    assert main([*command, "--input", "flag8"]) == 2
-    assert "column in --input 'flag8' is unknown" in capsys.readouterr().err
-    for accepted in (["--input", "flag7"], ["--kind", "flag7=ignored"]):
+    assert main([*command, "inputs=flag8"]) == 2
+    assert "column in inputs 'flag8' is unknown" in capsys.readouterr().err
+    for accepted in (["inputs=flag7"], ["kinds.flag7=ignored"]):
         assert main([*command, *accepted]) == 0
     capsys.readouterr()
 
@@ -96,8 +96,8 @@ def test_a_flag_of_accounts_leaks_the_label_of_payments(tmp_path, capsys):
     """Accounts have no label, and the flag predicts payments far better than all others together."""
     people, rows = tables()
     people["flag7"] = (people["label"] == "mule").astype(int)
-    command = written(tmp_path, people.drop(columns="label"), rows, *OF_EDGES, "--edge-classes", "no,yes")
-    assert main([word for word in command if word not in ("--classes", "ok,mule", "--label-column", "label")]) == 2
+    command = written(tmp_path, people.drop(columns="label"), rows, *OF_EDGES, "edge_classes=no,yes")
+    assert main([word for word in command if word not in ("--classes", "ok,mule", "columns.label=label")]) == 2
     assert "column 'flag7' alone predicts the label" in capsys.readouterr().err
 
 
@@ -164,6 +164,6 @@ def test_columns_of_accounts_are_not_judged_by_the_payments_of_a_few(accounts):
 def test_linked_files_carry_no_refused_column(tmp_path):
     people, rows = tables()
     people["flag7"] = (people["label"] == "mule").astype(int)
-    assert main(written(tmp_path, people, rows, "--input", "flag7")) == 0
+    assert main(written(tmp_path, people, rows, "inputs=flag7")) == 0
     with pytest.raises(FedGraphError, match="'flag7' alone predicts"):
         leaks.check_inputs(ClientGraph.load(tmp_path / "c.safetensors"), (), "c")

@@ -130,12 +130,12 @@ def tables(folder, later: bool = True):
     return accounts, pays
 
 
-ROLES = ["--time-column", "time", "--edge-label-column", "fraud", "--edge-id-column", "ref", "--edge-classes", "no,yes"]
+ROLES = ["columns.time=time", "columns.edge_label=fraud", "columns.edge_id=ref", "edge_classes=no,yes"]
 
 
 def imported(folder, edges: str, *more: str) -> ClientGraph:
     out = folder / f"{edges}.safetensors"
-    args = ["import", "--nodes", folder / "accounts.csv", "--edges", folder / edges, *ROLES, "--features", "payments"]
+    args = ["import", "--nodes", folder / "accounts.csv", "--edges", folder / edges, *ROLES, "features=payments"]
     args += [*more, "--classes", "ok,bad", "--client", "0", "--num-clients", "1", "--out", out]
     assert cli.main(last_given(args)) == 0
     return ClientGraph.load(out)
@@ -229,11 +229,11 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
     ("change", "more", "message"),
     [
         ({"drop": "amount"}, [], "amount column 'amount' is unknown"),
-        ({}, ["--amount-column", "amuont"], "amount column 'amuont' is unknown"),
-        ({}, ["--windows", "0"], "windows of a recipe must be numbers of days above 0"),
-        ({}, ["--features", "paymnts"], "recipe of features 'paymnts'"),
-        ({}, ["--features", "payments,flow_*"], "expected NAME, NAME,-PATTERN or NAME,last=R"),
-        ({}, ["--time-column", ""], "--features payments reads the times of edges"),
+        ({}, ["columns.amount=amuont"], "amount column 'amuont' is unknown"),
+        ({}, ["windows=0"], "windows of a recipe must be numbers of days above 0"),
+        ({}, ["features=paymnts"], "recipe of features 'paymnts'"),
+        ({}, ["features=payments,flow_*"], "expected NAME, NAME,-PATTERN or NAME,last=R"),
+        ({}, ["columns.time="], "features=payments reads the times of edges"),
         ({"amount": "n/a"}, [], "row 1 has 'n/a' in column 'amount', expected an amount"),
         (
             {"amount": "2,317"},
@@ -274,7 +274,7 @@ def test_amounts_of_zero_and_below_are_counted(tmp_path, capsys):
     assert int((graph.book[3] == 0).sum()) == 3
     pays["time"] = np.arange(300) % 29 * 86_400  # dates without hours
     pays.to_csv(tmp_path / "all.csv", index=False)
-    imported(tmp_path, "all.csv", "--day", "before")
+    imported(tmp_path, "all.csv", "day=before")
     said = capsys.readouterr().out
     assert "all.csv: 300 rows have 29 different times, and columns of own records do not read" in said
     graph = imported(tmp_path, "all.csv")
@@ -323,9 +323,7 @@ def test_later_tables_lack_no_column_of_the_recipe(tmp_path, column):
 
 def test_the_schema_holds_the_recipe(tmp_path, capsys):
     tables(tmp_path)
-    imported(
-        tmp_path, "all.csv", "--features", "payments,-flow_*", "--windows", "1", "--schema", str(tmp_path / "s.yaml")
-    )
+    imported(tmp_path, "all.csv", "features=payments,-flow_*", "windows=1", "--schema", str(tmp_path / "s.yaml"))
     agreed = Schema.load(tmp_path / "s.yaml")
     assert (agreed.tables.recipe, agreed.tables.windows) == ("payments,-flow_*", "1")
     args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", "--client", "0"]
@@ -333,8 +331,8 @@ def test_the_schema_holds_the_recipe(tmp_path, capsys):
     assert cli.main([str(arg) for arg in args]) == 0
     graph = ClientGraph.load(tmp_path / "b.safetensors")
     assert graph.own_columns["edges"] == len(Recipe(windows=(1.0,), without=("flow_*",)).edge_columns)
-    assert cli.main([str(arg) for arg in [*args, "--windows", "2"]]) != 0
-    assert "--windows 2 conflicts with 1" in capsys.readouterr().err
+    assert cli.main([str(arg) for arg in [*args, "windows=2"]]) != 0
+    assert "windows=2 conflicts with 1" in capsys.readouterr().err
 
 
 def test_a_damaged_book_is_refused(made):
@@ -422,7 +420,7 @@ def test_a_date_is_the_end_of_its_day(tmp_path):
 def test_no_cut_divides_a_whole_day(tmp_path):
     """With hours and whole days, a share of the edges ends within a day: the rest of that day is of the same stage."""
     tables(tmp_path)
-    graph = imported(tmp_path, "all.csv", "--day", "whole", "--split", "temporal")
+    graph = imported(tmp_path, "all.csv", "day=whole", "--split", "temporal")
     days = [set((graph.edge_time[graph.edge_split == stage] // 86_400).tolist()) for stage in range(3)]
     assert all(days)
     assert not (days[0] & days[1])
@@ -435,22 +433,22 @@ def test_the_rule_of_days_is_of_the_schema(tmp_path, capsys):
     imported(tmp_path, "dated.csv", *schema)
     assert Schema.load(tmp_path / "schema.yaml").tables.day == "whole"
     assert imported(tmp_path, "all.csv", *schema).own_columns["recipe"]["day"] == "whole"
-    args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *schema, "--day", "before"]
+    args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *schema, "day=before"]
     assert cli.main([str(arg) for arg in [*args, "--name", "x"]]) != 0
-    assert "--day before conflicts with whole" in capsys.readouterr().err
+    assert "day=before conflicts with whole" in capsys.readouterr().err
     (tmp_path / "schema.yaml").unlink()
     imported(tmp_path, "all.csv", *schema)
     assert "day" not in (tmp_path / "schema.yaml").read_text()  # as earlier releases wrote it
     capsys.readouterr()
     assert "day" not in imported(tmp_path, "dated.csv", *schema).own_columns["recipe"]
-    assert "make the schema with --day whole" in capsys.readouterr().out
+    assert "make the schema with day=whole" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--features", "payments,last=8", "--day", "whole"], "leave out last, or set day=before"),
-        (["--day", "whole"], "--day whole has no effect without columns of own records"),
+        (["features=payments,last=8", "day=whole"], "leave out last, or set day=before"),
+        (["day=whole"], "day=whole has no effect without columns of own records"),
     ],
 )
 def test_rules_of_days_that_have_no_effect(tmp_path, capsys, more, message):
@@ -483,11 +481,11 @@ def test_one_import_serves_accounts_and_payments(tmp_path, monkeypatch):
     part = np.resize(["train", "train", "val", "test"], len(accounts))
     accounts.assign(part=part).to_csv(tmp_path / "accounts.csv", index=False)
     (tmp_path / "parts").mkdir()
-    graph = imported(tmp_path, "all.csv", "--split-column", "part", "--split", "temporal")
+    graph = imported(tmp_path, "all.csv", "columns.split=part", "--split", "temporal")
     assert graph.train_mask.tolist() == (part == "train").tolist()
     assert graph.edge_split.unique().tolist() == [0, 1, 2]
     assert "until" not in graph.own_columns
-    alone = imported(tmp_path, "all.csv", "--split-column", "part")
+    alone = imported(tmp_path, "all.csv", "columns.split=part")
     torch.testing.assert_close(graph.x, alone.x)
     by_time = imported(tmp_path, "all.csv", "--split", "temporal")
     torch.testing.assert_close(graph.edge_split, by_time.edge_split)
@@ -527,16 +525,13 @@ def test_a_payment_with_another_bank_that_is_booked_twice_counts_once(tmp_path):
             tmp_path / "accounts.csv",
             "--edges",
             tmp_path / "pays.csv",
-            "--time-column",
-            "time",
+            "columns.time=time",
         ]
         args += [
-            "--features",
-            "payments",
+            "features=payments",
             "--own-party",
             "A",
-            "--party-columns",
-            "from_bank,to_bank",
+            "party_columns=from_bank,to_bank",
             "--match-columns",
             key,
         ]

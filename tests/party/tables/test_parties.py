@@ -84,7 +84,7 @@ def test_a_prefix_names_the_party(read):
 def test_leading_zeros_count_unless_ids_are_numbers(read):
     nodes = NODES.replace("A00", "00")
     edges = "from_bank,source,to_bank,target\nA,1,B,007\n"
-    with pytest.raises(FedGraphError, match=r"row 1 has '1'.*not an id.*\(1 rows\); .*pass --id-form number"):
+    with pytest.raises(FedGraphError, match=r"row 1 has '1'.*not an id.*\(1 rows\); .*pass id_form=number"):
         read(edges, nodes, replace(COLUMNS, match_columns=""))
     graph, said = read(edges, nodes, replace(COLUMNS, match_columns="", id_form="number"))
     assert graph.foreign.tolist() == [[0], [0]]
@@ -99,7 +99,7 @@ def test_leading_zeros_count_unless_ids_are_numbers(read):
         (("A003,30", "a 001,30"), COLUMNS, "A", "ids 'A001' .row 1. and 'a 001' .row 3. are the same without spaces, case,"),
         (("", ""), COLUMNS, "D", "no row of .* names --own-party 'D' as a party: expected one of a, b, c, x"),
         (("", ""), COLUMNS, "", "need --own-party NAME"),
-        (("", ""), Columns(split="part"), "A", "--own-party A needs --party-columns SOURCE,TARGET or --party-prefix SIGN"),
+        (("", ""), Columns(split="part"), "A", "--own-party A needs party_columns=SOURCE,TARGET or party_prefix=SIGN"),
         (("", ""), replace(COLUMNS, party_columns="from_bank"), "A", "expected two columns"),
         (("", ""), replace(COLUMNS, party_columns="from_bank,tobank"), "A", "party column 'tobank' is unknown.*to_bank"),
         (("", ""), replace(COLUMNS, match_columns="reff"), "A", "match column 'reff' is unknown.*did you mean 'ref'"),
@@ -158,13 +158,11 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
         str(tmp_path / "n.csv"),
         "--edges",
         str(tmp_path / "e.csv"),
-        "--split-column",
-        "part",
+        "columns.split=part",
     ]
     common += ["--num-clients", "3", "--schema", str(tmp_path / "s.yaml")]
     rule = [
-        "--party-columns",
-        "from_bank,to_bank",
+        "party_columns=from_bank,to_bank",
         "--match-columns",
         "date:date,amount:amount,ref",
         "--classes",
@@ -186,7 +184,7 @@ def test_the_schema_keeps_the_rule_and_the_command_says_what_is_next(tmp_path, c
     assert "--own-party A makes the file of one party" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--own-party", "A"], ["--party-columns", "a,b"], ["--party-prefix", ":"]])
+@pytest.mark.parametrize("option", [["--own-party", "A"], ["party_columns=a,b"], ["party_prefix=:"]])
 def test_heterogeneous_tables_have_no_parties(option, tmp_path, capsys):
     """They would be ignored without a word."""
     (tmp_path / "n.csv").write_text(NODES)

@@ -13,10 +13,10 @@ from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.partition import load
 
 PAYMENTS = [
-    "--edge-label-column=fraud",
-    "--edge-columns=amount",
-    "--time-column=t",
-    "--party-columns=from_bank,to_bank",
+    "columns.edge_label=fraud",
+    "edge_columns=amount",
+    "columns.time=t",
+    "party_columns=from_bank,to_bank",
 ]
 
 
@@ -104,7 +104,7 @@ def test_a_bank_with_labels_trains(tables, files, tmp_path, capsys):
 
 def test_statistics_by_role_are_those_of_all_rows_of_who_has_a_column(tables, tmp_path, capsys):
     """Second derivation from the tables; each party then imports once, and all have the same columns."""
-    network = ["--role=network", f"--edges={tables}/pay.csv", "--scale=edges.amount=log", *PAYMENTS]
+    network = ["--role=network", f"--edges={tables}/pay.csv", "scales.edges.amount=log", *PAYMENTS]
     given = [network, *(["--role=bank", f"--own-party={bank}", f"--nodes={tables}/{bank}.csv"] for bank in "AB")]
     sums = [f"{tmp_path}/{i}.json" for i in range(3)]
     for args, out in zip(given, sums, strict=True):
@@ -148,7 +148,7 @@ def test_statistics_of_two_roles_that_differ_in_a_column_are_refused(tables, tmp
     ("args", "message"),
     [
         (["--edges=pay.csv"], "has roles (network, bank): pass --role with one of them, or a new name"),
-        (["--role=bank", "--nodes=pay.csv", "--id-column=t"], "has no column 'flag' (flag) of"),
+        (["--role=bank", "--nodes=pay.csv", "columns.id=t"], "has no column 'flag' (flag) of"),
         (["--role=network", "--data=x.pt"], "--role network needs --nodes FILE, --edges FILE or both"),
         (["--role=network"], "--role network needs --nodes FILE, --edges FILE or both"),
     ],
@@ -169,7 +169,7 @@ def test_an_account_named_with_two_banks_is_refused(tables, tmp_path, capsys):
 
 
 def test_a_schema_without_roles_is_refused(tables, tmp_path, capsys):
-    nodes = [f"--nodes={tables}/A.csv", f"--edges={tmp_path}/none.csv", "--label-column=flag"]
+    nodes = [f"--nodes={tables}/A.csv", f"--edges={tmp_path}/none.csv", "columns.label=flag"]
     (tmp_path / "none.csv").write_text("source,target\n")
     assert bring(tmp_path, *nodes, "--client=0", f"--out={tmp_path}/a.safetensors") == 0
     again = ["--role=network", f"--edges={tables}/pay.csv", "--client=1", f"--out={tmp_path}/n.safetensors"]

@@ -20,27 +20,30 @@ def tables(tmp_path, monkeypatch):
     return ["import", "--nodes", str(tmp_path / "n.csv"), "--edges", str(tmp_path / "e.csv"), "--name", "mine"]
 
 
-EDGES = ["--edge-label-column", "bad", "--edge-columns", "amount"]
+EDGES = ["columns.edge_label=bad", "edge_columns=amount"]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([*EDGES[:3], "amount,bad"], "column 'bad' of --edge-label-column also has another role"),
         (
-            ["--predict-columns", "income", "--feature-columns", "income,age"],
+            ["columns.edge_label=bad", "edge_columns=amount,bad"],
+            "column 'bad' of columns.edge_label also has another role",
+        ),
+        (
+            ["--predict-columns", "income", "feature_columns=income,age"],
             "column 'income' of --predict-columns also has",
         ),
         (
-            ["--label-column", "rich", "--feature-columns", "rich,age"],
-            "column 'rich' of --label-column also has another role",
+            ["columns.label=rich", "feature_columns=rich,age"],
+            "column 'rich' of columns.label also has another role",
         ),
-        (["--predict-columns", "income,rich", "--label-column", "rich"], "column 'rich' of --predict-columns also has"),
-        ([*EDGES, "--edge-classes", "0,1,0"], "--edge-classes names '0' twice"),
-        (["--label-column", "rich", "--edge-classes", "0,1"], "--edge-classes has no effect without labels of edges"),
+        (["--predict-columns", "income,rich", "columns.label=rich"], "column 'rich' of --predict-columns also has"),
+        ([*EDGES, "edge_classes=0,1,0"], "edge_classes names '0' twice"),
+        (["columns.label=rich", "edge_classes=0,1"], "edge_classes has no effect without labels of edges"),
         ([*EDGES, "--until", "1,2"], "--until 1,2 has no effect with --split ratio"),
-        ([*EDGES, "--time-column", "time", "--windows", "inf"], "--windows must be numbers of days above 0"),
-        ([*EDGES, "--time-column", "time", "--windows", "1e300"], "--windows must be numbers of days above 0"),
+        ([*EDGES, "columns.time=time", "windows=inf"], "windows must be numbers of days above 0"),
+        ([*EDGES, "columns.time=time", "windows=1e300"], "windows must be numbers of days above 0"),
     ],
 )
 def test_what_gives_the_answer_away_or_has_no_effect_is_refused(tables, options, message, capsys):
@@ -49,7 +52,7 @@ def test_what_gives_the_answer_away_or_has_no_effect_is_refused(tables, options,
 
 
 def test_labels_of_edges_are_enough_for_a_dataset(tables):
-    assert main([*tables, *EDGES, "--input", "rich"]) == 0
+    assert main([*tables, *EDGES, "inputs=rich"]) == 0
     cfg = compose(["dataset=mine", "task=edges"])
     assert int((datasets.load(cfg.dataset, seed=0, num_clients=1).edge_y >= 0).sum()) == 40
 

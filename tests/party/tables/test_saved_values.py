@@ -148,7 +148,7 @@ def parts(tmp_path, monkeypatch):
     for number, (nodes, edges) in enumerate(banks.write(tmp_path, customers=60).values()):
         args = ["--nodes", str(nodes), "--edges", str(edges), "--schema", "s.yaml", "--client", str(number)]
         args += ["--classes", "ok,fraud"] if number == 0 else []
-        args += ["--split-column", "part", "--num-clients", "3", "--out", f"parts/client_{number:04d}.safetensors"]
+        args += ["columns.split=part", "--num-clients", "3", "--out", f"parts/client_{number:04d}.safetensors"]
         assert cli.main(["import", *args]) == 0
     return tmp_path / "parts"
 
@@ -176,9 +176,7 @@ def test_a_client_file_of_before_ids_is_read(parts):
 
 def test_ids_are_cut_with_their_nodes(parts, tmp_path):
     words = [str(tmp_path / f"a_{name}.csv") for name in ("customers", "payments")]
-    assert (
-        cli.main(["import", "--nodes", words[0], "--edges", words[1], "--split-column", "part", "--name", "bank"]) == 0
-    )
+    assert cli.main(["import", "--nodes", words[0], "--edges", words[1], "columns.split=part", "--name", "bank"]) == 0
     assert cli.main(["partition", "dataset=bank", "num_clients=2", "split.kind=ratio", "--out", "cut"]) == 0
     for path in sorted((tmp_path / "cut").glob("*.safetensors")):
         graph = ClientGraph.load(path)

@@ -31,7 +31,7 @@ def tables(tmp_path, monkeypatch):
 
 def imported(tables, bank, *args):
     nodes, edges = tables[bank]
-    given = ["import", "--nodes", nodes, "--edges", edges, "--split-column", "part", *args]
+    given = ["import", "--nodes", nodes, "--edges", edges, "columns.split=part", *args]
     return cli.main([*map(str, given)])
 
 
@@ -42,10 +42,10 @@ def client(tables, bank, *args):
 
 
 def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, capsys):
-    kinds = ("--kind", "branch=ignored")
+    kinds = ["kinds.branch=ignored"]
     assert client(tables, "a", "--classes", "ok,fraud", "--schema", "schema.yaml", "--unit", "age=years") == 0
     output = capsys.readouterr().out
-    assert "ignored: amount, time (--edge-columns NAMES keeps them)" in output
+    assert "ignored: amount, time (edge_columns=NAMES keeps them)" in output
     assert "ignored: name (300 different values in 300 rows)" in output
     schema = Schema.load(tmp_path / "schema.yaml")
     assert schema.nodes["node"]["age"] == Column("number", unit="years", missing=True)
@@ -77,11 +77,11 @@ def test_banks_that_import_by_themselves_are_refused_with_the_column(tables, tmp
     ):
         store.check(tmp_path / "parts")
     for bank in "ab":
-        assert client(tables, bank, "--classes", "ok,fraud", "--kind", "trade=ignored") == 0
-    assert client(tables, "c", "--classes", "ok,fraud", "--kind", "trade=ignored") == 0
+        assert client(tables, bank, "--classes", "ok,fraud", "kinds.trade=ignored") == 0
+    assert client(tables, "c", "--classes", "ok,fraud", "kinds.trade=ignored") == 0
     with pytest.raises(FedGraphError, match=r"column 'branch' is here and not there; import both with one --schema"):
         store.check(tmp_path / "parts")
-    args = ("--kind", "trade=ignored", "--kind", "branch=ignored")
+    args = ("kinds.trade=ignored", "kinds.branch=ignored")
     assert client(tables, "c", "--classes", "ok,fraud", *args) == 0
     with pytest.raises(FedGraphError, match="column 1 is 'balance' here and 'age' there"):
         store.check(tmp_path / "parts")
@@ -105,12 +105,12 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
     ("args", "message"),
     [
         (("--classes", "ok,fraud,maybe"), "--classes ok,fraud,maybe differ from those of schema.yaml, ok,fraud: leave"),
-        (("--kind", "age=category"), "--kind age=category conflicts with number in schema.yaml"),
+        (("kinds.age=category",), "kinds.age=category conflicts with number in schema.yaml"),
         (("--scaling", "none"), "--scaling none conflicts with scaling local in schema.yaml"),
-        (("--feature-columns", "age,income"), "has no column 'balance' (number) of schema.yaml"),
-        (("--kind", "agee=category"), "did you mean 'age'"),
-        (("--kind", "age=words"), "--kind age 'words' is unknown"),
-        (("--kind", "age"), "expected COLUMN=KIND"),
+        (("feature_columns=age,income",), "has no column 'balance' (number) of schema.yaml"),
+        (("kinds.agee=category",), "did you mean 'age'"),
+        (("kinds.age=words",), "kinds.age 'words' is unknown"),
+        (("kinds=age",), "expected KEY=VALUE, or KEY.NAME=VALUE"),
         (("--min-count", "0"), "--min-count must be >= 1"),
     ],
 )
@@ -123,9 +123,9 @@ def test_words_against_the_schema_are_one_sentence(tables, capsys, args, message
 
 @pytest.mark.slow
 def test_federated_statistics_are_those_of_all_rows_together(tables, tmp_path, capsys):
-    args = ("--classes", "ok,fraud", "--scale", "income=log", "--scale", "balance=robust")
+    args = ("--classes", "ok,fraud", "scales.income=log", "scales.balance=robust")
     for bank in BANKS:
-        also = ("--kind", "branch=ignored") if bank == "c" else ()
+        also = ("kinds.branch=ignored",) if bank == "c" else ()
         assert imported(tables, bank, *args, *also, "--statistics", f"{bank}.json") == 0
     assert cli.main(["schema", "merge", "a.json", "b.json", "c.json", "--out", "schema.yaml"]) == 0
     assert cli.main(["schema", "merge", "a.json", "b.json", "./a.json", "--out", "twice.yaml"]) == 2
@@ -256,7 +256,7 @@ def one(name, values, **keys):
 def test_parties_that_disagree_cannot_be_merged():
     numbers = one("a.json", [1.0, 2])
     with pytest.raises(
-        FedGraphError, match=r"column 'v' has kind number in a\.json and flag in b\.json: pass --kind v=KIND in both"
+        FedGraphError, match=r"column 'v' has kind number in a\.json and flag in b\.json: pass kinds\.v=KIND in both"
     ):
         merge([numbers, one("b.json", ["yes", "no"], kind="flag")])
     with pytest.raises(FedGraphError, match=r"column 'v' has scale standard in a\.json and log in b\.json"):
@@ -311,15 +311,15 @@ def test_yaml_of_people_is_read_and_wrong_one_is_a_sentence(tmp_path):
 
 def test_fingerprints_tell_where_two_clients_differ(tables, tmp_path):
     for bank in "ab":
-        assert client(tables, bank, "--classes", "ok,fraud", "--kind", "trade=ignored") == 0
+        assert client(tables, bank, "--classes", "ok,fraud", "kinds.trade=ignored") == 0
     a, b = (ClientGraph.load(tmp_path / f"parts/client_000{i}.safetensors") for i in range(2))
     assert fingerprint(a) == fingerprint(b)
     check_fingerprints({0: fingerprint(a), 1: fingerprint(b)})
-    assert client(tables, "b", "--classes", "ok,fraud", "--kind", "trade=ignored", "--scale", "balance=log") == 0
+    assert client(tables, "b", "--classes", "ok,fraud", "kinds.trade=ignored", "scales.balance=log") == 0
     b = ClientGraph.load(tmp_path / "parts/client_0001.safetensors")
     with pytest.raises(FedGraphError, match="schemas of clients 0 and 1 differ: column 3;"):  # age, income, balance
         check_fingerprints({0: fingerprint(a), 1: fingerprint(b)})
-    assert client(tables, "b", "--classes", "fraud,ok", "--kind", "trade=ignored") == 0
+    assert client(tables, "b", "--classes", "fraud,ok", "kinds.trade=ignored") == 0
     b = ClientGraph.load(tmp_path / "parts/client_0001.safetensors")
     with pytest.raises(FedGraphError, match="differ: the classes"):
         check_fingerprints({0: fingerprint(a), 1: fingerprint(b)})

@@ -44,7 +44,7 @@ def book(tmp_path, monkeypatch):
     return found
 
 
-PARTIES = ["--party-columns", "from_bank,to_bank", "--own-party", "A", "--client", "0", "--num-clients", "2"]
+PARTIES = ["party_columns=from_bank,to_bank", "--own-party", "A", "--client", "0", "--num-clients", "2"]
 MATCH = ["--match-columns", "booked:date,amount:amount,reference"]
 
 
@@ -52,7 +52,7 @@ def test_own_payments_booked_twice_count_once(book, capsys):
     """A bank books both sides of a payment between its own customers; the match columns identify it."""
     twice = pd.concat([book.payments, book.payments.iloc[:6]])
     out = ["--classes", "ok,bad", "--out", str(book.folder / "a.safetensors")]
-    columns = ["--edge-columns", "amount", "--time-column", "booked"]
+    columns = ["edge_columns=amount", "columns.time=booked"]
     assert main([*book(twice), *PARTIES, *MATCH, *columns, *out]) == 0
     said = capsys.readouterr().out
     graph, own = load_graph(book.folder / "a.safetensors"), book.payments[book.payments.to_bank == "A"]
@@ -73,11 +73,9 @@ def scaled(own, table):
 
 def test_a_schema_that_import_writes_is_one_that_it_reads(book):
     """A column of times may be a feature, too, if it is asked for."""
-    schema = ["--schema", str(book.folder / "s.yaml"), "--time-column", "booked", "--classes", "ok,bad"]
+    schema = ["--schema", str(book.folder / "s.yaml"), "columns.time=booked", "--classes", "ok,bad"]
     assert (
-        main(
-            [*book(), *schema, "--edge-columns", "amount,booked", *PARTIES, "--out", str(book.folder / "a.safetensors")]
-        )
+        main([*book(), *schema, "edge_columns=amount,booked", *PARTIES, "--out", str(book.folder / "a.safetensors")])
         == 0
     )
     assert (
@@ -88,7 +86,7 @@ def test_a_schema_that_import_writes_is_one_that_it_reads(book):
                 schema[1],
                 "--own-party",
                 "A",
-                *PARTIES[4:],
+                *PARTIES[3:],
                 "--out",
                 str(book.folder / "b.safetensors"),
             ]
@@ -111,13 +109,13 @@ def test_the_first_bank_writes_the_schema_and_its_classes(book):
 def test_a_split_column_goes_before_a_split_by_times(book, capsys):
     out = ["--classes", "ok,bad", "--out", str(book.folder / "a.safetensors"), "--client", "0", "--num-clients", "2"]
     table = book.payments.assign(target=[f"A{i % 20}" for i in range(1, 21)])
-    args = [*book(table), *out, "--time-column", "booked", "--split", "temporal"]
-    assert main([*args, "--split-column", "part"]) == 0
+    args = [*book(table), *out, "columns.time=booked", "--split", "temporal"]
+    assert main([*args, "columns.split=part"]) == 0
     said, graph = capsys.readouterr().out, load_graph(book.folder / "a.safetensors")
     assert [int(mask.sum()) for mask in (graph.train_mask, graph.val_mask, graph.test_mask)] == [12, 4, 4]
     assert not graph.edge_split.numel()
     assert "split by column 'part': --split temporal applies only without one" in said
-    assert main([*args, "--split-column", "part", "--edge-label-column", "verdict"]) == 0  # each task has its own
+    assert main([*args, "columns.split=part", "columns.edge_label=verdict"]) == 0  # each task has its own
     both = load_graph(book.folder / "a.safetensors")
     assert [int(mask.sum()) for mask in (both.train_mask, both.val_mask, both.test_mask)] == [12, 4, 4]
     assert both.edge_split.numel() == 20
@@ -129,7 +127,7 @@ def test_a_split_of_edges_is_counted_by_edges(book, capsys):
     """For labelled edges, stages and classes are those of edges."""
     table = book.payments.assign(target=[f"A{i % 20}" for i in range(1, 21)])
     out = ["--classes", "ok,bad", "--out", str(book.folder / "a.safetensors"), "--client", "0", "--num-clients", "2"]
-    edges = ["--time-column", "booked", "--edge-label-column", "verdict", "--split", "temporal"]
+    edges = ["columns.time=booked", "columns.edge_label=verdict", "--split", "temporal"]
     assert main([*book(table), *out, *edges]) == 0
     said = capsys.readouterr().out
     split = load_graph(book.folder / "a.safetensors").edge_split.tolist()

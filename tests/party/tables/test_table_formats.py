@@ -82,9 +82,9 @@ def test_options_that_do_not_fit_are_one_error():
         made({"rate": ["0,25", "0.5", "0.75"]})
     with pytest.raises(FedGraphError, match="--decimal and --thousands of column 'rate' are both ','"):
         made({"rate": ["0,25"]}, decimals={"": ","}, thousands={"rate": ","})
-    with pytest.raises(FedGraphError, match=r"--date-format.*did you mean 'day'"):
+    with pytest.raises(FedGraphError, match=r"date_formats.*did you mean 'day'"):
         Treatment(date_formats={"dya": "%Y"}).check_names({"node": ["day"]})
-    with pytest.raises(FedGraphError, match="--date-format day=%Y conflicts with --kind day=number"):
+    with pytest.raises(FedGraphError, match=r"date_formats\.day=%Y conflicts with kinds\.day=number"):
         made({"day": ["2001"]}, date_formats={"day": "%Y"}, kinds={"day": "number"})
 
 
@@ -94,11 +94,11 @@ def test_two_date_formats_in_one_column_are_read():
     assert found.fitted["d"].format == "ISO8601|%d.%m.%Y|%d/%m/%Y"
     assert "d as ISO8601|%d.%m.%Y|%d/%m/%Y" in " ".join(said)
     for overrides, why in (
-        (["01/02/1970", "1970-01-01"], "day and month are ambiguous: pass --date-format d=%d/%m/%Y or"),
-        (["31/01/1970", "01/31/1970"], "some with day first and some with month first: pass --date-format d="),
+        (["01/02/1970", "1970-01-01"], "day and month are ambiguous: pass date_formats.d=%d/%m/%Y or"),
+        (["31/01/1970", "01/31/1970"], "some with day first and some with month first: pass date_formats.d="),
         (
             ["1970-01-01", "1970-01-02", "soon"],
-            "has 'soon' in row 3, and dates such as '1970-01-01'.*--date-format d=FORMAT",
+            "has 'soon' in row 3, and dates such as '1970-01-01'.*date_formats.d=FORMAT",
         ),
     ):
         with pytest.raises(FedGraphError, match=why):
@@ -111,7 +111,7 @@ def test_two_date_formats_in_one_column_are_read():
 
 @pytest.mark.parametrize(
     ("value", "what", "fix"),
-    [("{} EUR", "numbers", "remove units"), ("{:02} Jan 1970", "dates", "pass --date-format income=FORMAT")],
+    [("{} EUR", "numbers", "remove units"), ("{:02} Jan 1970", "dates", "pass date_formats.income=FORMAT")],
 )
 def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(value, what, fix):
     overrides = [value.format(i + 1) for i in range(30)]
@@ -119,7 +119,7 @@ def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(v
     assert found.agreed["income"].kind == "ignored"
     assert f"column 'income' is ignored, but 30 of its 30 different values look like {what}, such as" in warned[0]
     assert fix in warned[0]
-    assert "--kind income=ignored" in warned[0]
+    assert "kinds.income=ignored" in warned[0]
     assert not made({"income": overrides, "x": list(range(30))}, kinds={"income": "ignored"})[3]
     some = [*overrides[:8], *(f"unknown {i}" for i in range(22))]
     assert "8 of its 30 different" in made({"income": some, "x": list(range(30))})[3][0]
@@ -173,7 +173,7 @@ TABLE = "id;name;wert\n1;Käthe;2,5\n2;Jürgen, jun.;3\n"
     ("content", "said"),
     [
         (TABLE.encode("utf-8-sig"), "separated by semicolon"),
-        (TABLE.encode("latin-1"), "read as cp1252 (Latin-1) because it is not UTF-8; pass --encoding"),
+        (TABLE.encode("latin-1"), "read as cp1252 (Latin-1) because it is not UTF-8; pass encoding=NAME"),
         (b"\xfe\xff" + TABLE.encode("utf-16-be"), "separated by semicolon"),
         (TABLE.replace(";", "\t").encode(), "separated by tab"),
         (TABLE.replace(";", "|").encode(), "separated by pipe"),
@@ -204,7 +204,7 @@ def test_separator_and_encoding_can_be_given(tmp_path):
     path.write_bytes("a#b\nä#1\n".encode("cp437"))
     table = read_table(path, TableLayout(separator="#", encoding="cp437"))
     assert table.to_dict("list") == {"a": ["ä"], "b": ["1"]}
-    with pytest.raises(FedGraphError, match=r"t\.txt is not utf-8 \(.*byte 0x84.*\): pass --encoding"):
+    with pytest.raises(FedGraphError, match=r"t\.txt is not utf-8 \(.*byte 0x84.*\): pass encoding=NAME"):
         read_table(path, TableLayout(encoding="utf-8"))
     with pytest.raises(FedGraphError, match="separator '##' must be one character, or one of: comma"):
         TableLayout(separator="##")
@@ -246,7 +246,7 @@ def bank(tmp_path, monkeypatch):
     return tmp_path
 
 
-NAMES = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
+NAMES = ["columns.id=kunde", "columns.label=status", "columns.source=von", "columns.target=an"]
 FILES = ["--nodes", "kunden.csv", "--edges", "zahlungen.csv"]
 CLIENT = ["--num-clients", "2", "--schema", "s.yaml", "--client"]
 
@@ -256,7 +256,7 @@ def run(*args):
 
 
 def test_the_schema_keeps_names_separator_and_formats(bank, capsys):
-    first = [*NAMES, "--separator", "semicolon", "--encoding", "latin-1", "--undirected", "--classes", "ok,fraud"]
+    first = [*NAMES, "separator=semicolon", "encoding=latin-1", "--undirected", "--classes", "ok,fraud"]
     assert run(*first, *CLIENT, "0", "--out", "parts/client_0000.safetensors") == 0
     output = capsys.readouterr().out
     assert (
@@ -285,21 +285,21 @@ def test_options_go_before_the_schema_and_a_conflict_is_an_error(bank, capsys):
     capsys.readouterr()
     assert run(*CLIENT, "1", "--out", "b.safetensors") == 2
     assert "id column 'kunde' is unknown" in capsys.readouterr().err
-    assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client") == 0
-    assert "--id-column 'client' overrides 'kunde' of s.yaml" in capsys.readouterr().out
+    assert run(*CLIENT, "1", "--out", "b.safetensors", "columns.id=client") == 0
+    assert "columns.id='client' overrides 'kunde' of s.yaml" in capsys.readouterr().out
     graph = ClientGraph.load("b.safetensors")
     assert graph.schema["agreed"]["tables"]["id"] == "kunde"
     assert graph.schema["fitted"]["tables"]["id"] == "client"
-    assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "umsatz") == 2
-    assert "--id-column umsatz conflicts with its feature 'umsatz' (number) in s.yaml" in capsys.readouterr().err
-    assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", "--date-format", "umsatz=%Y") == 2
-    assert "--date-format umsatz=%Y conflicts with kind number in s.yaml" in capsys.readouterr().err
+    assert run(*CLIENT, "1", "--out", "b.safetensors", "columns.id=umsatz") == 2
+    assert "columns.id=umsatz conflicts with its feature 'umsatz' (number) in s.yaml" in capsys.readouterr().err
+    assert run(*CLIENT, "1", "--out", "b.safetensors", "columns.id=client", "date_formats.umsatz=%Y") == 2
+    assert "date_formats.umsatz=%Y conflicts with kind number in s.yaml" in capsys.readouterr().err
     for args, message in (
         (["--decimal", "x"], "--decimal x: expected SIGN or COLUMN=SIGN"),
-        (["--date-format", "%Y"], "--date-format %Y: expected COLUMN=FORMAT"),
+        (["date_formats=%Y"], "date_formats=%Y: expected KEY=VALUE, or KEY.NAME=VALUE"),
         (["--decimal", "umsazt=,"], "did you mean 'umsatz'"),
     ):
-        assert run(*CLIENT, "1", "--out", "b.safetensors", "--id-column", "client", *args) == 2
+        assert run(*CLIENT, "1", "--out", "b.safetensors", "columns.id=client", *args) == 2
         assert message in capsys.readouterr().err
 
 
@@ -508,7 +508,7 @@ def test_a_first_line_that_declares_the_separator_is_no_row(tmp_path, suffix, en
 def test_utf_16_without_a_mark_is_told_its_order(tmp_path, order):
     path = tmp_path / "t.csv"
     path.write_bytes("id,a\n1,2\n".encode(f"utf-16-{order}"))
-    with pytest.raises(FedGraphError, match=f"pass --encoding utf-16-{order}"):
+    with pytest.raises(FedGraphError, match=f"pass encoding=utf-16-{order}"):
         read_table(path)
     assert read_table(path, TableLayout(encoding=f"utf-16-{order}")).to_dict("list") == {"id": ["1"], "a": ["2"]}
 

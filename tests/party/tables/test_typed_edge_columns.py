@@ -56,8 +56,7 @@ def options(nodes, edges) -> list[str]:
     return [word for pair in given for word in pair] + [
         "--target",
         "customer",
-        "--split-column",
-        "part",
+        "columns.split=part",
         "--min-count",
         "1",
     ]
@@ -107,7 +106,7 @@ def test_tables_without_chosen_columns_give_the_graph_of_bare_tables(tables):
     assert unasked.schema == plain.schema
     assert unasked.num_features == plain.num_features == [2, 2, 1, 1]
     assert all(torch.equal(unasked.edges[r], plain.edges[r]) for r in (PAYS, BUYS))
-    assert any("pays.csv: ignored: amount, form (--edge-columns NAMES keeps them)" in line for line in said)
+    assert any("pays.csv: ignored: amount, form (edge_columns=NAMES keeps them)" in line for line in said)
 
 
 def test_reverse_edges_files_and_pyg_carry_the_features(tables, tmp_path):
@@ -147,7 +146,7 @@ def test_parties_merge_statistics_and_share_the_schema(tables, tmp_path, capsys)
     other = PAYMENTS.replace("10", "90")
     for name, pays in (("a", PAYMENTS), ("b", other)):
         args = options(*tables(name, pays))
-        assert main(["import", *args, "--edge-columns", "*", "--statistics", str(tmp_path / f"{name}.json")]) == 0
+        assert main(["import", *args, "edge_columns=*", "--statistics", str(tmp_path / f"{name}.json")]) == 0
     schema = tmp_path / "schema.yaml"
     assert main(["schema", "merge", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(schema)]) == 0
     merged = Schema.load(schema)
@@ -179,8 +178,7 @@ def test_wrong_input_is_one_error(tables, tmp_path, capsys):
     nodes, edges = tables()
     words = [
         *options(nodes, edges),
-        "--edge-columns",
-        "*",
+        "edge_columns=*",
         "--schema",
         str(tmp_path / "s.yaml"),
         "--out",
@@ -195,8 +193,8 @@ def test_wrong_input_is_one_error(tables, tmp_path, capsys):
     assert main(["import", *words]) == 2
     assert "pays.csv has no column 'amount' (number)" in capsys.readouterr().err
     for option, message in (
-        (["--time-column", "form"], "--time-column needs nodes and edges of one type"),
-        (["--kind", "edges.amount=number"], "column 'node:edge:node.amount' is unknown"),
+        (["columns.time=form"], "columns.time needs nodes and edges of one type"),
+        (["kinds.edges.amount=number"], "column 'node:edge:node.amount' is unknown"),
     ):
         assert main(["import", *words, *option]) == 2
         assert message in capsys.readouterr().err
@@ -300,7 +298,7 @@ def test_tables_become_a_run_and_predictions_of_new_tables(tables, tmp_path, cap
     """CSV files of two parties and a run of both client files; tables give the predictions of the file made from them."""
     folder, schema = tmp_path / "graphs", tmp_path / "s.yaml"
     for client in range(2):
-        args = [*options(*tables()), "--schema", str(schema), "--edge-columns", "*", "--classes", "a,b"]
+        args = [*options(*tables()), "--schema", str(schema), "edge_columns=*", "--classes", "a,b"]
         args += ["--client", str(client), "--num-clients", "2"]
         assert main(["import", *args, "--out", str(folder / f"client_{client:04d}.safetensors")]) == 0
     out = tmp_path / "run"

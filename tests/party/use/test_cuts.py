@@ -16,7 +16,7 @@ HOURS = 6
 def desk(request, tmp_path_factory):
     """A network on the first 240 payments of two linked banks, and bank A's later rows."""
     folder, rows = tmp_path_factory.mktemp("cuts"), payments()
-    linked = books(folder / "history", rows[:240], "--features", "payments", split=request.param)
+    linked = books(folder / "history", rows[:240], "features=payments", split=request.param)
     keys = {"task": "edges", "graph": str(linked), "num_clients": 2, "progress": False, "model.hidden": 8}
     fg.run(rounds=2, out=str(folder / "run"), **{"split.step": f"{HOURS}h"}, **keys)
     assert main(["export", str(folder / "run"), "--client", "0", "--out", str(folder / "exported")]) == 0

@@ -18,7 +18,7 @@ from tests.party.two_banks import books, payments
 def work(request, tmp_path_factory):
     """A trained run on the first 240 payments, all of them linked in another folder, and the last ones as bank A sees them."""
     folder = tmp_path_factory.mktemp("day")
-    forms = {"plain": [], "recipe": ["--features", "payments"], "shared": ["--windows", "2"]}
+    forms = {"plain": [], "recipe": ["features=payments"], "shared": ["windows=2"]}
     rows, recipe, share = payments(), forms[request.param], "age:exact" if request.param == "shared" else ""
     history = books(folder / "history", rows[:240], *recipe, share=share)
     whole = books(folder / "whole", rows, *recipe, share=share)

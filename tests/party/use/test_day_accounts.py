@@ -111,7 +111,7 @@ def test_columns_of_a_recipe_count_the_rows_with_other_banks(tmp_path):
     rows = payments()
     day = rows[:120:7]  # before the time until which columns of accounts count
     linked = {
-        name: ClientGraph.load(books(tmp_path / name, table, "--features", "payments") / "client_0000.safetensors")
+        name: ClientGraph.load(books(tmp_path / name, table, "features=payments") / "client_0000.safetensors")
         for name, table in (("history", rows.drop(day.index)), ("whole", rows))
     }
     stored, whole = linked["history"], linked["whole"]

@@ -72,7 +72,7 @@ def place(tmp_path_factory):
         patch.setenv("FEDGRAPH_DATA", str(place / "root"))
         for number, (nodes, edges) in enumerate(banks.write(place, customers=200).values()):
             words = ["--nodes", nodes, "--edges", edges, "--schema", place / "schema.yaml", "--client", number]
-            words += ["--classes", "ok,fraud", "--split-column", "part", "--scale", "income=log"] if not number else []
+            words += ["--classes", "ok,fraud", "columns.split=part", "scales.income=log"] if not number else []
             words += ["--num-clients", 3, "--out", place / f"parts/client_{number:04d}.safetensors"]
             assert cli.main(["import", *map(str, words)]) == 0
         words = [f"graph={place / 'parts'}", "rounds=2", f"out={place / 'run'}", "--quiet", "--no-report"]

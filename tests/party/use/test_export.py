@@ -146,12 +146,10 @@ def bank(tmp_path_factory):
             edges,
             "--classes",
             "ok,fraud",
-            "--scale",
-            "income=log",
-            "--scale",
-            "age=robust",
+            "scales.income=log",
+            "scales.age=robust",
         ]
-        args += ["--split-column", "part", "--undirected", "--name", "bank"]
+        args += ["columns.split=part", "--undirected", "--name", "bank"]
         assert cli.main(["import", *map(str, args)]) == 0
         run = ["dataset=bank", "partition=random", "num_clients=3", "rounds=2", "strategy.weighting=uniform"]
         run += [

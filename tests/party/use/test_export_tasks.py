@@ -113,19 +113,14 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
     table.assign(fraud=np.where(table["amount"] > 20, "yes", "no")).to_csv(tmp_path / "payments.csv", index=False)
     table[:30].to_csv(tmp_path / "new.csv", index=False)
     given = ["--nodes", str(tmp_path / "accounts.csv"), "--edges"]
-    for name, args in {"plain": [], "counted": ["--windows", "2"]}.items():
+    for name, args in {"plain": [], "counted": ["windows=2"]}.items():
         parts, run, out = tmp_path / name / "parts", str(tmp_path / name / "run"), tmp_path / name / "out"
         roles = [
-            "--edge-label-column",
-            "fraud",
-            "--edge-classes",
-            "no,yes",
-            "--edge-columns",
-            "amount,kind",
-            "--time-column",
-            "at",
-            "--input",
-            "amount",
+            "columns.edge_label=fraud",
+            "edge_classes=no,yes",
+            "edge_columns=amount,kind",
+            "columns.time=at",
+            "inputs=amount",
             *args,
         ]
         place = ["--client", "0", "--num-clients", "1", "--out", str(parts / "client_0000.safetensors")]

@@ -33,7 +33,7 @@ def place(tmp_path_factory):
         patch.setenv("FEDGRAPH_DATA", str(place / "root"))
         for number, (nodes, edges) in enumerate(banks.write(place, customers=120).values()):
             overrides = ["--nodes", nodes, "--edges", edges, "--schema", place / "schema.yaml", "--client", number]
-            overrides += ["--classes", "ok,fraud", "--undirected", "--split-column", "part"] if number == 0 else []
+            overrides += ["--classes", "ok,fraud", "--undirected", "columns.split=part"] if number == 0 else []
             out = place / f"parts/client_{number:04d}.safetensors"
             assert go("import", *overrides, "--num-clients", 3, "--out", out) == 0
         overrides = [f"graph={place / 'parts'}", "rounds=2", "model.dropout=0", f"out={place / 'run'}"]
@@ -177,10 +177,10 @@ def test_predict_obeys_the_stored_layout_and_a_partys_file(place, tmp_path, caps
     people["income"] = [f"{value:,.2f}".translate(str.maketrans(",.", ".,")) for value in people["income"].fillna(0)]
     people.to_csv(tmp_path / "k.csv", sep=";", index=False, encoding="utf-16")
     payments.rename(columns={"source": "von", "target": "an"}).to_csv(tmp_path / "z.csv", sep="\t", index=False)
-    names = ["--id-column", "kunde", "--label-column", "status", "--source-column", "von", "--target-column", "an"]
+    names = ["columns.id=kunde", "columns.label=status", "columns.source=von", "columns.target=an"]
     overrides = ["--nodes", tmp_path / "k.csv", "--edges", tmp_path / "z.csv"]
     out = tmp_path / "parts/client_0000.safetensors"
-    client = ["--classes", "ok,fraud", "--split-column", "part", "--client", 0, "--num-clients", 1, "--out", out]
+    client = ["--classes", "ok,fraud", "columns.split=part", "--client", 0, "--num-clients", 1, "--out", out]
     assert go("import", *overrides, *names, *client) == 0
     run = [f"graph={tmp_path / 'parts'}", "rounds=1", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
     assert go("run", *run) == 0
@@ -200,7 +200,7 @@ def test_predict_obeys_the_stored_layout_and_a_partys_file(place, tmp_path, caps
     capsys.readouterr()
     for option in ("--id-column", "--date-format", "--windows"):
         assert go(*words, option, "k") == 2
-        assert f"{option} is an option of `import`" in capsys.readouterr().err
+        assert f"{option} is for `import`" in capsys.readouterr().err
 
 
 def test_a_client_file_with_other_ids_than_nodes_is_refused(place, tmp_path):

@@ -77,11 +77,9 @@ def imported(tmp_path_factory):
                 nodes,
                 "--edges",
                 edges,
-                "--split-column",
-                "part",
+                "columns.split=part",
                 "--undirected",
-                "--scale",
-                "income=log",
+                "scales.income=log",
             ]
             overrides += ["--schema", place / "schema.yaml", "--client", number, "--num-clients", 3]
             overrides += [] if letter != "a" else ["--classes", "ok,fraud"]

@@ -70,7 +70,7 @@ def test_an_edge_table_without_an_end_is_one_error(command, column, desk, tmp_pa
     assert given(desk, command, *words, *(["--items", "p240"] if command == "explain" else [])) == 2
     error = capsys.readouterr().err
     assert f"'{column}'" in error
-    assert "--source-column and --target-column" in error
+    assert "columns.source=NAME and columns.target=NAME" in error
 
 
 def test_alerts_of_new_tables_are_printed_without_an_output(desk, tmp_path, capsys):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def desk(request, tmp_path_factory):
     """Boosting on the first 240 payments, the linked files of all, and bank A's rows of the next day."""
     folder = tmp_path_factory.mktemp("trees")
-    words = {"plain": [], "recipe": ["--features", "payments"], "shared": ["--windows", "2"]}[request.param]
+    words = {"plain": [], "recipe": ["features=payments"], "shared": ["windows=2"]}[request.param]
     rows, share = payments(), "age:exact" if request.param == "shared" else ""
     history = books(folder / "history", rows[:240], *words, share=share)
     whole = books(folder / "whole", rows, *words, share=share)
