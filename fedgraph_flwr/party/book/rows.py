@@ -1,7 +1,7 @@
 """Rows of a book, and which of them are known at the end of a day.
 
 `repeats` says from when a row is known, and which rows count at the end of a day. So the rows of a day do not depend on which
-files hold them, or on the order in which these were added.
+files hold them, or on the order in which these were added, unless two that become known on one day differ in a payment.
 """
 
 from collections.abc import Iterator, Sequence
