@@ -6,8 +6,8 @@ else, with match columns             rows of equal ends and equal match columns 
                                      party's account only with a text among them (a reference), none empty
 else                                 equal rows are different payments
 
-Of several files, the one with the later last day corrects the other, in whatever order they are given; of equal days, the one that
-was added last. A row counts from
+Of several files, the one with the later last day corrects the other, in whatever order they are given; of equal days, the one
+that was added last. A row counts from
 
     known(row)          = max(day of the row, known of its file)
     known(a correction) = max(day of the row, known of its file, else the last day of its file)
