@@ -167,7 +167,11 @@ class Edges(Classification):
         graph, n = self.whole, self.whole.num_nodes
         inner, leaving = graph.edge_index, graph.cut_out
         entering = graph.cut_in if graph.schema.get(ENTERING) else graph.cut_in[:, :0]
-        own = [(Rows(*own_parts(graph, "edge_attr")), self.order)] if graph.num_edge_features else []
+        own = (
+            [(Rows(*(own_parts(graph, "edge_attr") or [graph.edge_attr])), self.order)]
+            if graph.num_edge_features
+            else []
+        )
         far = n + torch.arange(leaving.size(1)), n + torch.arange(entering.size(1))
         sources, targets = torch.cat([inner[0], leaving[0], far[1]]), torch.cat([inner[1], far[0], entering[0]])
         ends = (sources, entering[1]), (targets, leaving[1])

@@ -117,7 +117,7 @@ def test_epsilon_does_not_fall_within_a_run(tmp_path):
     sum_of(run.opened_sum(2, [0, 1, 2], model))
     newer = path.read_bytes()
     path.write_bytes(older)
-    assert "this node's audit log lists 2: it is older" in run.opened_sum(3, [0, 1, 2], model)
+    assert "lacks 1 of 2 releases with noise that this node's audit log lists" in run.opened_sum(3, [0, 1, 2], model)
     path.write_bytes(newer)
     sum_of(run.opened_sum(4, [0, 1, 2], model))
 
