@@ -440,7 +440,7 @@ def missing_section(boards: Sequence[Board], tuned: Board | None = None) -> list
         state = "complete" if board.done >= board.total else "**incomplete**"
         lines.append(f"- `simulations/{board.sweep.name}.yaml`: {state}, {board.done} of {board.total} cells.")
     lines += paragraph("""
-        Left out: CiteSeer, Computers and CS; Chameleon, Cora, Minesweeper and banks' accounts in the tuned table. GraphLand's and
+        Left out: CiteSeer, Computers, CS, Photo and PubMed; all but Cornell and CSBM in the tuned table. GraphLand's and
         IBM's sets need files that this repository does not have. `fedgraph-flwr sweep FILE` runs missing cells of a table.
         `python -m simulations.board --write` makes these pages and their plots from the stored rows.
     """)
