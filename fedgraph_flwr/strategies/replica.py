@@ -8,10 +8,12 @@ import numpy as np
 from flwr.app import ArrayRecord
 
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.errors import Refusal
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.strategies.replay import MissingRequest, Opened, prepared, replayed_round
+from fedgraph_flwr.strategies.round import Round
 from fedgraph_flwr.strategies.schemas import Schemas
 from fedgraph_flwr.strategies.summation.verified import (
     Verified,
@@ -100,6 +102,11 @@ class Replica:
             strategy = self.strategy
             start = take_state(strategy, before, strategy.arrays)
             strategy.adopt(start)
+            strategy.round = Round(server_round - 1)
+            if strategy.finished:
+                raise Refusal(
+                    f"the server requests round {server_round}, and strategy={self.cfg.strategy.name} has nothing more to train"
+                )
             after = replayed_round(strategy, server_round, self.members, opened)
             return [next_state(strategy, after, start)]
         found = []

@@ -684,6 +684,22 @@ def test_a_servers_optimiser_moves_the_model_by_max_update_and_no_more(members, 
     assert 0.005 < moved <= 0.01 + 1e-6
 
 
+def test_no_round_follows_the_last_tree():
+    """A coordinator that continues after strategy.trees opens no further sums: the replica has no request."""
+    text = {"num_classes": 2, "num_features": 2, "num_train": 1}
+    replica = Replica(compose([*WORDS, *METHODS["boosting"], "strategy.trees=1"]), dict.fromkeys(range(3), text))
+    wanted, sums = replica.follow(0, None, [], 0), []
+    while not isinstance(wanted, list):
+        cells = wanted.groups[BINS]["size"] + 1 if wanted.phase == BINS else np.ones(2, int)
+        names = {"base": ("total", "count"), BINS: ("count",)}[wanted.phase]
+        group = {"base": "base", BINS: "counts"}[wanted.phase]
+        sums.append((wanted.phase, {group: {name: np.full(cells.sum(), 0.5) for name in names}}))
+        wanted = replica.follow(0, None, sums, 0)
+    assert replica.follow(1, wanted[0], [], 0).phase == TRAIN
+    with pytest.raises(Refusal, match=r"round 2, and strategy=boosting has nothing more to train"):
+        replica.follow(2, wanted[0], [], 0)
+
+
 def test_a_proposal_may_differ_by_a_rounding_and_no_more():
     own = {"arrays/w": np.array([1.0, -3.0, 0.0], np.float32), "method/n": np.array([2])}
     assert verified.alike(own, rounded({"arrays/w": own["arrays/w"]}) | {"method/n": own["method/n"]})
