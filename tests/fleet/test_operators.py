@@ -260,11 +260,12 @@ def test_an_audit_log_is_rotated_and_stays_one_chain(tmp_path, capsys):
         "received": 10,
         "refused": "",
     }
-    entry |= {"noise": {"noise_multiplier": 4.0, "sensitivity": 1.0, "releases": 2, "unit": "client", "purpose": "x"}}
-    numbers = AuditNumbers(tmp_path / LOG)
+    numbers, held = AuditNumbers(tmp_path / LOG), 0
     for month in ("20261101", "20261201", ""):
         for _ in range(2):
-            append(tmp_path, entry | {"sent": {"model": 40}})
+            held += 2  # of the ledger; a line lists the two that no other lists
+            noise = {"noise_multiplier": 4.0, "sensitivity": 1.0, "releases": held, "unit": "client", "purpose": "x"}
+            append(tmp_path, entry | {"noise": noise, "sent": {"model": 40}})
         numbers.metrics()
         if month:
             (tmp_path / LOG).rename(tmp_path / f"{LOG}-{month}")

@@ -170,7 +170,7 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
     attr = stored.edge_attr.clone()
     attr[mine[kept] == 1, whole.num_shared_edge_features :] = 0
     stored = dataclasses.replace(stored, edge_attr=attr)
-    dropped = dataclasses.replace(part, **{
+    dropped = dataclasses.replace(part, book=part.book[:, (part.book[:2] < 15).all(0)], **{
         f.name: f.default_factory() for f in dataclasses.fields(part) if f.name.startswith("cut_")
     })  # fmt: skip
     chances = []
