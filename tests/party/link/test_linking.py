@@ -1015,7 +1015,9 @@ def test_the_example_goes_from_tables_of_banks_to_predictions(tmp_path, find):
     """The script of `examples/banks`, shortened, in a process of its own."""
     script = ROOT / "examples" / "banks" / "between_banks.py"
     args = ["--accounts", "240", "--rounds", "2", "--find", find]
-    args += ["--seeds", "2"] if find == "accounts" else ["--seeds", "1", "features=payments", "--amounts", "passed"]
+    args += (
+        ["--seeds", "2"] if find == "accounts" else ["--seeds", "1", "--features", "payments", "--amounts", "passed"]
+    )
     environment = {**os.environ, "FEDGRAPH_DATA": str(tmp_path / "root"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(script), str(tmp_path / "work"), *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
