@@ -19,7 +19,7 @@ class FedGradParams:
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the gradient of the summed loss for each shared parameter."""
-    return {TRAIN: {MODEL: Sum(ARRAYS, bounded=True)}}  # the step is
+    return {TRAIN: {MODEL: Sum(ARRAYS, bounded=not cfg.train.momentum)}}  # the step is, and momentum keeps no other
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

@@ -576,6 +576,10 @@ REFUSED = {
         ["strategy=fedomd", "strategy.cmd_range=unit", "strategy.cmd_norm=squared"],
         "fedomd needs the sum of 'moments' in phase 'moments_sum', by which a member reaches more",
     ),
+    "momentum": (
+        ["strategy=fedgrad", "train.optimizer=sgd", "train.momentum=0.9"],
+        "fedgrad needs the sum of 'model' in phase 'train', by which a member reaches more",
+    ),
     "without sums": (["privacy.secagg=false"], "opens secure sums at the nodes, but privacy.secagg=false"),
     "scores": (["privacy.scores=exact"], "lets sums alone leave a node, but privacy.scores=exact sends its scores"),
     "adaptive norms": (
