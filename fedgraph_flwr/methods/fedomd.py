@@ -56,7 +56,7 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         }
     ends = {"range": ArrayField((shape[0], 2), cfg.dtype)}
     span = (
-        {RANGE: Individual(ends, why="a largest value is not a sum; cmd_range=unit needs none")}
+        {RANGE: Individual(ends, why="a largest value is not a sum; strategy.cmd_range=unit needs none")}
         if params.cmd_range == "pooled"
         else {}
     )

@@ -174,6 +174,13 @@ def test_a_clipped_model_is_no_longer_than_the_norm_after_rounding(bound):
         assert norm == pytest.approx(min(bound, full), rel=1e-3)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_that_is_not_finite_is_not_clipped(value):
+    """No factor makes it shorter."""
+    with pytest.raises(FedGraphError, match="not finite"):
+        clipped_model({"a": np.float32([value])}, {"a": np.float32([0])}, 1.0)
+
+
 def test_who_sends_more_than_the_norm_is_refused_by_name(run):
     overrides = [UNIFORM, "rounds=1", "privacy.dp=client_fixed", "privacy.clipping_norm=0.01"]
     liar = run(*overrides, "adversary.kind=scaling", "adversary.strength=1.1", "adversary.clients=[1]")
