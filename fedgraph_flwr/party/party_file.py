@@ -176,7 +176,7 @@ def read_party(path: Path) -> PartyFile:
         raise FedGraphError(
             f"{path} must hold keys and values, such as party: a (`fedgraph-flwr init-party` writes one)"
         )
-    check_names(values, [f.name for f in fields(PartyFile)], "key", str(path))
+    check_names(values, _KINDS, "key of a party's file", str(path))
     given: dict[str, Any] = dict(values)
     if re.fullmatch(r"\d{1,9}", str(given.get("client", "0")), re.ASCII):
         given["client"] = int(given.get("client", "0"))
@@ -201,13 +201,16 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
     """Return the keys of the file that words set, as `guess` takes them; a list that is set twice has both values.
 
     Raises:
-        FedGraphError: a key is unknown, or its value has another form.
+        FedGraphError: a key is unknown or has two values, or its value has another form.
     """
     found: dict[str, Any] = {"columns": {}}
+    seen: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
         section, _, name = key.partition(".")
-        check_names([section], _KINDS, "key", "a party's file")
+        check_names([section], _KINDS, "key of a party's file", "`fedgraph-flwr import --help` describes them")
+        if (held := seen.setdefault(key, value)) != value and not str(_KINDS[section]).startswith("list"):
+            raise FedGraphError(f"{key} is given twice, as '{held}' and '{value}', but takes one value: leave one out")
         if name.strip() and str(_KINDS[section]).startswith("dict"):
             found.setdefault(section, {})[name] = value
         elif name or str(_KINDS[section]).startswith("dict"):
@@ -217,6 +220,7 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
                 raise FedGraphError(f"{word}: expected a whole number from 0")
             found[section] = int(value)
         elif _KINDS[section] is bool:
+            one_of(value, ("true", "false"), section)
             found[section] = value == "true"
         elif str(_KINDS[section]).startswith("list"):
             listed = [each.strip() for each in value.strip("[]").split(",")]

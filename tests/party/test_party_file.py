@@ -99,6 +99,19 @@ def test_words_are_keys_of_the_file():
         given_keys(["column.time=at"])
     with pytest.raises(FedGraphError, match=r"kinds=number: expected KEY=VALUE, or KEY\.NAME=VALUE"):
         given_keys(["kinds=number"])
+    with pytest.raises(FedGraphError, match="undirected 'yes' is unknown; expected one of: false, true"):
+        given_keys(["undirected=yes"])
+    with pytest.raises(FedGraphError, match="age is given twice, as 'number' and 'flag'"):
+        given_keys(["kinds.age=number", "kinds.age=flag"])
+
+
+@pytest.mark.parametrize(
+    ("option", "word"), [("--client 0", "client=2"), ("--edges x.csv", "edges=y.csv"), ("--classes a,b", "classes=b,a")]
+)
+def test_an_option_and_a_word_with_other_values_are_refused(option, word):
+    with pytest.raises(FedGraphError, match=rf"{option} is given, but a key .* says '{word.partition('=')[2]}'"):
+        take_words(app._parse(["import", *option.split(), word]))
+    take_words(app._parse(["import", *option.split(), option.removeprefix("--").replace(" ", "=")]))
 
 
 def test_an_option_of_the_command_line_takes_precedence(banks):

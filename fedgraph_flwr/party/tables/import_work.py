@@ -84,7 +84,7 @@ def take_words(args: argparse.Namespace) -> None:
     """Set the party's file, and the options that words name by its keys.
 
     Raises:
-        FedGraphError: a word is neither a party's file nor one of its keys.
+        FedGraphError: a word is neither a party's file nor one of its keys, or an option has another value.
     """
     keys = [word for word in args.words if is_key(word)]
     paths = [word for word in args.words if word not in keys]
@@ -96,7 +96,13 @@ def take_words(args: argparse.Namespace) -> None:
     args.party_file = Path(paths[0]) if paths else None
     given = given_keys(keys)
     options = typed(PartyFile, given, "KEY=VALUE").options(Path())
-    fill_in(args, {dest: value for dest, value in options.items() if dest != "client" or dest in given})
+    options = {dest: value for dest, value in options.items() if dest != "client" or dest in given}
+    for dest, value in options.items():
+        held = getattr(args, dest, None)
+        if held is not False and held not in (None, "", [], "ratio", value, [value]):
+            option = f"--{dest.replace('_', '-')} {listed(held) if isinstance(held, list) else held}"
+            raise FedGraphError(f"{option} is given, but a key of a party's file says '{value}': leave one of both out")
+    fill_in(args, options)
 
 
 def _take_book(args: argparse.Namespace) -> None:
