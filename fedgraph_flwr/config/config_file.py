@@ -192,6 +192,20 @@ def _of_short_numbers(found: Any) -> Any:
     return found
 
 
+class _Texts(yaml.BaseLoader):
+    """Leaves scalars as texts, and refuses a key that comes twice, of which the last would count."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        values: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(values) < len(node.value):
+            names = [str(key.value) for key, _ in node.value]
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key '{repeated[:80]}' comes twice", node.start_mark
+            )
+        return values
+
+
 def load_texts(path: Path, what: str) -> Any:
     """Read a YAML file whose scalars stay texts: ``no`` may be a class name. ``what`` is what the file should be, for errors.
 
@@ -199,7 +213,7 @@ def load_texts(path: Path, what: str) -> Any:
         FedGraphError: it is missing or not YAML.
     """
     try:
-        return parse_yaml(path.read_text(), yaml.BaseLoader)
+        return parse_yaml(path.read_text(), _Texts)
     except yaml.YAMLError as error:
         raise FedGraphError(f"{no_yaml(path, error)}, so it cannot be read as {what}") from error
     except (OSError, UnicodeDecodeError) as error:

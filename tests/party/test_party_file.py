@@ -193,7 +193,8 @@ def test_lists_and_kinds_of_the_file_become_options(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (MINIMAL + "clint: 1", r"key 'clint' is unknown \(.*p.yaml\); did you mean 'client'\?"),
+        (MINIMAL + "clint: 1", r"key of a party's file 'clint' is unknown \(.*p.yaml\); did you mean 'client'\?"),
+        (MINIMAL + "columns: {id: a}\ncolumns: {id: b}", "the key 'columns' comes twice"),
         (MINIMAL + "client: x", "p.yaml: client must be an integer, got 'x'"),
         (MINIMAL + "client: -1", "p.yaml: client must be >= 0, got -1"),
         (MINIMAL + "columns: {splt: part}", "p.yaml: key of columns 'splt' is unknown; did you mean 'split'"),
@@ -372,6 +373,15 @@ def test_names_of_amounts_references_and_labels_are_known_in_other_languages(nam
     assert (found.values["columns"]["edge_label"], found.values["edge_classes"]) == (label, ["0", "1"])
     roles = ("source", "target", "time", "amount", "edge_label")
     assert without_role(table.assign(note="rent"), found.values, roles) == ["note (rent)"]
+
+
+def test_the_rarer_class_of_a_given_label_is_the_second():
+    """Sorted, `ok` would be the positive class, whose scores alerts list."""
+    accounts, payments = linked("from_iban", "to_iban")
+    table = payments.assign(state=["ok"] * 55 + ["fraud"] * 5)
+    found = guess({"accounts": accounts, "payments": table}, {"columns": {"edge_label": "state"}}).values
+    assert found["edge_classes"] == ["ok", "fraud"]
+    assert "state" not in found.get("match", ())
 
 
 def test_a_party_without_a_positive_leaves_the_classes_to_the_schema():

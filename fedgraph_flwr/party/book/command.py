@@ -96,7 +96,7 @@ def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
     if old is None:
         return
     late = (rows.days <= old.last) & (rows.file >= len(book.of(EDGES))) & (rows.known <= old.last)
-    if count := int(late.sum()):
+    if (count := int(late.sum())) and not args.known:
         days = rows.days[late]
         yield (
             f"{count} new rows are of days that the book had ({day_text(days.min())} to {day_text(days.max())}), and count as"

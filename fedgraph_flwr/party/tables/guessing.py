@@ -149,7 +149,7 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     _parties(payments, made, ends, ids)
     _questions(people, made)
     of_parties = made.values.get("party_columns", ())
-    used = {*roles.values(), *of_parties}
+    used = {*(name for role, name in roles.items() if role != "edge_label"), *of_parties}
     _facts(payments[[name for name in payments.columns if name not in used]], made)
     if of_parties or made.values.get("party_prefix"):
         used = {*of_parties, *(roles[role] for role in ("source", "target", "edge_label") if role in roles)}

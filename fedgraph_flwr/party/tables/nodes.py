@@ -199,8 +199,11 @@ def column_of(table: Any, name: str, where: str, what: str) -> Any:
         raise FedGraphError(f"{where}: column '{name}' has lists in its cells, expected one {what} per cell")
     if name not in table.columns:
         option = _OPTIONS.get(what, f"columns.{what.replace(' ', '_')}=NAME")
+        place = " to `import`, or set it in the party's file (--party-file)" if option.startswith("columns.") else ""
         guess = ", or let `fedgraph-flwr init-party NODES EDGES` guess the columns" if name in ("id", "source") else ""
-        raise FedGraphError(f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}{guess}")
+        raise FedGraphError(
+            f"{unknown(f'{what} column', name, map(str, table.columns), where)}; pass {option}{place}{guess}"
+        )
     return table[name]
 
 
