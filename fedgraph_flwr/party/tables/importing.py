@@ -286,8 +286,8 @@ def _decide(
         raise FedGraphError(f"--outcomes {outcomes.where} has labels of edges: pass columns.edge_label=NAME")
     if of_edges and not columns.edge_id:
         raise FedGraphError(
-            f"--outcomes {outcomes.where} names edges, and no column has their ids: pass columns.edge_id=NAME, to `predict` and"
-            " `alerts`, too, which number rows without it"
+            f"--outcomes {outcomes.where} names edges, and no column has their ids: pass columns.edge_id=NAME; `predict` and"
+            " `alerts`, which number rows without it, read it in the party's file (--party-file)"
         )
     held: dict[Any, Any] = tables.edges if of_edges else tables.nodes
     kind, where = (EDGE_TYPE, tables.files[EDGE]) if of_edges else (NODE, tables.files[NODE])
