@@ -100,13 +100,15 @@ def recorded_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[st
 
 
 def last_given(args: Sequence[Any]) -> list[str]:
-    """Return options as texts, of which those that come twice, each with one value, only have the last."""
-    words, options = [str(arg) for arg in args], dict[str, int]()
-    for place, word in enumerate(words):
-        if word.startswith("--"):
-            options[word] = place
-    twice = {place for place, word in enumerate(words) if word.startswith("--") and options[word] != place}
-    return [word for place, word in enumerate(words) if not {place, place - 1} & twice]
+    """Return options, each with one value, and ``KEY=VALUE`` as texts, of which those that come twice only have the last."""
+    words, last = [str(arg) for arg in args], dict[str, int]()
+    names = {place: word for place, word in enumerate(words) if word.startswith("--")}
+    keys = {place: word.partition("=")[0] for place, word in enumerate(words) if "=" in word and place - 1 not in names}
+    for place, name in (names | keys).items():
+        last[name] = max(place, last.get(name, 0))
+    twice = {place for place, name in names.items() if last[name] != place}
+    values = {place + 1 for place in twice} | {place for place, key in keys.items() if last[key] != place}
+    return [word for place, word in enumerate(words) if place not in twice | values]
 
 
 Reply = Callable[[Any, str, dict[str, Any], dict[str, Any]], Any]

@@ -484,7 +484,7 @@ def test_a_partys_file_may_name_it(folder, capsys):
     path.write_text("party: a\nnodes: n.csv\nedges: e.csv\nagreement: agreement.yaml\n")
     assert read_party(path).path("agreement", folder) == folder / "agreement.yaml"
     path.write_text("party: a\nnodes: n.csv\nedges: e.csv\napprovals: 2 of [alice.pub, bob.pub]\n")
-    with pytest.raises(FedGraphError, match="key 'approvals' is unknown"):
+    with pytest.raises(FedGraphError, match="key of a party's file 'approvals' is unknown"):
         read_party(path)
 
 

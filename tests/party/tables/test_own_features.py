@@ -257,8 +257,16 @@ def test_wrong_input(tmp_path, capsys, change, more, message):
         pays[column] = pays[column].astype(str)
         pays.loc[slice(None) if change[column] == "2,317" else 0, column] = change[column]
     pays.to_csv(tmp_path / "all.csv", index=False)
-    args = ["import", "--nodes", tmp_path / "accounts.csv", "--edges", tmp_path / "all.csv", *ROLES, "--features"]
-    args += ["payments", *more, "--name", "x"]
+    args = [
+        "import",
+        "--nodes",
+        tmp_path / "accounts.csv",
+        "--edges",
+        tmp_path / "all.csv",
+        *ROLES,
+        "features=payments",
+    ]
+    args += [*more, "--name", "x"]
     assert cli.main(last_given(args)) != 0
     assert message in capsys.readouterr().err
 
