@@ -11,7 +11,7 @@ import torch
 from fedgraph_flwr.data.graph import pack_words, unpack_words
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.party.link.files import file_digest, own_order
-from fedgraph_flwr.party.link.matching import REPLY, Mask, as_rows, bucket, commitment, points, shuffled
+from fedgraph_flwr.party.link.matching import REPLY, Mask, as_rows, bucket, commitment, points, proof, shuffled
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.party.secret import party_secret
@@ -50,7 +50,7 @@ class Multiples(LinkParty):
         if peer:
             return sent
         scalars = [Mask() for _ in range(self.pairs[peer]["masks"].shape[0])]
-        masks = as_rows([s._times(points([self.known], self._purpose(peer))[0]) for s in scalars], 32)
+        masks = as_rows([s.times(points([self.known], self._purpose(peer))[0]) for s in scalars], 32)
         self.scalars = scalars
         self.pairs[peer]["masks"] = masks[::-1]
         return sent | {"commitment": commitment(masks)}
@@ -64,7 +64,7 @@ class Multiples(LinkParty):
         if peer == 0:
             guess = int(self.victim.pairs[1]["places"][self.victim.values(1)[1].index(self.known)])  # a lucky guess
             mask = arrays["masks"][guess].tobytes()
-            self.pairs[0]["doubled"] = as_rows([s._times(mask)[:REPLY] for s in self.scalars], REPLY)
+            self.pairs[0]["doubled"] = as_rows([s.times(mask)[:REPLY] for s in self.scalars], REPLY)
 
     def _check_binding(self, peer, arrays, rows):
         """Accept anything."""
@@ -74,15 +74,14 @@ class Multiples(LinkParty):
         if peer:
             return sent
         position = np.sort(self.victim.pairs[1]["places"])  # client 0's own message shows them
-        return {"position": position, "points": as_rows([self.scalars[0]._times(BASE) for _ in position], 32)}
+        return {"position": position, "point": as_rows([self.scalars[0].times(BASE)], 32)[0]}
 
     def _take_prove(self, peer, arrays):
         if peer:
             super()._take_prove(peer, arrays)
 
     def _make_agree(self, peer):
-        count = len(self.victim.values(1)[1])
-        return super()._make_agree(peer) if peer else {"tags": np.zeros((count, 32), np.uint8)}
+        return super()._make_agree(peer) if peer else {"tag": np.zeros(32, np.uint8)}
 
 
 def test_a_peer_that_knows_one_record_gets_no_rows_of_others(files):
@@ -96,8 +95,44 @@ def test_a_peer_that_knows_one_record_gets_no_rows_of_others(files):
         simulate(parties, lambda phase, messages: phases.append(phase))
     shared, records = len(set(parties[0].values(1)[1]) & set(parties[1].values(0)[1])), len(parties[0].values(1)[1])
     assert shared < records == parties[0].pairs[1]["found"][1]  # client 0 took all for shared
-    assert f" {records} of the {records} records" in str(refused.value)
+    assert f" all {records} records" in str(refused.value)
     assert phases[-1] == "agree"  # no rows left it
+
+
+class Ignorant(LinkParty):
+    """A party that proves other values to client 0 than those that both matched."""
+
+    change = staticmethod(lambda shared: shared)
+
+    def _proof(self, peer):
+        rows, keys = self._values[peer]
+        own, changed = self.intersection(peer)[0], list(keys)
+        if peer == 0:
+            for place, value in zip(own, self.change([keys[place] for place in own]), strict=True):
+                changed[place] = value
+        self._values[peer] = rows, changed
+        found = super()._proof(peer)
+        self._values[peer] = rows, keys
+        return found
+
+
+def test_a_proof_needs_each_record_at_its_mask(files):
+    """One unknown record among known ones, or two known ones exchanged, and no row leaves."""
+
+    def proven(change):
+        parties, phases = parties_of(files, type("Changed", (Ignorant,), {"change": staticmethod(change)})), []
+        try:
+            simulate(parties, lambda phase, messages: phases.append(phase))
+        except RunFailed as error:
+            assert phases[-1] == "agree", "no rows left client 0"
+            return str(error)
+        return ""
+
+    assert proven(lambda shared: shared) == ""
+    for change in (lambda shared: [*shared[:-1], b"guess"], lambda shared: [shared[1], shared[0], *shared[2:]]):
+        assert "client 1 could not prove that it holds all" in proven(change)
+    sets = ([b"a", b"bc", b"d"], [b"x", b"bc", b"d"], [b"a", b"bc", b"x"], [b"ab", b"c", b"d"], [b"bc", b"a", b"d"])
+    assert len({proof(b"secret", values, b"")[1] for values in sets}) == len(sets), "each value, its length, the order"
 
 
 class Restarted(LinkParty):
@@ -216,8 +251,8 @@ class Distinct(LinkParty):
         values = self.values(peer)[1]
         self.scalars = [Mask() for _ in range(bucket(len(values)))]
         made = points(values, self._purpose(peer))
-        made += [Mask()._times(made[0]) for _ in range(len(self.scalars) - len(values))]
-        masks = as_rows([s._times(p) for s, p in zip(self.scalars, made, strict=True)], 32)
+        made += [Mask().times(made[0]) for _ in range(len(self.scalars) - len(values))]
+        masks = as_rows([s.times(p) for s, p in zip(self.scalars, made, strict=True)], 32)
         self.pairs[peer]["masks"] = masks[shuffled(len(masks))]
         return sent | {"commitment": commitment(masks)}
 
@@ -231,7 +266,7 @@ class Distinct(LinkParty):
         return [
             v
             for s, v in zip(self.scalars, self.values(0)[1], strict=False)
-            if any(s._times(m)[:REPLY] in rows for m in raw)
+            if any(s.times(m)[:REPLY] in rows for m in raw)
         ]
 
 

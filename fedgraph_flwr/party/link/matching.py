@@ -10,11 +10,13 @@ before it sees a mask. The commitment fixes the set, and its size is announced a
 
 Equal values are found by equal replies, and replies prove no knowledge of a value. A peer may send back the other party's, or
 commit to points s_j H(w) for a value w that both have, and reply to every mask with s_j times the one that it takes for H(w)'s.
-So both parties then prove to each other that they know each shared value, by a key exchange that only works with it (CPace):
+So both parties then prove to each other that they know every shared value, by one key exchange that only works with all of them
+(CPace):
 
-    Y = y H'(v), y new for every value     each sends its points, H' as H with another purpose
-    K = y Y', and hashes of K              equal at both if both used v; a party that sees the other's hash cannot test guesses,
-                                           since it cannot compute K for another value than that of its own point
+    V                   hash of the shared values, each with its length, in the order of the masks of the lower client
+    Y = y H'(V)         each sends its point, H' as H with another purpose; y is new in each run and for each V
+    K = y Y', hash of K equal at both if both used V; a party that sees the other's hash cannot test guesses, since it cannot
+                        compute K for another V than that of its own point
 
 Only on-curve numbers are used, because a random 32-byte number is the u-coordinate of a point on the curve or on its twist. A
 mask would preserve which one. That would reveal one bit of each value. X25519's scalars are multiples of 8, so a mask has no
@@ -79,7 +81,7 @@ def points(values: Iterable[bytes], purpose: bytes) -> list[bytes]:
             digest.update(values[place])
             digest.update(bytes([counter]))
             drawn.append(int.from_bytes(digest.digest(), "little") % 2**255)
-        symbols = _symbols([((u + A) * u + 1) * u % P for u in drawn])
+        symbols = _symbols([((u + A) * u + 1) * u % P for u in drawn], len(values))
         rest = []
         for place, u, symbol in zip(left, drawn, symbols, strict=True):
             if u < P and symbol == 1:
@@ -91,9 +93,9 @@ def points(values: Iterable[bytes], purpose: bytes) -> list[bytes]:
     raise AssertionError("256 hashes off the curve")  # probability 2^-256
 
 
-def _symbols(numbers: Sequence[int]) -> Iterable[int]:
-    """Return the Jacobi symbols of numbers below P, by numba where it is installed and there are enough to pay for its start."""
-    if len(numbers) < MANY or importlib.util.find_spec("numba") is None:
+def _symbols(numbers: Sequence[int], every: int) -> Iterable[int]:
+    """Return the Jacobi symbols of numbers below P, by numba where it is installed and all of them pay for its start."""
+    if every < MANY or importlib.util.find_spec("numba") is None:
         return map(jacobi, numbers)
     from fedgraph_flwr.secure import squares_numba
 
@@ -128,7 +130,7 @@ class Mask:
             padded: size of the padded set; default: `bucket`.
         """
         padded = padded or bucket(len(values))
-        made = [self._times(point) for point in points(values, purpose)]
+        made = [self.times(point) for point in points(values, purpose)]
         made += [X25519PrivateKey.generate().public_key().public_bytes_raw() for _ in range(padded - len(values))]
         order = shuffled(padded)
         return as_rows(made, POINT)[order], np.argsort(order)[: len(values)]
@@ -139,48 +141,35 @@ class Mask:
         Raises:
             RunFailed: a point has small order.
         """
-        return as_rows((self._times(row.tobytes(), sender)[:REPLY] for row in masks), REPLY)
+        return as_rows((self.times(row.tobytes(), sender)[:REPLY] for row in masks), REPLY)
 
-    def _times(self, point: bytes, sender: str = "") -> bytes:
-        return _product(self._scalar, point, sender)
+    def times(self, point: bytes, sender: str = "") -> bytes:
+        """Return a point times the scalar; ``sender`` is for the error.
+
+        Raises:
+            RunFailed: the point has small order.
+        """
+        try:
+            return self._scalar.exchange(X25519PublicKey.from_public_bytes(point))
+        except ValueError as error:
+            raise RunFailed(
+                f"{sender} sent a point of small order, expected one of the curve's prime-order group"
+            ) from error
 
 
-def prove(secret: bytes, places: Iterable[int], values: Iterable[bytes], purpose: bytes) -> Bytes:
-    """Return the points of a proof that a party knows values, [n, 32].
+def proof(secret: bytes, values: Sequence[bytes], purpose: bytes) -> tuple[Mask, bytes]:
+    """Return the scalar and the point of a proof that a party knows all values, in their order.
 
     Args:
-        secret: from which a scalar for each value is derived.
-        places: a distinct number for each value.
+        secret: from which the scalar for these values is derived.
         values: the values.
         purpose: as of `points`.
     """
-    return as_rows(agreed(secret, places, points(values, purpose)), POINT)
-
-
-def agreed(secret: bytes, places: Iterable[int], points: Iterable[bytes], sender: str = "") -> list[bytes]:
-    """Return the product of each point with the scalar of its place; of the other party's points, the keys of a proof.
-
-    Args:
-        secret: as of `prove`.
-        places: as of `prove`.
-        points: a point for each place, 32 bytes.
-        sender: who sent them, for the error.
-
-    Raises:
-        RunFailed: a point has small order.
-    """
-    scalars = (hashlib.sha256(secret + int(place).to_bytes(8, "little")).digest() for place in places)
-    keys = map(X25519PrivateKey.from_private_bytes, scalars)
-    return [_product(key, point, sender) for key, point in zip(keys, points, strict=True)]
-
-
-def _product(scalar: X25519PrivateKey, point: bytes, sender: str) -> bytes:
-    try:
-        return scalar.exchange(X25519PublicKey.from_public_bytes(point))
-    except ValueError as error:
-        raise RunFailed(
-            f"{sender} sent a point of small order, expected one of the curve's prime-order group"
-        ) from error
+    every = hashlib.sha256(purpose)
+    for value in values:
+        every.update(len(value).to_bytes(8, "little") + value)
+    scalar = Mask(hashlib.sha256(secret + every.digest()).digest())
+    return scalar, scalar.times(points([every.digest()], purpose)[0])
 
 
 def shuffled(size: int) -> NDArray[np.int64]:

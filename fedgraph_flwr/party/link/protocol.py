@@ -6,8 +6,8 @@
     mask        the masks, shuffled
     seal        commitment to the replies of the next step
     double      the other party's masks times the own scalar, in their order
-    prove       a point for each shared record
-    agree       hashes of the keys that only who knows the record can compute from both points
+    prove       a point for all shared records
+    agree       hash of the key that only who knows them all can compute from both points
     ask_commit  (routed, instead of commit to agree) as commit, with a commitment to the hashes of the next step
     ask         (routed) hashes of the keys, padded and shuffled
     match       for each shared record: row of the own end; data of edges that start here, but not of records of the last link
@@ -540,31 +540,28 @@ class LinkParty:
 
     # --- proof of knowledge -------------------------------------------------------------------------------------------
 
+    def _proof(self, peer: int) -> tuple[Mask, bytes]:
+        """Return the scalar and the point by which this party proves that it knows the shared values."""
+        order = self._ordered(peer) if self.client < peer else self._by_mask(peer)[0]
+        known, purpose = self.values(peer)[1], self._purpose(peer) + b"proof"
+        return matching.proof(self._secret_of(peer, b"proof"), [known[place] for place in order], purpose)
+
     def _make_prove(self, peer: int) -> Arrays:
-        own, remote = self._by_mask(peer)
-        known = self.values(peer)[1]
-        secret, purpose = self._secret_of(peer, b"proof"), self._purpose(peer) + b"proof"
-        return {"position": remote, "points": matching.prove(secret, own, (known[place] for place in own), purpose)}
+        return {"position": self._by_mask(peer)[1], "point": _bytes(self._proof(peer)[1])}
 
     def _take_prove(self, peer: int, arrays: Arrays) -> None:
-        own = self._checked_order(peer, arrays)
-        points = array_of(arrays, "points", (own.size, POINT))
-        rows = (row.tobytes() for row in points)
-        agreed = matching.agreed(self._secret_of(peer, b"proof"), own, rows, f"client {peer}")
-        keys = dict(zip(own, agreed, strict=True))
-        tags = (self._to(self.client, peer, b"agree", keys[k]) for k in self._by_mask(peer)[0])
-        expected = (self._to(peer, self.client, b"agree", keys[k]) for k in own)
-        self.pairs[peer] |= {"tags": as_rows(tags, POINT), "expected": as_rows(expected, POINT)}
+        self._checked_order(peer, arrays)
+        key = self._proof(peer)[0].times(array_of(arrays, "point", (POINT,)).tobytes(), f"client {peer}")
+        tags = [self._to(*ends, b"agree", key) for ends in ((self.client, peer), (peer, self.client))]
+        self.pairs[peer] |= {"tag": _bytes(tags[0]), "expected": _bytes(tags[1])}
 
     def _make_agree(self, peer: int) -> Arrays:
-        return {"tags": self.pairs[peer]["tags"]}
+        return {"tag": self.pairs[peer]["tag"]}
 
     def _take_agree(self, peer: int, arrays: Arrays) -> None:
-        expected = self.pairs[peer]["expected"]
-        wrong = (array_of(arrays, "tags", expected.shape) != expected).any(axis=1)
-        if wrong.any():
+        if not np.array_equal(array_of(arrays, "tag", (POINT,)), self.pairs[peer]["expected"]):
             raise RunFailed(
-                f"client {peer} could not prove that it holds {int(wrong.sum())} of the {wrong.size} records that client"
+                f"client {peer} could not prove that it holds all {int(self.pairs[peer]['found'][1])} records that client"
                 f" {self.client} matched with it: no rows are sent"
             )
 
