@@ -1,14 +1,17 @@
-"""Seconds and bytes of matching records between two parties by private set intersection.
+"""CPU seconds and bytes of matching records between two parties by private set intersection.
 
-    python -m benchmarks.cost matching [10000 100000 1000000] [--match payments]
+    python -m benchmarks.cost matching [10000 100000 1000000] [--match payments] [--write]
 
-Both parties take turns in one process, so that seconds are CPU seconds of both together on one core. They share four fifths of
-their records. Then each has a tenth more, and only those that are not matched are sent (`link --since`). Target: 100,000 records
-of each in two minutes.
+Both parties take turns in one process, on one core. They share four fifths of their records. Then each has a tenth more, and only
+those that are not matched are sent (`link --since`). Target: a million records of each in 200 CPU seconds. ``--write`` stores
+rows in ``simulations/results/matching.csv``.
 """
 
 import argparse
+import csv
+import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
 from fedgraph_flwr.secure.keyring import Keyring
 
+RESULT = Path(__file__).resolve().parents[2] / "simulations" / "results" / "matching.csv"
 NODES = 1000
 
 
@@ -49,8 +53,21 @@ def party(client: int, records: int, shared: int) -> ClientGraph:
     )
 
 
-def measure(records: int, match: str, ledgers: list[Ledger] | None = None) -> tuple[str, list[Ledger]]:
-    """Return the cost of one link run between two parties, and their ledgers for an increment."""
+class TimedParty(LinkParty):
+    """A party that counts the CPU seconds of its own steps."""
+
+    seconds = 0.0
+
+    def step(self, *given, **more):  # type: ignore[no-untyped-def]
+        """As `LinkParty.step`."""
+        start = time.process_time()
+        found = super().step(*given, **more)
+        self.seconds += time.process_time() - start
+        return found
+
+
+def measure(records: int, match: str, ledgers: list[Ledger] | None = None) -> tuple[dict[str, object], list[Ledger]]:
+    """Return the cost of one link run between two parties as a row, and their ledgers for an increment."""
     shared, sent = records * 4 // 5, 0
 
     def relay(phase: str, messages: dict[object, np.ndarray]) -> None:
@@ -60,28 +77,43 @@ def measure(records: int, match: str, ledgers: list[Ledger] | None = None) -> tu
     rules = LinkRules(match=match, max_ids=max(records, 1), increment=ledgers is not None)
     kept = ledgers or [Ledger(), Ledger()]
     parties = [
-        LinkParty(party(client, records, shared), rules, Keyring(client), ledger=kept[client]) for client in range(2)
+        TimedParty(party(client, records, shared), rules, Keyring(client), ledger=kept[client]) for client in range(2)
     ]
     start = time.process_time()
     simulate(parties, relay)
     used = time.process_time() - start
     found = [party.ledger() for party in parties]
     assert len(found[0].peers["b"].keys) == shared, parties[0].report()
-    what = f"of which {len(kept[0].peers['b'].keys):,} are matched already" if ledgers else match
-    line = f"{records:9,} records, {what}: {used:7.1f} s CPU of both parties, {sent / 2e6:7.1f} MB sent by each"
-    return line, found
+    row = {
+        **{"records": records, "match": match, "matched_before": len(kept[0].peers["b"].keys) if ledgers else 0},
+        "cpu_seconds_of_both": round(used, 1),
+        "cpu_seconds_of_a_party": round(max(party.seconds for party in parties), 1),
+        "megabytes_sent_by_each": round(sent / 2e6, 1),
+    }
+    return row, found
 
 
 def main() -> None:
-    """Print a line for each number of records."""
+    """Print a line for each number of records, and store the rows."""
     parser = argparse.ArgumentParser(description="Cost of matching records between two parties.")
     parser.add_argument("records", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--match", default="payments", choices=("payments", "routed"))
+    parser.add_argument("--write", action="store_true", help=f"put the rows into {RESULT.name}")
     args = parser.parse_args()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RESULT.parent
+    ).stdout.strip()
     for records in args.records:
-        line, ledgers = measure(records, args.match)
-        print(line, flush=True)
-        print(measure(records * 11 // 10, args.match, ledgers)[0], flush=True)
+        row, ledgers = measure(records, args.match)
+        for each in (row, measure(records * 11 // 10, args.match, ledgers)[0]):
+            print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in each.items()), flush=True)
+            if args.write:
+                fresh = not RESULT.is_file()
+                with RESULT.open("a", newline="") as file:
+                    writer = csv.DictWriter(file, [*each, "commit"], lineterminator="\n")
+                    if fresh:
+                        writer.writeheader()
+                    writer.writerow({**each, "commit": commit})
 
 
 if __name__ == "__main__":
