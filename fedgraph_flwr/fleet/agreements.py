@@ -255,11 +255,11 @@ class Agreement:
         Raises:
             Refused: it does.
         """
-        run, start = _configuration(config), self.values["start"]
+        start = self.values["start"]
+        if start == SEED or {"init", "evaluate"} & {key for key, value in _configuration(config).items() if value}:
+            return
         earlier = [f"*-{self.digest[32:]}-{k}{attempt}" for k in range(1, number) for attempt in ("", "-*")]
-        ended = any(any(state.glob(f"{name}/client_*/model_*")) for name in earlier)
-        begins = start == SEED or (start == CONTINUES and not ended)
-        if not (begins or run.get("init") or run.get("evaluate")):
+        if start != CONTINUES or any(any(state.glob(f"{name}/client_*/model_*")) for name in earlier):
             raise Refused(
                 f"{self.path.name} starts run {number} with a model (start: {start[:12]}): pass its folder as init="
             )

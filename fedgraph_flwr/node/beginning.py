@@ -4,13 +4,14 @@ The record is in the state folder, in the file that counts runs, and is written 
 """
 
 import secrets
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal
-from fedgraph_flwr.fleet.agreements import ALLOWED, Agreement, Refused, changing, key_text
+from fedgraph_flwr.fleet.agreements import ALLOWED, Agreement, Refused, changing
 from fedgraph_flwr.secure.beginning import (
     BEGIN,
     BYTES,
@@ -45,8 +46,7 @@ class Beginning:
     def __init__(self, agreement: Agreement, run: str, state: Path, key: str):
         self.agreement, self.run, self.state = agreement, run, state
         own = read_key(key)
-        text = key_text(own.public_key())
-        known = [client for client, pin in agreement.pins.items() if key_text(pin) == text]
+        known = [client for client, pin in agreement.pins.items() if pin == own.public_key()]
         if not known:
             raise FedGraphError(
                 "key= of --node-config is no member's key of the agreement: start the node with --key of it"
@@ -54,8 +54,9 @@ class Beginning:
         self.client = known[0]
         self.keyring = Keyring(self.client, run, own, agreement.pins)
 
+    @cached_property
     def seeds(self) -> tuple[int, int] | None:
-        """Return the run's seed and that of the member's own draws; None: the run has not begun here."""
+        """The run's seed and that of the member's own draws; None: the run has not begun here."""
         with self._record() as (_, start, secret):
             seed = start.get("seed")
         return None if seed is None else (int(seed), own_seed(self.run, secret))

@@ -103,7 +103,7 @@ class NodeClient:
     def verified(self) -> Verified | None:
         """The state machine of a run that every node computes; None: of another run, or before it begins."""
         client, node, protection = self.client, self.node, self.client.protection
-        early = node.agreement and node.beginning.seeds() is None
+        early = node.agreement and node.beginning.seeds is None
         if not isinstance(protection, VerifiedSums) or early:
             return None
         found: Verified = protection.part or Verified(node, client, self.folder)
@@ -147,7 +147,7 @@ class NodeClient:
         client, phase = self.client, request.phase
         checkpoints = self._checkpoints(request)
         early = phase != DESCRIBE or MODEL in request.groups
-        if client.cfg.agreement and early and self.node.beginning.seeds() is None:
+        if client.cfg.agreement and early and self.node.beginning.seeds is None:
             raise Refusal(
                 "the agreed run has not begun here: members first open their nonces, from which its seed follows"
             )
@@ -496,7 +496,7 @@ def _built(node: Node) -> GraphClient:
         weights = agreement.weights or {}
         counted = {member: weights.get(member, 1) for member in agreement.members}
         client.protection.agree(counted, agreement.values["absent"] == ALLOWED)
-        if client.protection.one_list and node.beginning.seeds():
+        if client.protection.one_list and node.beginning.seeds:
             tables = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
             node.beginning.keep_tables(tables)
         if folder := node.folder(cfg.strategy.name, graph.client):

@@ -5,7 +5,7 @@ the policy, in what an error may tell, where state lives, and what is logged.
 """
 
 import contextlib
-import dataclasses
+import copy
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -235,10 +235,11 @@ class Party(Node):
         given = self.sent_cfg
         if not self.agreement:
             return given
-        seeds = self.beginning.seeds()
+        seeds = self.beginning.seeds
         if seeds is None:
             return given
-        found = dataclasses.replace(given, seed=seeds[0])
+        found = copy.copy(given)  # whose values were checked
+        found.seed = seeds[0]
         setattr(found, OWN_SEED, seeds[1])
         return found
 

@@ -9,7 +9,7 @@ import random
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.cli.app import main
+from fedgraph_flwr.clients import state as client_state
+from fedgraph_flwr.data import files
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.node import beginning as node_beginning
@@ -27,6 +29,7 @@ from fedgraph_flwr.node import node as nodes
 from fedgraph_flwr.node import settings
 from fedgraph_flwr.partition import resolved
 from fedgraph_flwr.secure import audit, beginning, keyring, secagg
+from fedgraph_flwr.secure import spent as secure_spent
 from fedgraph_flwr.secure.masked import pairwise
 from fedgraph_flwr.secure.spent import spent
 from fedgraph_flwr.secure.verified import PROPOSAL
@@ -443,6 +446,23 @@ def changed(groups: Groups, how: str, choose: random.Random) -> Groups:
     return copied
 
 
+class Unlocked(nullcontext[None]):
+    """A lock of a file in the only process."""
+
+    def __init__(self, path: Path | str):
+        super().__init__()
+
+    def acquire(self) -> "Unlocked":
+        """The lock."""
+        return self
+
+
+def opened_new(path: Path, size: int, durable: bool = True) -> Any:
+    """A file that no process dies writing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
+
+
 @contextmanager
 def watched() -> Iterator[None]:
     """Nodes in this process that tell their terms without masks, and parse equal files and configurations once."""
@@ -462,10 +482,11 @@ def watched() -> Iterator[None]:
         TERMS[self.client] = request, hashlib.sha256(term.tobytes()).hexdigest(), int(before["exchange"][0])
         return found
 
-    @functools.lru_cache(64)
+    @functools.lru_cache(8)
     def parsed(text: str) -> Any:
         return base((("config", text), ("overrides", "")), True)
 
+    @functools.lru_cache(64)
     def configured(items: Any, foreign: bool) -> Any:
         values = json.loads(dict(items)["config"])
         agreement, seed = values.pop("agreement"), values.pop("seed")
@@ -493,6 +514,25 @@ def watched() -> Iterator[None]:
             patch.setattr(agreements.Agreement, name, once(name))
         for module in (node_clients, node_beginning, settings):
             patch.setattr(module, "read_key", functools.lru_cache(64)(keyring.read_key))
+        for module in (audit_chain, client_state, secure_spent):  # one process, which writes whole files
+            patch.setattr(module, "FileLock", Unlocked)
+        patch.setattr(files, "writing", opened_new)
+        patch.setattr(agreements, "_replace", Path.write_text)
+        prove = keyring.Keyring.unproven
+        proved: dict[tuple[Any, ...], str] = {}
+
+        def unproven(self: Any, exchange: str, peer: int, key: bytes, signature: Any) -> str:
+            """The keys of an agreed run follow from its name."""
+            if "/" not in str(self.run) or signature is None:
+                return prove(self, exchange, peer, key, signature)
+            place = self.run, exchange, peer, key, signature.tobytes()
+            if place not in proved:
+                proved[place] = prove(self, exchange, peer, key, signature)
+            return proved[place]
+
+        patch.setattr(keyring.Keyring, "unproven", unproven)
+        line_of = functools.lru_cache(2**16)(audit._read)
+        patch.setattr(audit, "_read", lambda *line: dict(line_of(*line)))
         load = settings.load_graph
         graphs: dict[Path, Any] = {}
 
