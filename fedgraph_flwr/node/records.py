@@ -47,14 +47,17 @@ class Requests:
 
     def __init__(self, node: Node, folder: StateFolder | None):
         self.node, self.folder = node, folder
+        self._known: Ledger | None = None
 
     def read(self) -> Ledger:
-        """Return the record of the requests to this node in this run."""
+        """Return the record of the requests to this node in this run, which is read once per message."""
         node = self.node
         if node.live:
             if node.key not in _requests:
                 _requests[node.key] = self._stored()
             return _requests[node.key]
+        if self._known:
+            return self._known
         in_context = Ledger(node.context.state.config_records.get(ASKED))
         ledger = max(in_context, self._stored(), key=lambda ledger: ledger.writes)
         if node.agreement:
@@ -62,6 +65,7 @@ class Requests:
             if not in_context.writes:  # the first message of Flower's run, or after a restart
                 check_age(node, max(ledger.reached, ledger.round))
                 self.write(ledger)
+        self._known = ledger
         return ledger
 
     def _stored(self) -> Ledger:

@@ -10,7 +10,7 @@ one that resumes, gets the same bytes: a reply file is written first, then the c
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +140,11 @@ class Record:
     kept: dict[str, str] = field(default_factory=dict)
     writes: int = 0
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is written of it."""
+        return {**vars(self), "term": vars(self.term) if self.term else None}
+
 
 class Verified:
     """The state machine of one run at a node.
@@ -198,7 +203,7 @@ class Verified:
             return self._write()
         if later.get("writes", 0) > values.get("writes", 0):
             values = later
-        if values != asdict(self.record):
+        if values != self.record.values:
             self._forget()
             term = Term(**values["term"]) if values["term"] else None
             self.record = Record(**{**values, "term": term})
@@ -219,7 +224,7 @@ class Verified:
     def written(self) -> dict[str, Any]:
         """Return the record as it is written."""
         self.record.writes += 1
-        return asdict(self.record)
+        return self.record.values
 
     @cached_property
     def replica(self) -> Any:

@@ -446,6 +446,13 @@ def changed(groups: Groups, how: str, choose: random.Random) -> Groups:
     return copied
 
 
+class Line(dict[str, Any]):
+    """A line of an audit log, whose text is made once."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash((self["n"], self["at"], self["run"]))
+
+
 class Unlocked(nullcontext[None]):
     """A lock of a file in the only process."""
 
@@ -531,8 +538,11 @@ def watched() -> Iterator[None]:
             return proved[place]
 
         patch.setattr(keyring.Keyring, "unproven", unproven)
-        line_of = functools.lru_cache(2**16)(audit._read)
-        patch.setattr(audit, "_read", lambda *line: dict(line_of(*line)))
+        line_of, text_of = functools.lru_cache(2**16)(audit._read), functools.lru_cache(2**16)(audit.text_of)
+        patch.setattr(audit, "_read", lambda *line: Line(line_of(*line)))
+        patch.setattr(audit, "text_of", text_of)
+        read_policy = functools.lru_cache(8)(nodes.read_policy)
+        patch.setattr(nodes, "read_policy", lambda path: copy.copy(read_policy(path)))
         load = settings.load_graph
         graphs: dict[Path, Any] = {}
 
