@@ -92,7 +92,7 @@ def current(given: Sequence[str]) -> list[str]:
         joined = start.endswith(("=", "."))
         if joined and not sign and rest:
             value = rest.pop(0)
-        shown = f"{new}VALUE" if joined else new or "its value alone"
+        shown = f"{new}{value or 'VALUE'}" if joined else new or "its value alone"
         print(f"{word} is now {shown}; the old spelling goes with the next release", file=sys.stderr)
         words += [option] if option else []
         words += [start + value] if joined else [start + sign + value if start else value] if start or sign else []

@@ -59,6 +59,7 @@ _SAME = (
 )
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
 _PAIRS |= {"date_formats": "date_format", "rates": "rate"}
+_ACCEPTED = {"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES}
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
 
@@ -111,8 +112,7 @@ class PartyFile:
     def __post_init__(self) -> None:
         at_least(self.client, 0, "client")
         check_names(self.columns, COLUMNS, "key of columns")
-        accepted = {"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES}
-        for key, values in accepted.items():
+        for key, values in _ACCEPTED.items():
             for name, value in getattr(self, key).items():
                 one_of(value, values, f"{key}.{name}")
         parse_share(self.share)
@@ -206,11 +206,17 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {"columns": {}}
     seen: dict[str, str] = {}
     for word in words:
-        key, _, value = word.partition("=")
-        section, _, name = key.partition(".")
+        section = word.partition("=")[0].partition(".")[0]
+        # such values have no "=", which a column's name may have
+        key, _, value = word.rpartition("=") if section in _ACCEPTED else word.partition("=")
+        name = key.partition(".")[2]
         check_names([section], _KINDS, "key of a party's file", "`fedgraph-flwr import --help` describes them")
         if (held := seen.setdefault(key, value)) != value and not str(_KINDS[section]).startswith("list"):
             raise FedGraphError(f"{key} is given twice, as '{held}' and '{value}', but takes one value: leave one out")
+        if not value.strip("[] "):
+            raise FedGraphError(
+                f"{word} has no value: give one, or leave it out. A key of a party's file is removed there"
+            )
         if name.strip() and str(_KINDS[section]).startswith("dict"):
             found.setdefault(section, {})[name] = value
         elif name or str(_KINDS[section]).startswith("dict"):

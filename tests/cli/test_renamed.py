@@ -38,6 +38,8 @@ def test_an_old_spelling_is_taken_and_named(words, now, capsys):
     said = capsys.readouterr().err.splitlines()
     assert len(said) == sum(word not in now.split() and word.startswith("--") for word in words.split()) or words == now
     assert all(" is now " in line for line in said)
+    shown = [line.partition(" is now ")[2].partition(";")[0] for line in said]
+    assert all(text in now for text in shown if "=" in text), "with the value"
 
 
 @pytest.mark.parametrize(

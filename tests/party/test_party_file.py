@@ -103,6 +103,25 @@ def test_words_are_keys_of_the_file():
         given_keys(["undirected=yes"])
     with pytest.raises(FedGraphError, match="age is given twice, as 'number' and 'flag'"):
         given_keys(["kinds.age=number", "kinds.age=flag"])
+    found = given_keys(["kinds.x=y=ignored", "columns.label=a=b", "match.e=f=text"])
+    assert found == {"kinds": {"x=y": "ignored"}, "columns": {"label": "a=b"}, "match": {"e=f": "text"}}
+
+
+@pytest.mark.parametrize("word", ["features=", "classes=[]", "columns.label= ", "kinds.age="])
+def test_a_word_without_a_value_is_refused(word, banks, capsys):
+    """It left a key of the file as it is, which the user meant to remove."""
+    for command in ("import a.yaml", "init-party a.csv b.csv"):
+        assert main([*command.split(), word]) == 2
+        assert f"error: {word} has no value: give one, or leave it out" in capsys.readouterr().err
+
+
+def test_words_that_import_took_for_nothing_are_read_or_refused(banks):
+    args = app._parse(["import", str(banks / "a.yaml"), "party=b"])
+    take_words(args)
+    fill(args)
+    assert args.own_party == "b", "not that of the file"
+    with pytest.raises(FedGraphError, match="share is no word of `import`: write it into the party's file"):
+        take_words(app._parse(["import", "share=age:exact"]))
 
 
 @pytest.mark.parametrize(
@@ -460,5 +479,20 @@ def test_import_warns_of_inputs_with_names_of_labels(tmp_path, capsys, monkeypat
         "is_mule",
         "fraud_score",
     ]
+    assert "warning: auc" not in said
     assert main([*args.split(), "kinds.is_mule=ignored", "inputs=fraud_score"]) == 0
     assert "has the name of a label" not in capsys.readouterr().out
+
+
+def test_import_warns_if_the_positive_class_of_edges_is_the_frequent_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ids = [f"A{i}" for i in range(20)]
+    pd.DataFrame({"id": ids, "age": range(20)}).to_csv("n.csv", index=False)
+    verdict = ["ok"] * 15 + ["bad"] * 5
+    pd.DataFrame({"source": ids, "target": ids[::-1], "verdict": verdict}).to_csv("e.csv", index=False)
+    args = ["import", "--nodes", "n.csv", "--edges", "e.csv", "columns.edge_label=verdict", "--out", "g.safetensors"]
+    assert main(args) == 0
+    text = "second class, 'ok', which is the more frequent one: pass edge_classes=ok,bad to use 'bad'"
+    assert text in capsys.readouterr().out
+    assert main([*args, "edge_classes=ok,bad"]) == 0
+    assert "which is the more frequent one" not in capsys.readouterr().out

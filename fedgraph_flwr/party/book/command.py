@@ -72,7 +72,8 @@ def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
 
     old = read_rows(book) if book.files else None
     more, new = book.added([Path(word) for word in args.words], args.known)
-    if skipped := len(args.words) - len(new):
+    changed = sum(export not in more.files for export in book.files)
+    if skipped := len(args.words) - len(new) - changed:
         yield f"{skipped} of {len(args.words)} files are in the book already: left as they are"
     if not new and more == book:
         return
@@ -92,6 +93,8 @@ def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
         yield f"changed rows of {', '.join(dated)} are known from {day_text(rows.last)} on (--known DAY for another day)"
     more.save()
     more.clear_cache()
+    if changed:
+        yield f"{changed} of {len(args.words)} files are in the book already: their rows are known from {args.known} on now"
     yield from _lines(more, rows)
     if old is None:
         return

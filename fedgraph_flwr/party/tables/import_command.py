@@ -12,13 +12,17 @@ KEY=VALUE, as in a party's file (default: the schema's, else what is in brackets
   edge_classes=A,B,C         class names of edges (sorted)
   features=RECIPE            columns of the party's own records: payments; payments,-flow_* leaves some out; needs columns.time
   windows=DAYS               features that count earlier edges within DAYS, such as 2,0.5; needs columns.time
-  day=whole|before           with features: a record reads the other records of its day, or earlier ones only
+  day=whole|before           with features: a record reads the other records of its day (default without hours), or only earlier
+                             ones (default with hours)
+  party=NAME                 this party's name in the edge table, as --own-party
+  match.COLUMN=KIND          columns that identify a record at both parties: text, amount, date; as --match-columns
   party_columns=SOURCE,TARGET   columns with the parties of source and target; or party_prefix=SIGN after the party in an id
   id_form=text|number        number: parties compare ids without leading zeros
   edge_ids=unique            ids alone name edges, so that a row with other accounts replaces one with its id
   separator, encoding        of CSV files, such as tab and cp1252 (detected)
   date_formats.COLUMN=FORMAT such as %d.%m.%Y, several separated by |; of numbers also seconds or spreadsheet (detected)
   rates.CODE=VALUE           value of one unit of a currency in that of the amounts; currency=NAME: unit in reasons, such as €
+  share, agreement           only in a party's file: `link` and `node` read them
 
 Examples:
   fedgraph-flwr import --nodes people.csv --edges calls.csv --undirected --name calls

@@ -95,8 +95,13 @@ def take_words(args: argparse.Namespace) -> None:
         raise FedGraphError(f"{words}: expected one party's file, such as bank.yaml; {guess}")
     args.party_file = Path(paths[0]) if paths else None
     given = given_keys(keys)
+    for key in {"share", "agreement"} & given.keys():
+        raise FedGraphError(
+            f"{key} is no word of `import`: write it into the party's file, which `link` and `node` read"
+        )
     options = typed(PartyFile, given, "KEY=VALUE").options(Path())
     options = {dest: value for dest, value in options.items() if dest != "client" or dest in given}
+    options |= {"own_party": given["party"]} if "party" in given else {}
     for dest, value in options.items():
         held = getattr(args, dest, None)
         if held is not False and held not in (None, "", [], "ratio", value, [value]):
@@ -201,11 +206,7 @@ def summary(graph: Graph | HeteroGraph, as_client: bool) -> Iterator[str]:
     labels = _counts(graph.y, names)
     if names:
         yield f"labels: {_counted(names, labels)}"
-    if len(names) == 2 and labels[1] > labels[0]:
-        yield (
-            f"auc and average precision are computed for the second class, '{names[1]}':"
-            f" pass --classes {names[1]},{names[0]} to use '{names[0]}'"
-        )
+    yield from _frequent(names, labels, "--classes ")
     yield from _stages(graph, names, as_client)
     if isinstance(graph, ClientGraph) and graph.foreign.numel():
         yield f"{graph.foreign.size(1)} records name other parties: match them with `fedgraph-flwr link` before a run"
@@ -248,7 +249,18 @@ def _of_edges(graph: Graph | HeteroGraph) -> Iterator[str]:
         yield f"times from {first} to {last}"
     if graph.edge_y.numel():
         names = graph.schema["agreed"].get("edge_classes", [])
-        yield f"labels of edges: {_counted(names, _counts(graph.edge_y, names))}"
+        counts = _counts(graph.edge_y, names)
+        yield f"labels of edges: {_counted(names, counts)}"
+        yield from _frequent(names, counts, "edge_classes=")
+
+
+def _frequent(names: Sequence[str], counts: Sequence[int], option: str) -> Iterator[str]:
+    """Yield a line if the second of two classes is the more frequent one."""
+    if len(names) == 2 and counts[1] > counts[0]:
+        yield (
+            f"warning: auc and average precision are computed for the second class, '{names[1]}', which is the more frequent one:"
+            f" pass {option}{names[1]},{names[0]} to use '{names[0]}'"
+        )
 
 
 def _counts(y: torch.Tensor, names: Sequence[str]) -> list[int]:

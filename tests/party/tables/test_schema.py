@@ -65,7 +65,7 @@ def test_a_first_party_writes_the_schema_and_others_obey_it(tables, tmp_path, ca
     assert imported(tables, "c", "--classes", "ok,fraud", *kinds, "--name", "c") == 0
     assert "makes it" not in capsys.readouterr().out
     assert imported(tables, "c", *kinds, "--name", "d") == 0
-    assert "are computed for the second class, 'ok': pass --classes ok,fraud to use 'fraud'" in capsys.readouterr().out
+    assert "second class, 'ok', which is the more frequent one: pass --classes ok,fraud" in capsys.readouterr().out
 
 
 @pytest.mark.slow

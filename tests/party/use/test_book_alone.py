@@ -194,9 +194,14 @@ def test_a_payment_with_other_accounts_replaces_one_with_its_id_only_if_ids_are_
     (book / "party.yaml").write_text(yaml.safe_dump(party))
     rows_of(("q1", "a1", "a0", 11, 50.0), ("q2", "a1", "a3", 11, 6.0)).to_csv(tmp_path / "fix.csv", index=False)
     capsys.readouterr()
-    assert main(["book", "add", str(book), str(tmp_path / "fix.csv"), "--known", "2026-03-14"]) == 0
+    for day in (15, 14, 14):
+        assert main(["book", "add", str(book), str(tmp_path / "fix.csv"), "--known", f"2026-03-{day}"]) == 0
     said = "2 rows have the id of another payment, such as 'q1', with other accounts: all count"
-    assert (said in capsys.readouterr().out) != unique
+    output = capsys.readouterr().out
+    assert (said in output) != unique
+    assert "1 of 1 files are in the book already: their rows are known from 2026-03-14 on now" in output
+    assert output.count("in the book already") == 2
+    assert output.endswith("1 of 1 files are in the book already: left as they are\n")
     rows = read_rows(BookFolder.load(book))
     found = [rows.edges.iloc[rows.at(day_of(f"2026-03-{day}"))].set_index("ref") for day in (13, 14)]
     assert found[0].target[["q1", "q2"]].tolist() == ["a1", "a2"]
