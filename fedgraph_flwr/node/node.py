@@ -29,6 +29,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import settings
 from fedgraph_flwr.node.beginning import Beginning
 from fedgraph_flwr.node.model_size import check_size
+from fedgraph_flwr.partition.store import number_in
 from fedgraph_flwr.secure.policy import Ledger, Policy, read_policy, simulated
 from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.wire.messages import FAILED
@@ -211,8 +212,10 @@ class Simulated(Node):
     def earlier_model(
         self, cfg: RunConfig, client: int, received: Mapping[str, Any]
     ) -> Path | None:
-        """The state in the earlier run's folder."""
-        return earlier.in_run(Path(cfg.init or cfg.evaluate), client)
+        """The state in the earlier run's folder, where the client may have had another number."""
+        run = Path(cfg.init or cfg.evaluate)
+        number = number_in(run, cfg, client)
+        return None if number is None else earlier.in_run(run, number)
 
     def checkpoint_root(self, cfg: RunConfig) -> str:
         """The run folder, if the run has one."""

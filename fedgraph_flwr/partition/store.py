@@ -459,6 +459,16 @@ def parties(cfg: RunConfig) -> list[str]:
     return names if all(names) else []
 
 
+def number_in(run: Path, cfg: RunConfig, client: int) -> int | None:
+    """Return a client's number in an earlier run, by its name if both runs know names; None: it took no part."""
+    summary = run / "summary.json"
+    before = json.loads(summary.read_bytes()).get("parties", []) if summary.is_file() else []
+    names = parties(cfg) if before and not cfg.on_fleet else []
+    if not names:
+        return client
+    return before.index(names[client]) if names[client] in before else None
+
+
 def _client_kind(path: Source, kind: str | None) -> None:
     accepted = [name for name in MODULES if name.endswith("ClientGraph")]
     if kind not in accepted:

@@ -28,6 +28,7 @@ from fedgraph_flwr.evaluation.best_round import (
     BestRound,
     failed_replies,
 )
+from fedgraph_flwr.partition.store import number_in
 from fedgraph_flwr.store.checkpoint import (
     DATA,
     Checkpoint,
@@ -326,7 +327,13 @@ class Recorder:
         schemas = {
             client: description.get("schema", [0]) for client, description in self.described.items()
         }
-        return earlier_model(Path(getattr(self.cfg, key)), key, schemas)
+        run = Path(getattr(self.cfg, key))
+        found = earlier_model(run, key, schemas)
+        if not found.models:
+            return found
+        numbers = {client: number_in(run, self.cfg, client) for client in schemas}
+        models = {c: found.models[n] for c, n in numbers.items() if n in found.models}
+        return found._replace(models=models)
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
         """Write summary and parameters, and return the summary.

@@ -15,6 +15,7 @@ from fedgraph_flwr.party.forget import plan, without
 from fedgraph_flwr.party.link.command import link_overrides
 from fedgraph_flwr.party.link.protocol import LinkParty, simulate
 from fedgraph_flwr.party.link.rules import LinkRules
+from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.secure.keyring import Keyring
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier import newcomers
@@ -146,6 +147,40 @@ def test_a_run_from_a_trained_model_says_who_is_new(made, tmp_path):
     assert second.summary["start"]["new"] == ["b"]
     assert "new" not in fg.run(init=str(second.path), out=str(tmp_path / "last"), progress=False).summary["start"]
     assert newcomers(first.path, [], [0, 1, 2]) == ["client 2"]  # without names, as at a fleet's server
+
+
+@pytest.mark.parametrize("key", ["init", "evaluate"])
+def test_a_party_keeps_its_private_parameters_when_its_number_changes(made, tmp_path, key):
+    """Bank C is client 2 with the others and client 1 without B, as is its file to the commands."""
+    every = saved(linked([made.client(bank) for bank in BANKS]), tmp_path / "three")
+    two = saved(linked([made.client(bank) for bank in "AC"]), tmp_path / "two")
+    first = fg.run(graph=str(every), out=str(tmp_path / "first"), strategy="fedper", **KEYS)
+    keys = {"train.lr": 1e-12} if key == "init" else {}
+    later = fg.run(**{key: str(first.path)}, graph=str(two), out=str(tmp_path / "later"), progress=False, **keys)
+    before, after = (
+        [load_predictor(first.path, k).tensors for k in range(3)],
+        [load_predictor(later.path, k).tensors for k in range(2)],
+    )
+    private = [name for name in before[0] if not torch.equal(before[0][name], before[2][name])]
+    assert private
+    for name in private:
+        torch.testing.assert_close(after[1][name], before[2][name])
+        torch.testing.assert_close(after[0][name], before[0][name])
+
+
+def test_the_file_of_a_party_chooses_no_other_party(made, tmp_path, capsys):
+    """B left: its number is C's."""
+    folder = saved(linked([made.client(bank) for bank in "AC"]), tmp_path / "two")
+    run = fg.run(graph=str(folder), out=str(tmp_path / "run"), **KEYS).path
+    party, tables = tmp_path / "b.yaml", "nodes: C_nodes.csv\nedges: C_edges.csv\ncolumns: {id: id}\n"
+    party.write_text(f"party: B\nclient: 1\n{tables}")
+    for command in (["predict"], ["alerts", "--cost", "5,1"], ["explain", "--items", "A1"]):
+        assert cli.main([command[0], str(run), "--party-file", str(party), *command[1:]]) == 2
+        assert f"{run} has 'c' as client 1, and {party} is of 'B': pass --client I" in capsys.readouterr().err
+    party.write_text(f"party: C\nclient: 2\n{tables}")
+    assert cli.main(["predict", str(run), "--party-file", str(party)]) == 2
+    assert f"{run} has no client 2: expected 0..1 (a, c)" in capsys.readouterr().err
+    assert cli.main(["predict", str(run), "--party-file", str(party), "--client", "1"]) == 0
 
 
 def test_what_cannot_be_forgotten_is_one_error_message(made, tmp_path, capsys):

@@ -205,17 +205,18 @@ def _check_order(book: Any, rows: Any, held: int) -> None:
 
 
 def _use(args: argparse.Namespace) -> Iterator[str]:
-    from fedgraph_flwr.party.book.folder import BookFolder, Pinned
+    from fedgraph_flwr.party.book.folder import PARTY, BookFolder, Pinned
     from fedgraph_flwr.party.use.predict import digest_of
     from fedgraph_flwr.party.use.predict_command import load_any
 
     if len(args.words) != 1:
         raise FedGraphError(f"book use takes one RUN, state folder or exported folder, got {len(args.words)}")
     book, run = BookFolder.load(args.book), Path(args.words[0])
-    predictor, in_run = load_any(run, book.party.client if args.client is None else args.client)
+    client = book.party.client if args.client is None else args.client
+    predictor, in_run = load_any(run, client, args.book / PARTY)
     found = digest_of(predictor)
-    client = str(predictor.client) if in_run and predictor.client is not None else ""
-    replace(book, model=Pinned(os.path.relpath(run, args.book), client, found)).save()
+    pinned = str(predictor.client) if in_run and predictor.client is not None else ""
+    replace(book, model=Pinned(os.path.relpath(run, args.book), pinned, found)).save()
     whose = f", client {predictor.client}" if predictor.client is not None else ""
     yield f"{args.book}: {run}{whose} (round {predictor.round}, digest {found}) scores from now on"
 

@@ -355,10 +355,14 @@ class TaskPredictor(ABC):
         return isinstance(self, Predictor) and self.client is not None
 
     @property
+    def party(self) -> str:
+        """The party's name in its file, in the form in which names are compared; "": it has none."""
+        return str(getattr(self.own, "linking", {}).get("party", ""))
+
+    @property
     def who(self) -> str:
         """The party by its name, if its file has one, else its client's number."""
-        name = getattr(self.own, "linking", {}).get("party", "") if self.own is not None else ""
-        return sanitize(name, 40) if name else f"client {self.client}"
+        return sanitize(self.party, 40) if self.party else f"client {self.client}"
 
     def party_graph(self) -> Any:
         """Return the client's graph.
@@ -924,7 +928,8 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     cfg, summary = finished(run)
     clients = 1 if cfg.strategy.pooled else cfg.num_clients
     if client is not None and not 0 <= client < clients:
-        raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}")
+        parties = ", ".join(sanitize(name, 40) for name in summary.get("parties", ()))
+        raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}{parties and f' ({parties})'}")
     at = _which(at, cfg) if summary["best_round"] else LAST
     stem, done = ("best", summary["best_round"]) if at == BEST else ("final", summary["rounds"])
     tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()

@@ -159,6 +159,8 @@ def load_chosen(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.party.tables.columns import log_warning
 
     predictor = _loaded(args)
+    if args.party_file:
+        check_party(predictor, args.party_file)
     book = getattr(args, "opened_book", None)
     if book is not None and book.model is not None and args.run == args.book / book.model.run:
         from fedgraph_flwr.party.use.predict import digest_of
@@ -173,6 +175,19 @@ def load_chosen(args: argparse.Namespace) -> Any:
             f"this model finds payments that a drill planted (class {marked[0]}), not real cases: do not use it"
         )
     return predictor
+
+
+def check_party(predictor: Any, path: Path) -> None:
+    """Refuse a model of another party than that of a party's file: a party that left may have had its number."""
+    from fedgraph_flwr.party.party_file import read_party
+    from fedgraph_flwr.party.tables.parties import fold
+
+    name = read_party(path).party
+    if predictor.party and name and predictor.party != fold([name])[0]:
+        raise FedGraphError(
+            f"{predictor.source} has '{predictor.who}' as client {predictor.client}, and {path} is of '{name}': pass --client I,"
+            " its number in the run, or a run in which it took part"
+        )
 
 
 def _loaded(args: argparse.Namespace) -> Any:
@@ -207,18 +222,19 @@ def _loaded(args: argparse.Namespace) -> Any:
     return found
 
 
-def load_any(folder: Path, client: int) -> tuple[Any, bool]:
+def load_any(folder: Path, client: int, party_file: Path) -> tuple[Any, bool]:
     """Return the predictor of a run, state or exported folder, and whether the client chose its model.
 
     Args:
         folder: the folder.
         client: the party's number in a run folder.
+        party_file: the party's file.
     """
     from fedgraph_flwr.party.use.export import INDEX
 
     of_party = (folder / INDEX).is_file() or is_state(folder)
     options = {"run": folder, "node": None, "client": None if of_party else client, "round": ""}
-    args = argparse.Namespace(**options)
+    args = argparse.Namespace(**options, party_file=party_file)
     take_state(args)
     return load_chosen(args), not of_party
 

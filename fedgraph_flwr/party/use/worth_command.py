@@ -52,7 +52,8 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     if args.coalitions is not None:
         found = _contributions(args)
     else:
-        found = worth(args.runs, args.client, args.metric, args.clusters, _lived(args))
+        lived = _lived(args)
+        found = worth(args.runs, args.client, args.metric, args.clusters, lived)
         _print_scores(found)
     write_outputs(args, found, lambda: contribution_page(found) if args.coalitions else worth_page(found))
     return 0, found
@@ -76,7 +77,7 @@ def _lived(args: argparse.Namespace) -> Any:
     from fedgraph_flwr.party.book.folder import PARTY, BookFolder
     from fedgraph_flwr.party.book.rows import read_rows
     from fedgraph_flwr.party.tables.nodes import label_codes
-    from fedgraph_flwr.party.use.predict_command import predicted
+    from fedgraph_flwr.party.use.predict_command import check_party, is_state, predicted
     from fedgraph_flwr.party.use.worth import Lived
 
     book, labels = BookFolder.load(args.book), dict[str, int]()
@@ -85,7 +86,11 @@ def _lived(args: argparse.Namespace) -> Any:
     rows = read_rows(book)
     columns, last = rows.columns, int(rows.known.max())
 
+    if args.client is None and not any(is_state(run) for run in args.runs):
+        args.client = book.party.client
+
     def scores(model: Any) -> Any:
+        check_party(model, args.book / PARTY)
         found = predicted(argparse.Namespace(**vars(args) | given), model)[1]
         if model.predicts_edges:
             table, name, label = rows.edges.iloc[rows.at(last)], columns.edge_id, columns.edge_label
