@@ -188,7 +188,7 @@ def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextI
     from rich.progress import BarColumn, Progress, TextColumn
 
     from fedgraph_flwr.sweeps.execution import execute, probe
-    from fedgraph_flwr.sweeps.rows import Row, failure, number
+    from fedgraph_flwr.sweeps.rows import Row, failure, in_percent, number
 
     missing = index.missing(how.only)
     seconds = index.seconds(missing)
@@ -220,7 +220,8 @@ def _run(index: ResultsIndex, how: How, configs: Sequence[RunConfig], out: TextI
             failed = sanitize(failure(row))
             if live and not failed:
                 return
-            score = failed or f"{100 * number(row, 'value'):.2f} %"
+            value = number(row, "value")
+            score = failed or (f"{100 * value:.2f} %" if in_percent(row) else f"{value:.4g}")
             line = f"{done}/{done + left} {_name(cell)}: {score}"
             more = f"  ({remaining})" if remaining and not live else ""
             console.print(line + more, markup=False, highlight=False, soft_wrap=True)

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.config import bounded_metric
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.evaluation.chance import metric_of
 from fedgraph_flwr.store.folder import InUse, owned
 
 FIELDS = ["setting", "method", "seed", "value", "validation", "headline", "last", "last5", "rounds", "best_round"]
@@ -46,11 +48,17 @@ def number(row: Row, key: str) -> float:
     Raises:
         FedGraphError: it is a text.
     """
+    value = row.get(key)
     try:
-        return float(row.get(key) or math.nan)
+        return math.nan if value in (None, "") else float(value)
     except ValueError as error:
         what = f"{key} '{sanitize(row[key], 40)}' of the row {sanitize(row.get('words'), 100)}"
         raise FedGraphError(f"{what} is not a number: correct or remove the row of the results") from error
+
+
+def in_percent(row: Row) -> bool:
+    """Return whether a row's score is a share."""
+    return bounded_metric(metric_of(str(row.get("headline"))))
 
 
 def failure(row: Row) -> str:

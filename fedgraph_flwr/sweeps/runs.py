@@ -45,8 +45,12 @@ def run_cell(cell: Cell, keep: Keep | None = None, on_share: Callable[[float], N
     with contextlib.suppress(OSError):  # Linux: peak memory is this cell's, not that of earlier ones in this process
         Path("/proc/self/clear_refs").write_text("5")
     try:
-        counted = {MAJORITY: majority, HOMOPHILY: homophily}.get(cell.method)
-        figures = {"value": counted(cell.overrides)} if counted else _train(cell, keep, on_share)
+        if cell.method == MAJORITY:
+            figures = {"value": majority(cell.overrides), "headline": f"{_score(cell.overrides)} at chance"}
+        elif cell.method == HOMOPHILY:
+            figures = {"value": homophily(cell.overrides)}
+        else:
+            figures = _train(cell, keep, on_share)
     except RunFailed as error:  # such as diverging training: also a result
         figures = {"value": math.nan, "headline": f"{FAILED}{error}"}
     except FedGraphError as error:
@@ -102,6 +106,13 @@ def run_name(cell: Cell) -> str:
     return re.sub(r"[^\w.=-]+", "-", f"{cell.setting}-{cell.method}-{cell.seed}")
 
 
+def _score(overrides: Sequence[str]) -> str:
+    from fedgraph_flwr.config import configuration
+    from fedgraph_flwr.evaluation import metrics
+
+    return metrics.headline(configuration(overrides).evaluation, "test")
+
+
 def homophily(overrides: Sequence[str]) -> float:
     """Return node homophily: the mean share of in-neighbours of the same class, averaged over nodes, then clients."""
     from fedgraph_flwr.data.statistics import node_homophily
@@ -121,7 +132,10 @@ def majority(overrides: Sequence[str]) -> float:
     cfg, graphs = _clients(overrides)
     tasks = [kind_of(cfg)(cfg, graph) for graph in graphs]
     classes = kind_of(cfg).capabilities.classes
-    label = torch.cat([task.y[task.masks["train"]] for task in tasks]).bincount().argmax() if classes else None
+    labels = torch.cat([task.y[task.masks["train"]] for task in tasks]) if classes else None
+    if labels is not None and not labels.numel():
+        raise FedGraphError(f"no client has a labelled training item of task={cfg.task.name}")
+    label = labels.bincount().argmax() if labels is not None else None
     scores: dict[str, list[float]] = {}
     for task in tasks:
         width = task.width

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedgraph_flwr.config import bounded_metric
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, over, paired
-from fedgraph_flwr.sweeps.rows import COUNTED, PARTLY, Found, failure, number
+from fedgraph_flwr.sweeps.rows import COUNTED, PARTLY, Found, failure, in_percent, number
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
 
@@ -44,19 +44,19 @@ class SweepSummary:
             if row is None:
                 continue
             at = cell.setting, cell.method
-            scale = 100 if bounded_metric(chance.metric_of(str(row.get("headline")))) else 1
+            scale = 100 if in_percent(row) else 1
             self.values.setdefault(at, {})[cell.seed] = scale * number(row, "value")
             if sentence := failure(row):
                 self.failures.append((cell, sentence))
-            elif row.get("headline"):
+            elif row.get("headline") and cell.method not in COUNTED:
                 self.headlines.add(str(row["headline"]))
                 if row.get("missed"):
                     self.missed.append((cell, str(row["missed"])))
                     if str(row["missed"]).startswith(PARTLY):
                         self.partly.add(at)
             for key in ("validation", "success"):
-                if row.get(key):
-                    getattr(self, key).setdefault(at, {})[cell.seed] = scale * number(row, key)
+                if not math.isnan(known := number(row, key)):
+                    getattr(self, key).setdefault(at, {})[cell.seed] = scale * known
         for setting in self.sweep.settings:
             for method in self.sweep.methods:
                 names = list(self.sweep.choices(setting, method, self.found))

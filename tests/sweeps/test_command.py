@@ -19,7 +19,7 @@ from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import alone
 from fedgraph_flwr.sweeps.spec import load
 from tests.support import PATIENCE, wait_for, wait_for_end
-from tests.sweeps.conftest import SMALL, TOY, rows, sweep
+from tests.sweeps.conftest import SMALL, TOY, one, rows, sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,6 +111,32 @@ def test_a_mistake_in_a_run_is_a_cell_that_died(toy, monkeypatch):
     monkeypatch.setattr(runs, "majority", lambda args: 1 / 0)
     sweep(toy, "--only", "few/Majority/0", code=1)
     assert "few, Majority, seed 0: died: ZeroDivisionError: division by zero" in toy.with_suffix(".md").read_text()
+
+
+def test_scores_of_regression_have_one_unit_and_zero_is_a_score(place, capsys):
+    """The chance level, which no run computes, is no share either."""
+    data = [
+        "task=nodes-regression",
+        "dataset=planted-regression",
+        "dataset.nodes=60",
+        "num_clients=2",
+        "rounds=1",
+        "seed=0",
+    ]
+    sweep(*data, "strategy=fedavg")
+    shown = capsys.readouterr().out
+    stored = {row["method"]: float(row["value"]) for row in rows(one(place / "sweeps", ".csv"))}
+    assert list(stored) == ["Majority", "Local", "fedavg"]
+    for method, score in stored.items():
+        assert re.search(rf", {method}, seed 0: {score:.4g}(  \(|\n)", shown)
+    assert f"| planted-regression | {' | '.join(f'{score:.2f}' for score in stored.values())} |" in shown
+    sweep(*data, "strategy=fedavg", "evaluation.metric=r2", "--out", "r2.csv")
+    assert re.search(r"\| planted-regression \| 0.00 \|", capsys.readouterr().out)
+
+
+def test_a_chance_level_without_labels_is_one_error_message(place, capsys):
+    sweep("task=edges", "dataset=csbm", "dataset.nodes=60", "num_clients=2", "--only", "Majority", "seed=0", code=1)
+    assert "Majority, seed 0: refused: no client has a labelled training item of task=edges" in capsys.readouterr().out
 
 
 def test_two_sweeps_on_one_file_do_not_interleave(toy, capsys, ran):
