@@ -23,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def run(data: str, bins: str, seed: int) -> dict[str, Any]:
     simulated, start = nodes.simulated, time.process_time()
 
     def party() -> Any:
-        policy = simulated()
+        policy = copy(simulated())
         policy.min_nodes = ROWS
         return policy
 

@@ -327,6 +327,11 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         return written and inherits(self, OBJECTIVE)
 
     @cached_property
+    def score_names(self) -> set[str]:
+        """Names of all scores that a reply may hold."""
+        return self.task.score_names(self.cfg.evaluation, self.task.width)
+
+    @cached_property
     def shared(self) -> dict[str, Tensor]:
         """The shared tensors by name, in the model's order; they alias the model."""
         return self.model.shared(self.cfg.strategy.shared, self.cfg.strategy.private)

@@ -333,8 +333,8 @@ def _framework_numbers(client: GraphClient, name: str) -> set[str]:
         return {*sizes, "schema", "link", "min_nodes", SPEAKS}
     if name not in (TRAIN, EVALUATE):
         return set()
-    cfg, task, shown = client.cfg.evaluation, client.task, client.protection.scores
-    names = set(released(cfg)) if shown == "noised" else set[str]()
+    shown = client.protection.scores
+    names = set(released(client.cfg.evaluation)) if shown == "noised" else set[str]()
     if shown == "exact":
-        names = task.score_names(cfg, task.width) | ({"train-loss"} if name == TRAIN else set())
+        names = client.score_names | ({"train-loss"} if name == TRAIN else set())
     return names if client.protection.private or name != TRAIN else {*names, "num_train"}

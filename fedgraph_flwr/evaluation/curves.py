@@ -25,7 +25,7 @@ class Curves:
         hits: positives of the segment at or above each score [E].
         taken: nodes of the segment at or above each score [E].
         first: position of a segment's first score [S].
-        ranked: whether all scores are numbers, bool [S]; without, no result is defined.
+        ranked: whether all scores are numbers, bool [S]; without, no result is defined. None: all are.
     """
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray, count: np.ndarray | None = None):
@@ -48,7 +48,7 @@ class Curves:
         self.hits, self.taken = found[ends + 1] - found[begins], ends + 1 - begins
         self.positives = found[start + count] - found[start]
         unknown = np.isnan(falling)
-        self.ranked = np.bincount(of[order][unknown], minlength=count.size) == 0 if unknown.any() else count >= 0
+        self.ranked = np.bincount(of[order][unknown], minlength=count.size) == 0 if unknown.any() else None
 
     def _sums(self, values: np.ndarray) -> np.ndarray:
         """Sum over each segment, [S]."""
@@ -75,7 +75,7 @@ class Curves:
 
     def _known(self, values: np.ndarray) -> np.ndarray:
         """Return values of the segments [S], NaN where a score is no number."""
-        return np.where(self.ranked, values, np.nan)
+        return values if self.ranked is None else np.where(self.ranked, values, np.nan)
 
     def precision(self) -> np.ndarray:
         """Return the mean precision over the positives, [S]; NaN for one class or a score that is no number."""

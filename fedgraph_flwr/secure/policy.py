@@ -38,7 +38,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
@@ -368,6 +368,7 @@ def counted(make: Callable[[], nn.Module]) -> int:
         return sum(p.numel() for p in make().parameters())
 
 
+@cache
 def simulated() -> Policy:
     """Return the policy of simulated clients: no limits."""
     policy = Policy(

@@ -4,7 +4,6 @@ import ast
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from fedgraph_flwr import models, tasks
 from fedgraph_flwr.config import RunConfig
@@ -32,12 +31,10 @@ def digest(cfg: RunConfig) -> str:
         for kind in part.__mro__
     ]
     modules = {kind.__module__ for kind in classes} & _files().keys()
-    named = {
-        name for module in modules for name in _imported(module) if name.split(".")[1] in ROOMS
-    }
+    named = {name for module in modules for name in _read(module)[1] if name.split(".")[1] in ROOMS}
     placed = {name for name in _files() if name.split(".")[1] == "partition"}
     engine = GRIDS.get(cfg.engine, FLOWER).partition(":")[0]
-    trees = sorted(_tree(name) for name in modules | named | placed | {engine})
+    trees = sorted(_read(name)[0] for name in modules | named | placed | {engine})
     return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:16]
 
 
@@ -51,36 +48,35 @@ def _files() -> dict[str, Path]:
     return {".".join(parts): path for path, parts in inside if len(parts) > 2}
 
 
-def _parsed(module: str) -> ast.Module:
-    return ast.parse(_files()[module].read_bytes())
-
-
 @cache
-def _imported(module: str) -> frozenset[str]:
-    """Return the modules of these packages that a module imports."""
-    lines = [node for node in ast.walk(_parsed(module)) if isinstance(node, ast.ImportFrom)]
+def _read(module: str) -> tuple[str, frozenset[str]]:
+    """Return the digest of a module's syntax tree without imports and docstrings, and the modules of these packages that it imports."""
+    tree = ast.parse(_files()[module].read_bytes())
     names = {
         f"{line.module}{end}"
-        for line in lines
+        for line in _stripped(tree)
         for end in ("", *(f".{alias.name}" for alias in line.names))
     }
-    return frozenset(names & _files().keys())
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+    return digest, frozenset(names & _files().keys())
 
 
-@cache
-def _tree(module: str) -> str:
-    """Return the digest of a module's syntax tree without imports and docstrings."""
-    return hashlib.sha256(ast.dump(_Bare().visit(_parsed(module))).encode()).hexdigest()
+def _stripped(node: ast.AST) -> list[ast.ImportFrom]:
+    """Take imports, and strings that stand alone, out of the statements in a node, and return the imports of names."""
+    imports = []
+    for _, statements in ast.iter_fields(node):
+        if not isinstance(statements, list):
+            continue
+        imports += [each for each in statements if isinstance(each, ast.ImportFrom)]
+        statements[:] = [each for each in statements if not _says_nothing(each)]
+        for each in statements:
+            if isinstance(each, ast.stmt | ast.excepthandler | ast.match_case):
+                imports += _stripped(each)
+    return imports
 
 
-class _Bare(ast.NodeTransformer):
-    """Takes imports, and strings that stand alone, out of a syntax tree."""
-
-    def generic_visit(self, node: ast.AST) -> Any:
-        value = node.value if isinstance(node, ast.Expr) else None
-        alone = isinstance(value, ast.Constant) and isinstance(value.value, str)
-        return (
-            None
-            if alone or isinstance(node, ast.Import | ast.ImportFrom)
-            else super().generic_visit(node)
-        )
+def _says_nothing(node: ast.AST) -> bool:
+    """Return whether a node is an import, or a string that stands alone."""
+    value = node.value if isinstance(node, ast.Expr) else None
+    alone = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return alone or isinstance(node, ast.Import | ast.ImportFrom)

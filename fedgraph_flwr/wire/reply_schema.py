@@ -5,7 +5,7 @@ of an array is decoded before its name, dtype, shape and length are valid.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -177,7 +177,9 @@ def check_shapes(
     check(arrays, fields, who)
 
 
-def _names(held: Iterable[str], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
+def _names(held: Mapping[str, Any], fields: Mapping[str, ArrayField | NumberField], who: str, prefix: str = "") -> None:
+    if held.keys() == fields.keys():
+        return
     names = set(held)
     if missing := sorted(n for n, f in fields.items() if not f.optional and n not in names):
         raise FedGraphError(f"{who} without {', '.join(f'{prefix}{n}' for n in missing[:5])}")
