@@ -50,7 +50,7 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _read(module: str) -> tuple[str, frozenset[str]]:
-    """Return the digest of a module's syntax tree without imports and docstrings, and the modules of these packages that it imports."""
+    """Return the digest of a module's syntax tree without imports and docstrings, and what it imports of these packages."""
     tree = ast.parse(_files()[module].read_bytes())
     names = {
         f"{line.module}{end}"
