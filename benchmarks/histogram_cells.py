@@ -98,7 +98,9 @@ def stored() -> Rows:
 
 def run(data: str, bins: str, seed: int) -> dict[str, Any]:
     """Run a cell, and return its row."""
-    simulated, start = nodes.simulated, time.process_time()
+    start = time.process_time()
+    room: Any = nodes
+    simulated = room.simulated
 
     def party() -> Any:
         policy = copy(simulated())
@@ -108,12 +110,12 @@ def run(data: str, bins: str, seed: int) -> dict[str, Any]:
     secure, growth = [] if bins == EXACT else ["privacy.secagg=true"], server.Growth
     server.Growth = Siblings if bins == SIBLINGS else growth
     words = [*DATA[data], *TREES, *secure, f"seed={seed}"]
-    nodes.simulated = simulated if bins == EXACT else party
+    room.simulated = simulated if bins == EXACT else party
     try:
         with tempfile.TemporaryDirectory() as folder:
             summary = api.run(*words, f"out={folder}/run", progress=False).summary
     finally:
-        nodes.simulated, server.Growth = simulated, growth
+        room.simulated, server.Growth = simulated, growth
     scores, code = summary["metrics"]["best_val"], Path(fedgraph_flwr.__file__).parent
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=code).stdout.strip()
     return {

@@ -16,11 +16,11 @@ def tree(tmp_path, monkeypatch):
     def digest(text: str) -> str:
         (path := tmp_path / "a.py").write_text(text)
         monkeypatch.setattr(code, "_files", lambda: {"a.b.c": path})
-        code._tree.cache_clear()
-        return code._tree("a.b.c")
+        code._read.cache_clear()
+        return code._read("a.b.c")[0]
 
     yield digest
-    code._tree.cache_clear()
+    code._read.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,8 @@ def test_a_digest_covers_method_network_task_and_engine_but_no_seed():
     assert base == digest("strategy=fedavg", "seed=3", "train.lr=0.5")
     others = [digest(w) for w in ("strategy=fedomd", "model=mlp", "task=links", "engine=ray")]
     assert len({base, *others}) == 5
-    assert {"fedgraph_flwr.methods.fedomd", "fedgraph_flwr.methods.moments"} <= code._imported(
-        "fedgraph_flwr.strategies.fedomd"
-    )
+    _, imported = code._read("fedgraph_flwr.strategies.fedomd")
+    assert {"fedgraph_flwr.methods.fedomd", "fedgraph_flwr.methods.moments"} <= imported
 
 
 def stored(folder, **columns):
