@@ -1048,11 +1048,6 @@ class RunConfig(Section):
         ("privacy.dp!=none", "strategy.aggregator!=mean", "bounds contributions to a mean, which {} does not compute"),
         (
             "privacy.coordinator=verified",
-            "train.class_weights=federated",
-            "cannot open the sums before round 1 of {} yet",
-        ),
-        (
-            "privacy.coordinator=verified",
             "strategy.fraction!=1",
             "needs all members in each round, since sums over different ones show an update, but {} samples some",
         ),

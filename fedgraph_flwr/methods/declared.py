@@ -39,7 +39,8 @@ def uplink_of(side: Any, cfg: RunConfig) -> dict[str, Groups]:
                 )
     if cfg.train.class_weights == "federated":
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
-        found[LABELS] = Once({LABELS: Mean(share, weight="train")})
+        # they choose items that count in the others' training, never fewer than ``min_nodes``
+        found[LABELS] = Once({LABELS: Mean(share, weight="train", bounded=True)})
     for part in parts_of(cfg.strategy).values():
         found[TRAIN] = {**found.get(TRAIN, {}), **part.uplink}
     found = protection_of(cfg).uplink(found)

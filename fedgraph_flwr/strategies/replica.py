@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import Refusal
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.privacy import Privacy
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -92,6 +93,8 @@ class Replica:
             }
             if request.phase == TRAIN:
                 groups[MODEL] = self.strategy.arrays
+            if weights := self.strategy.class_weights:
+                groups[CLASS_WEIGHTS] = weights
             earlier = sum(phase == request.phase for phase, _ in sums)
             return Wanted(request.phase, groups, {**request.config, "exchange": earlier})
 

@@ -28,6 +28,7 @@ from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.methods.boosting import BINS, GROW, HISTOGRAM
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import respond
@@ -110,6 +111,7 @@ METHODS = {
     ],
     "fedomd": ["strategy=fedomd", "strategy.cmd_range=unit"],
     "fedgrad": ["strategy=fedgrad"],
+    "class weights": ["train.loss=weighted", "train.class_weights=federated"],
 }
 MORE = (
     "fedadagrad",
@@ -464,6 +466,15 @@ def test_a_colluding_member_moves_raw_scores_by_max_update_a_round(members, monk
     assert_same_arrays({"value": bound["value"][:3]}, {"value": free["value"][:3]})
 
 
+book = policy.Ledger.book
+
+
+def uncounted(*request):
+    """Count a request, however often it comes."""
+    with contextlib.suppress(Refusal):
+        book(*request)
+
+
 def changed(message, phase, group="", name="", change=None, **scalars):
     """A coordinator's copy of a message, with another array, without a group, or with other scalars."""
     copied = over_the_wire(message)
@@ -530,15 +541,43 @@ def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "boosting"])
+def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tmp_path, method):
+    """A coordinator's own weights, or none, are refused; a run that resumes goes on with the certified ones."""
+    words, own, left = [*METHODS[method], *METHODS["class weights"], "rounds=3", *VERIFIED], respond.respond, []
+    whole, plain = members("whole", *words), members("plain", *METHODS[method], "rounds=3", *VERIFIED)
+    assert whole.summary["failures"] == {}
+
+    def attacked(message, context):
+        config = message.content["config"]
+        if config["phase"] == TRAIN:
+            for group in ({"name": "w", "change": lambda w: w[::-1].copy()}, {}):
+                reply = own(changed(message, TRAIN, CLASS_WEIGHTS, **group), context)
+                signed = config["round"] == 3 and 0 in left and message.metadata.dst_node_id < 3
+                reason = "signed its term of another request" if signed else "sent another 'class_weights'"
+                assert reason in reply.error.reason
+                left.append(config["round"])
+        if (config["phase"], config["round"], message.metadata.dst_node_id) == (TRAIN, 3, 3) and 0 not in left:
+            left.append(0)
+            raise Killed
+        return own(message, context)
+
+    monkeypatch.setattr(policy.Ledger, "book", uncounted)
+    monkeypatch.setattr(respond, "respond", attacked)
+    with pytest.raises(Killed):
+        members("cut", *words, f"out={tmp_path / 'cut'}")
+    done = later("resume", tmp_path / "cut")
+    assert set(left) == {0, 1, 2, 3}
+    assert_same_arrays(done.arrays, whole.arrays)
+    assert not all(np.array_equal(whole.arrays[name], array) for name, array in plain.arrays.items())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(max(int(os.environ.get("FEDGRAPH_SCHEDULES", "0")) // 100, 1)))
 def test_random_troubles_between_a_server_and_members(members, monkeypatch, tmp_path, seed):
     """Whatever a coordinator sends besides, and loses: members sign once at each place, and trees have the same bits."""
-    words, book = [*METHODS["boosting"], "strategy.depth=2"], policy.Ledger.book
+    words = [*METHODS["boosting"], "strategy.depth=2"]
     usual, meddler = members("usual", *words), Meddler(tmp_path / "state", respond.respond, seed)
-
-    def uncounted(*request):
-        with contextlib.suppress(Refusal):
-            book(*request)
 
     monkeypatch.setattr(policy.Ledger, "book", uncounted)
     monkeypatch.setattr(respond, "respond", meddler)
@@ -588,7 +627,6 @@ REFUSED = {
     ),
     "no bound": (["privacy.max_update=0"], "needs a bound of a round's mean update"),
     "some members": (["strategy.fraction=0.5", "num_clients=8"], "needs all members in each round"),
-    "class weights": (["train.class_weights=federated", "train.loss=weighted"], "cannot open the sums before round 1"),
 }
 
 
@@ -733,8 +771,8 @@ def player(tmp_path):
         yield found, run
 
 
-@pytest.fixture
-def uncounted(monkeypatch):
+@pytest.fixture(name="uncounted")
+def nodes_without_counts(monkeypatch):
     """Nodes that do not count requests, so that nothing but the state machine refuses a repeated one."""
     monkeypatch.setattr(policy.Ledger, "book", lambda *request: None)
 

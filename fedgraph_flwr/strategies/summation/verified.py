@@ -57,8 +57,8 @@ MUCH = 2.0
 MOST_KNOWN = 64
 """Most states that a member may name: with which a run may begin, or its result of a round."""
 
-ARRAYS, MEMORY = "arrays", "method"
-"""Parts of a server half's state."""
+ARRAYS, MEMORY, WEIGHTS = "arrays", "method", "weights"
+"""Parts of a server half's state: the shared parameters, the method's memory, and class weights."""
 
 _SIGNATURE = {SIGNATURE: ArrayField((96,), "uint8")}
 
@@ -259,9 +259,10 @@ class Verified(Masked):
         parts: Arrays = next(iter(self.closing.values()), {SECAGG: {}})[SECAGG]
         place = {"after": np.frombuffer(self.before, np.uint8).copy()}
         return {
+            WEIGHTS: self.server.class_weights,
             "verified": place
             | {name: array.copy() for name, array in parts.items()}
-            | {"behind": np.array(behind, np.int64)}
+            | {"behind": np.array(behind, np.int64)},
         }
 
     def load(self, tree: Tree) -> None:
@@ -271,6 +272,7 @@ class Verified(Masked):
                 "the checkpoint is of a version that resumed no verified run: start the next run"
             )
         parts = as_arrays(tree["verified"])
+        self.server.class_weights = as_arrays(tree.get(WEIGHTS, {}))
         self.before, behind = parts.pop("after").tobytes(), parts.pop("behind").tolist()
         state = state_of(self.server, self.server.arrays)
         for client in sorted(self.server.clients) if parts else ():
@@ -312,14 +314,15 @@ def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
-    """Return the shared parameters and the memory of a server's half, by path."""
-    tree = flatten({ARRAYS: arrays, MEMORY: strategy.save()})
+    """Return the shared parameters, the memory and the class weights of a server's half, by path."""
+    tree = flatten({ARRAYS: arrays, MEMORY: strategy.save(), WEIGHTS: strategy.class_weights})
     return {path: leaf.cpu().numpy().copy() for path, leaf in tree.items()}
 
 
 def take_state(strategy: GraphStrategy, state: Arrays, like: Arrays) -> Arrays:
-    """Restore the memory that `state_of` returned; return its parameters, ordered as ``like``."""
+    """Restore what `state_of` returned but its parameters; return those, ordered as ``like``."""
     tree = unflatten({path: torch.from_numpy(array.copy()) for path, array in state.items()})
     strategy.load(tree.get(MEMORY, {}))
+    strategy.class_weights = as_arrays(tree.get(WEIGHTS, {}))
     found = as_arrays(tree[ARRAYS])
     return {name: found[name] for name in like}
