@@ -321,23 +321,26 @@ class NodeClient:
     def reply(self, request: Request) -> ReplyContent:
         """Return the client's reply, checked against its uplink and masked in secure sums."""
         client, phase, verified = self.client, request.phase, self.verified
-        if verified and verified.repeats(request):
-            return verified.repeated(request)
         if verified and phase in EXCHANGES:
             return verified.answer(request)
         with self.node.withheld(client.cfg, phase), self._ending(phase):
             if client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges):
                 self._check_repeated(request)
+            if verified and verified.repeats(request):
+                return verified.repeated(request)
             part = taken(client, phase, request.groups, request.scalars)
             summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
                 plain = plain_reply(client, phase, request.groups, request.scalars)
             sent = protected(client, phase, plain, part, summed)
-        return verified.signed(request, sent) if verified else sent
+            return verified.signed(request, sent) if verified else sent
 
     @contextlib.contextmanager
     def _ending(self, phase: str) -> Iterator[None]:
-        """End a run of exact secure sums here with the first request that fails: each tells a bit of the data."""
+        """End a run of exact secure sums here with the first request that fails: each tells a bit of the data.
+
+        A verified run has one request at each place, whose failure tells the same bit again.
+        """
         try:
             yield
         except (MemoryError, AnotherSum):
@@ -346,6 +349,7 @@ class NodeClient:
             of_data = not isinstance(error, RunFailed) or isinstance(error, OutOfRange)
             if (
                 of_data
+                and not self.verified
                 and self.client.protection.one_list
                 and phase not in self.client.protection.exchanges
             ):

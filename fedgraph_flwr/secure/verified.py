@@ -168,8 +168,12 @@ def bounded(model: Arrays, start: Arrays, most: float) -> Arrays:
         start: the model before.
         most: largest L2 norm of its update.
     """
-    origin = {name: start[name] for name in model}
-    return model if np.linalg.norm(flat(model) - flat(origin)) <= most else clipped_model(model, origin, most)
+    return model if moved(model, start) <= most else clipped_model(model, {name: start[name] for name in model}, most)
+
+
+def moved(model: Arrays, start: Arrays) -> float:
+    """Return the L2 norm of a model's update."""
+    return float(np.linalg.norm(flat(model) - flat({name: start[name] for name in model})))
 
 
 def alike(own: Arrays, proposed: Arrays) -> bool:

@@ -184,8 +184,8 @@ class Server(FlowerFedAvg):
         return bounded(arrays, start, most)
 
     def numbers(self) -> int:
-        """Return how many numbers a client adds to the sums of a round at most."""
-        return sum(array.size for array in self.arrays.values())
+        """Return how many numbers a client adds to the sums of a round at most; 0: as many as the uplink declares."""
+        return 0
 
     def save(self) -> Tree:
         """Return the state that a checkpoint needs besides the shared parameters and the clients' own models: `memory`."""
@@ -194,6 +194,14 @@ class Server(FlowerFedAvg):
     def load(self, tree: Tree) -> None:
         """Restore what `save` returned, with tensors as leaves; `memory` holds arrays."""
         self.memory = as_arrays(tree)
+
+    def take_class_weights(self, tree: Tree) -> None:
+        """Take the class weights of an earlier set-up."""
+        self.class_weights = as_arrays(tree)
+
+    def note_scaled(self, norm: float) -> None:
+        """Note the norm of this round's mean update, which is scaled to ``privacy.max_update``."""
+        self.remarks.setdefault("scaled", {})[str(self.server_round)] = norm
 
     # --- the round --------------------------------------------------------------------------------
 

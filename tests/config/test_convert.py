@@ -196,7 +196,6 @@ REFUSED = [
     *(
         ["privacy.coordinator=verified", "privacy.secagg=true", "privacy.scores=none", "privacy.max_update=1", *words]
         for words in (
-            ["train.class_weights=federated", "train.loss=weighted"],
             ["strategy.fraction=0.5"],
             ["evaluate=run"],
         )

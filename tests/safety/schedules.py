@@ -538,8 +538,9 @@ def watched() -> Iterator[None]:
             return proved[place]
 
         patch.setattr(keyring.Keyring, "unproven", unproven)
-        line_of, text_of = functools.lru_cache(2**16)(audit._read), functools.lru_cache(2**16)(audit.text_of)
-        patch.setattr(audit, "_read", lambda *line: Line(line_of(*line)))
+        read_line, text_of = audit._read, functools.lru_cache(2**16)(audit.text_of)
+        line_of = functools.lru_cache(2**16)(lambda n, line: read_line(Path(audit.LOG), n, line))
+        patch.setattr(audit, "_read", lambda path, n, line: Line(line_of(n, line)))
         patch.setattr(audit, "text_of", text_of)
         read_policy = functools.lru_cache(8)(nodes.read_policy)
         patch.setattr(nodes, "read_policy", lambda path: copy.copy(read_policy(path)))

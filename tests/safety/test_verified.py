@@ -31,6 +31,7 @@ from fedgraph_flwr.methods.boosting import BINS, GROW, HISTOGRAM
 from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.node import beginning as node_beginning
+from fedgraph_flwr.node import clients as node_clients
 from fedgraph_flwr.node import respond
 from fedgraph_flwr.node import verified as node_verified
 from fedgraph_flwr.partition import resolved
@@ -136,17 +137,30 @@ def marks(method):
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=marks(m)) for m in METHODS])
-def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, tmp_path, method):
+def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, monkeypatch, caplog, tmp_path, method):
     words = METHODS[method]
     if method == "boosting":
         (tmp_path / "policy.yaml").write_text("min_nodes: 5\n")  # values count in cells
     values = {"weights": {f"bank_{i}": i + 1 for i in range(3)}} if method == "weights" else {}
-    usual, done = members("curious", *words, **values), members("verified", *words, *VERIFIED, **values)
+    usual, received, own = members("curious", *words, **values), [], respond.respond
+
+    def counted(message, context):
+        terms = message.content.array_records.get(secagg.SECAGG, {}).get(verified.TERMS)
+        if terms and terms.dtype == "uint64" and message.metadata.dst_node_id == 1:
+            received.append(8 * np.prod(terms.shape))
+        return own(message, context)
+
+    monkeypatch.setattr(respond, "respond", counted)
+    done = members("verified", *words, *VERIFIED, **values)
     assert done.summary["failures"] == {}
     assert len(done.rounds) == 2
     assert_same_arrays(done.arrays, usual.arrays)
     more = done.summary["exchanges_per_round"] - usual.summary["exchanges_per_round"]
     assert more == 1.5, "verified_open, and one verified_close: the certificate travels with the next request for keys"
+    printed = 1e9 * float(re.search(r"each of 3 nodes receives (\S+) GB", caplog.text)[1])
+    assert (0.85 if method == "boosting" else 0.99) < sum(received) / printed < 1.01, (
+        "of trees with full levels at most"
+    )
 
 
 TASKS = {
@@ -394,7 +408,7 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
 
 
 @pytest.mark.slow
-def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monkeypatch):
+def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monkeypatch, caplog):
     """It adds n (θ* − θ) and pushes one way: in a curious run the first round has that model."""
     own = GraphClient.get_parameters
     chosen = np.float32(3.0)
@@ -415,6 +429,13 @@ def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monke
     ]
     assert 0.24 < moved[0] <= 0.25
     assert 0.74 < moved[1] <= 0.75
+    assert list(bound[1].summary["scaled"]) == ["1", "2", "3"]
+    assert all(norm > 1 for norm in bound[1].summary["scaled"].values())
+    assert "scaled" not in start.summary
+    lines = re.findall(
+        r"round (\d): the mean update has norm \S+, and is scaled to privacy.max_update=0.25", caplog.text
+    )
+    assert len(lines) == 4 * 4, "of each node and of the server, once in each round"
 
 
 @pytest.mark.slow
@@ -570,6 +591,36 @@ def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tm
     assert set(left) == {0, 1, 2, 3}
     assert_same_arrays(done.arrays, whole.arrays)
     assert not all(np.array_equal(whole.arrays[name], array) for name, array in plain.arrays.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", [(TRAIN, "plain_reply"), (OPEN, "client_at"), (secagg.AGREE, "client_at")], ids=str)
+def test_a_run_resumes_after_a_message_that_failed_at_a_node(members, monkeypatch, tmp_path, failing):
+    """Also after training that failed half-way: it trains again from the state before, and later rounds follow."""
+    words = [*METHODS["ditto"], "rounds=3", *VERIFIED]
+    whole, (phase, place) = members("whole", *words), failing
+    base, left, now = respond.respond, [phase], {}
+
+    def responding(message, context):
+        now["at"] = message.content["config"]["phase"], message.content["config"]["round"], message.metadata.dst_node_id
+        return base(message, context)
+
+    def fails(*given):
+        found = own(*given)
+        if now["at"] == (phase, 2, 2) and left:
+            raise RuntimeError(left.pop())
+        return found
+
+    module = respond if place == "client_at" else node_clients
+    own = getattr(module, place)
+    monkeypatch.setattr(respond, "respond", responding)
+    monkeypatch.setattr(module, place, fails)
+    with pytest.raises(RunFailed, match=r"round 2, .*client 1: "):
+        members("cut", *words, f"out={tmp_path / 'cut'}")
+    done = later("resume", tmp_path / "cut")
+    assert not left
+    assert done.summary["failures"] == {}
+    assert_same_arrays(done.arrays, whole.arrays)
 
 
 @pytest.mark.slow

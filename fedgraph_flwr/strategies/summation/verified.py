@@ -7,6 +7,7 @@
 server computes, whose operator wants the model.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.method_half import inherits
 from fedgraph_flwr.methods.uplink import ARRAYS as UPDATES
+from fedgraph_flwr.methods.uplink import Once, sums
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure import verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
@@ -76,9 +78,10 @@ class Verified(Masked):
         state: the server half's state after the round, by path.
         delivered: terms and shares of a sum that no node has yet.
         closing: the certificate of the round before, by client, that no node has yet.
+        early: how many numbers a client added to the sums of the set-up.
     """
 
-    __slots__ = ("before", "closing", "delivered", "state")
+    __slots__ = ("before", "closing", "delivered", "early", "state")
 
     def __init__(self, server: GraphStrategy, schemas: Schemas, account: Privacy | None = None):
         super().__init__(server, schemas, account=account)
@@ -86,6 +89,7 @@ class Verified(Masked):
         self.state: Arrays = {}
         self.delivered: Arrays = {}
         self.closing: dict[int, dict[str, Any]] = {}
+        self.early = 0
 
     def position(self, phase: str) -> Position:
         """Return the position of the current exchange of a phase."""
@@ -160,13 +164,22 @@ class Verified(Masked):
             HELPERS: np.array(list(shares), np.int64),
             SHARES: np.stack(list(shares.values())),
         }
+        self.early += 0 if self.server.server_round else self.delivered[TERMS].shape[1]
 
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return means and sums; the mean of the models is within ``max_update``."""
         found, server = super().values(opened, survivors), self.server
         if getattr(server.uplink_of[self.phase].get(MODEL), "origin", "") != UPDATES:
             return found
-        most = server.cfg.privacy.max_update
+        most, number = server.cfg.privacy.max_update, server.server_round
+        if (norm := verified.moved(found[MODEL], server.arrays)) > most:
+            server.note_scaled(norm)
+            log(
+                WARNING,
+                "round %d: the mean update has norm %.3g, and is scaled to privacy.max_update=%g: a"
+                " member sent a large one, or the bound is small; an optimiser remembers it",
+                *(number, norm, most),
+            )
         return found | {MODEL: verified.bounded(found[MODEL], server.arrays, most)}
 
     def sets_up(self) -> bool:
@@ -187,7 +200,7 @@ class Verified(Masked):
         everyone = sorted(server.clients)
         self.state = next_state(server, arrays, server.arrays)
         if not server.server_round:
-            self._announce(server.numbers())
+            self._announce(server.numbers() or self._numbers())
         part = {STATE: np.frombuffer(digest(self.state), np.uint8), **self.delivered}
         self.delivered = {}
         signed, known = self._signed(OPEN, {SECAGG: part}, everyone)
@@ -272,7 +285,7 @@ class Verified(Masked):
                 "the checkpoint is of a version that resumed no verified run: start the next run"
             )
         parts = as_arrays(tree["verified"])
-        self.server.class_weights = as_arrays(tree.get(WEIGHTS, {}))
+        self.server.take_class_weights(tree.get(WEIGHTS, {}))
         self.before, behind = parts.pop("after").tobytes(), parts.pop("behind").tolist()
         state = state_of(self.server, self.server.arrays)
         for client in sorted(self.server.clients) if parts else ():
@@ -285,10 +298,29 @@ class Verified(Masked):
         if self.closing:
             self.server.request(CLOSE, self.opening(), sorted(self.server.clients))
 
+    def _numbers(self) -> int:
+        """Return how many numbers a client adds to the sums of a round by its declared uplink."""
+        declared, client = self.server.uplink_of.items(), min(self.server.clients)
+        rounds = {
+            phase: sums(groups) for phase, groups in declared if not isinstance(groups, Once)
+        }
+        fields = {
+            phase: self.schemas.of(phase, client).groups
+            for phase, names in rounds.items()
+            if names
+        }
+        shapes = [
+            one.shape
+            for p, groups in fields.items()
+            for name in rounds[p]
+            for one in groups[name].values()
+        ]
+        return sum(math.prod(n for n in shape if isinstance(n, int)) for shape in shapes)
+
     def _announce(self, numbers: int) -> None:
         """Log what the run costs, before its first round."""
         count, rounds = self.server.cfg.num_clients, self.server.cfg.rounds
-        node = count * numbers * 8 * rounds / 1e9
+        node = count * (self.early + numbers * rounds) * 8 / 1e9
         log(
             INFO if count * node < MUCH else WARNING,
             "in %d rounds each of %d nodes receives %.3g GB of terms, and the server sends %.3g GB",
@@ -314,7 +346,7 @@ def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
-    """Return the shared parameters, the memory and the class weights of a server's half, by path."""
+    """Return shared parameters, memory and class weights of a server's half, by path."""
     tree = flatten({ARRAYS: arrays, MEMORY: strategy.save(), WEIGHTS: strategy.class_weights})
     return {path: leaf.cpu().numpy().copy() for path, leaf in tree.items()}
 
@@ -323,6 +355,6 @@ def take_state(strategy: GraphStrategy, state: Arrays, like: Arrays) -> Arrays:
     """Restore what `state_of` returned but its parameters; return those, ordered as ``like``."""
     tree = unflatten({path: torch.from_numpy(array.copy()) for path, array in state.items()})
     strategy.load(tree.get(MEMORY, {}))
-    strategy.class_weights = as_arrays(tree.get(WEIGHTS, {}))
+    strategy.take_class_weights(tree.get(WEIGHTS, {}))
     found = as_arrays(tree[ARRAYS])
     return {name: found[name] for name in like}
