@@ -6,11 +6,13 @@ Both download into their folder under the data root. Without a network, the erro
 import contextlib
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
@@ -27,18 +29,20 @@ OGB_FILES = ("edge.csv.gz", "node-feat.csv.gz", "node-label.csv.gz")
 
 
 def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
-    """Read the one graph of a class of ``torch_geometric.datasets``, with its masks.
+    """Read the one graph of a class of ``torch_geometric.datasets``, with its masks, or its many graphs with one answer each.
+
+    Integers as features of many graphs are categories, such as kinds of atoms: each column becomes one-hot columns.
 
     Args:
         folder: root of the class; it downloads into ``raw/`` and writes ``processed/``.
         params: ``name``, the class; ``part``, its argument ``name``; ``target``, the labelled node type of a ``HeteroData``.
 
     Raises:
-        FedGraphError: an unknown class, one that needs a ``part``, a failed download, or several graphs.
+        FedGraphError: an unknown class, one that needs a ``part``, a failed download, or several graphs that `from_list` refuses.
     """
     import torch_geometric.datasets as known
 
-    from fedgraph_flwr.data.pyg import from_data, from_hetero_data, labelled_type
+    from fedgraph_flwr.data.pyg import from_data, from_hetero_data, from_list, labelled_type
 
     name, part = str(params["name"]), params.get("part")
     if name not in known.__all__:
@@ -64,15 +68,22 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     Fetched.__name__ = name  # PyG names folders after some classes
     with _no_empty_folders(folder):
         dataset = Fetched(str(folder), **({"name": part} if part is not None else {}))
-    if len(dataset) != 1:
-        raise FedGraphError(f"{where} has {len(dataset)} graphs, not one: pass them to fg.run(graphs=[...])")
     data = dataset[0]
+    if len(dataset) > 1:
+        graph = from_list(list(dataset), where)
+        categories = {key for key in ("x", "edge_attr") if key in data and not data[key].is_floating_point()}
+        return replace(graph, **{key: _one_hot(getattr(graph, key)) for key in categories})
     if hasattr(data, "node_types"):
         target = labelled_type(data, where, "dataset.target", str(params.get("target") or ""))
         return from_hetero_data(data, where, target)
     if getattr(data, "y", None) is not None and data.y.dim() == 2 and data.y.size(1) == 1:
         data.y = data.y.view(-1)
     return from_data(data, where)
+
+
+def _one_hot(places: Tensor) -> Tensor:
+    """Return integers from 0 on [N, K] as float32 one-hot columns, one column of integers after the other."""
+    return torch.cat([torch.eye(int(column.max()) + 1)[column.long()] for column in places.T], dim=1)
 
 
 def _check_arguments(base: Any, part: Any, where: str) -> None:

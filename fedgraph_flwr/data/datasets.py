@@ -16,7 +16,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from filelock import FileLock
 
 from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.config.lookup import maker
-from fedgraph_flwr.data import collections, csbm, knowledge, molecules, payment_files, payments, planted, raw, typed
+from fedgraph_flwr.data import collections, csbm, knowledge, payment_files, payments, planted, raw, typed
 from fedgraph_flwr.data.checks import check_file, check_graph
 from fedgraph_flwr.data.cleaning import clean
 from fedgraph_flwr.data.files import write_bytes
@@ -52,7 +52,6 @@ class Source:
         folder: their folder under the root.
         files: their names.
         kind: ``generated``, ``download`` (on first use), ``typed`` (likewise) or ``files`` (placed by hand).
-        names: their names for each dataset of a collection that has no common form of names.
         more: pattern of further files that the reader uses if they are there.
         read: reader; it receives ``folder`` if the files are placed by hand, else `root`.
         generate: of generated data: makes the graph from its keys, a seed and the number of clients.
@@ -63,7 +62,6 @@ class Source:
     folder: str = ""
     files: tuple[str, ...] = ()
     kind: str = "download"
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     more: str = ""
     read: raw.Reader | None = None
     generate: Any = None
@@ -252,14 +250,6 @@ SOURCES: dict[str, Source] = {
         folder="ogb/{name}",
         read=collections.ogb,
     ),
-    "moleculenet": Source(
-        (0, 0, 177, 0),
-        molecules.ORIGIN,
-        folder="MoleculeNet/{name}/raw",
-        files=("*.csv",),
-        names=molecules.FILES,
-        read=molecules.read,
-    ),
     "aml": _provided(
         (0, 0, 1, 2),
         "https://www.kaggle.com/datasets/ealtman2019/ibm-transactions-for-anti-money-laundering-aml",
@@ -316,9 +306,6 @@ def source_of(cfg: DatasetConfig) -> Source | None:
             f"dataset.name='{cfg.name}' must be the name of a dataset of {collection}, of letters, digits, '.', '_' and '-'"
         )
     source = SOURCES[collection]
-    if source.names and cfg.name not in source.names:
-        raise unknown("dataset.name", cfg.name, source.names, f"dataset={collection}")
-    source = replace(source, files=source.names.get(cfg.name, source.files))
     texts = source.folder, source.more, source.origin, *source.files
     folder, more, origin, *files = (text.replace("{name}", cfg.name) for text in texts)
     return replace(source, folder=folder, more=more, origin=origin, files=tuple(files))

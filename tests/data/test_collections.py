@@ -10,6 +10,7 @@ import torch
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data import collections
 from fedgraph_flwr.data.datasets import load
+from fedgraph_flwr.data.many_graphs import one_per_graph, selected
 from fedgraph_flwr.errors import FedGraphError
 
 
@@ -30,6 +31,28 @@ def test_a_class_of_pyg_gives_the_same_graph_as_the_built_in_name(shared_data):
     for key in ("x", "y", "train_mask", "val_mask", "test_mask", "edge_index"):
         assert torch.equal(getattr(ours, key), getattr(named, key)), key
     assert (named.name, named.num_classes) == ("Planetoid", 7)
+
+
+def test_many_molecules_are_those_of_pyg_with_one_hot_columns(root):
+    pytest.importorskip("rdkit", reason="reads SMILES strings")
+    from torch_geometric.datasets import MoleculeNet
+
+    table = "smiles,FDA_APPROVED,CT_TOX\nC[C@H](N)C(=O)O,1,0\nF/C=C/F,,1\nC1CC1,0,\n"
+    path = root / "pyg" / "MoleculeNet" / "clintox" / "raw" / "clintox.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(table)
+    graph = loaded("task=graphs-multilabel", "dataset=pyg", "dataset.name=MoleculeNet", "dataset.part=ClinTox")
+    items, plain = one_per_graph(graph), MoleculeNet(str(root / "pyg" / "MoleculeNet"), "ClinTox")
+    assert (len(plain), items.num_nodes) == (3, 3)
+    assert items.targets[1:].isnan().tolist() == [[True, False], [False, True]]
+    for key in ("x", "edge_attr"):
+        expected, found = torch.cat([own[key] for own in plain]), getattr(graph, key)
+        widths = (expected.max(0).values + 1).tolist()
+        assert torch.equal(torch.stack([part.argmax(1) for part in found.split(widths, 1)], dim=1), expected)
+        assert torch.equal(found.sum(1), torch.full((len(found),), float(len(widths))))
+    for number, own in enumerate(plain):
+        assert torch.equal(selected(graph, torch.tensor([number])).edge_index, own.edge_index)
+        assert torch.equal(items.targets[number].nan_to_num(9), own.y[0].nan_to_num(9))
 
 
 @pytest.mark.parametrize(

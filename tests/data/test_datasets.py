@@ -219,8 +219,6 @@ def test_ieee_fraud_links_what_is_near_in_time_within_a_product(offline):
 
 @pytest.mark.parametrize("name", [name for name, s in datasets.SOURCES.items() if s.kind in ("download", "files")])
 def test_no_network_and_no_files_is_one_sentence_and_leaves_nothing(offline, name):
-    if name == "moleculenet":
-        pytest.importorskip("rdkit", reason="missing rdkit is named first")
     with pytest.raises(FedGraphError) as caught:
         load(config(name))
     message = str(caught.value)
