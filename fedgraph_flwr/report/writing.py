@@ -48,7 +48,7 @@ def write_report(
     page.section("predictions", "Predictions", _of(shown, lead), predicted.shown(page, shown, load))
     first = top.runs[0]
     number = first.clients[0]["classes"] if first.clients else 0
-    lead = f"The graphs of {first.label}: labels, degrees and small graphs."
+    lead = f"The graphs of {first.label}: labels and degrees."
     page.section("partition", "Partition", lead, pieces.drawn(page, first, pieces.class_names(first, number)))
     page.section("costs", "Traffic and time", "", sections.costs(page, shown))
     page.section("trust", "Protections and failures", "", sections.trust(shown))

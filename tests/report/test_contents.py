@@ -30,7 +30,6 @@ from fedgraph_flwr.evaluation.intervals import interval, paired
 from fedgraph_flwr.launch.serving import serve
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.report import units
-from fedgraph_flwr.report.pieces import layout
 from fedgraph_flwr.report.predicted import Predicted, bins, calibration_error, predict, roc
 from fedgraph_flwr.report.runs import beside, group_runs, load_run
 from fedgraph_flwr.secure.policy import Policy
@@ -402,23 +401,6 @@ def test_degrees_fall_into_classes_that_double():
     share_of = dict(zip(names, shares, strict=True))
     assert share_of["3–4"] == share_of["5–8"] == pytest.approx(0.2)
     assert [share_of[name] for name in ("0", "1", "2", "9–16", "129–256", "> 256")] == pytest.approx([0.1] * 6)
-
-
-def test_neighbours_are_drawn_near_each_other():
-    """Two cliques of ten with one edge between them: every node is nearer to its own than to the other clique."""
-    pairs = [(i + c, j + c) for c in (0, 10) for i in range(10) for j in range(i)] + [(0, 10)]
-    edges = np.array(pairs + [(b, a) for a, b in pairs]).T
-    places = layout(edges, 20)
-    assert places.min() >= 0
-    assert places.max() <= 1
-    np.testing.assert_array_equal(places, layout(edges, 20))
-    centres = places.reshape(2, 10, 2).mean(1)
-    nearest = np.linalg.norm(places[:, None] - centres, axis=2).argmin(1)
-    np.testing.assert_array_equal(nearest, np.repeat([0, 1], 10))
-
-
-def test_one_node_and_no_edge_are_drawn():
-    assert layout(np.zeros((2, 0), dtype=int), 1).tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(
