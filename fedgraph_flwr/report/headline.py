@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup
@@ -13,11 +13,12 @@ from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.config.operating_points import point
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import failed_replies
-from fedgraph_flwr.evaluation.intervals import Interval, paired
+from fedgraph_flwr.evaluation.intervals import Interval, ended, over, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
-from fedgraph_flwr.report.page import CHANCE, Page, dot, grid, note, number, of_change, render, table
+from fedgraph_flwr.report.page import Page, grid, note, render
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, beside, cut_of, group_runs
-from fedgraph_flwr.report.units import duration, percent, points, size
+from fedgraph_flwr.report.side_by_side import SideBySide
+from fedgraph_flwr.report.units import duration, percent, size
 from fedgraph_flwr.store.results import as_number, headline_score
 
 _NAMES = {
@@ -274,68 +275,40 @@ def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGrou
     if len(shown) < 2:
         return Markup("")
     metric = metric_of(groups[0].runs[0])
-    unit = "share" if is_share(metric) else "plain"
-    rows = []
-    for place, group in enumerate(shown):
-        each = [[value, f"seed {seed}"] for seed, value in group.by_seed.items()] if group.mean.n > 1 else []
-        rows.append(dot(group.name, group.mean.ends, place, each=each))
-    several = any(len(group.runs) > 1 for group in shown)
+    first, percent = reference(shown), is_share(metric)
+    same = [group for group in alike(shown, first) if group is not first]
+    cells = [_cell(group, first if group in same else None, 100 if percent else 1) for group in shown]
     level = statistics.fmean(group.chance for group in groups)
     if not math.isnan(level):
-        rows.append(dot("Chance", (level, math.nan, math.nan), **CHANCE))
-    how = "Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds. " if several else ""
-    how += f"Chance: {chance.predictor(metric)}."
-    dots = page.dots(f"Test {display_name(metric)}", how, rows, unit=unit, name="")
-    body = grid(dots, _differences(page, shown, unit, len(rows))) + _table(shown, metric)
+        mean = asdict(Interval(100 * level if percent else level, math.nan, len(groups[0].runs)))
+        cells.append({"setting": "", "method": "Chance", "scores": {}, "difference": None, **mean})
+    methods = SideBySide(cells, f"test {display_name(metric)}", percent, first.name)
+    how = (
+        "Mean of the differences paired by seed, with its 95 % interval: one that contains 0 decides nothing, unless it lies"
+        f" within {MARGIN:g} point (level)."
+    )
+    body = grid(methods.scores(page), methods.differences(page, how)) + methods.table({})
     found = ", ".join(run.folder.name for group in shown if group not in groups for run in group.runs)
     return body + note(f"Found next to the runs of this page, with the same data: {found}.") if found else body
 
 
-def _differences(page: Page, groups: Sequence[RunGroup], unit: str, height: int) -> Markup:
-    """Plot the differences to the reference, paired by seed, as high as the chart of ``height`` rows next to it."""
-    first = reference(groups)
-    same, rows = alike(groups, first), []
-    for place, group in enumerate(groups):
-        if group is not first and group in same and (found := paired(group.by_seed, first.by_seed)):
-            rows.append(dot(group.name, found.ends, place))
-    crosses = (
-        f", with its 95 % interval: one that contains 0 decides nothing, unless it lies within {MARGIN:g} point (level)"
-    )
-    several = any(len(group.runs) > 1 for group in groups)
-    how = f"Mean of the differences paired by seed{crosses if several else ''}."
-    return page.dots(f"Difference to {first.name}", how, rows, 46 * height // max(len(rows), 1), **of_change(unit))
+def _cell(group: RunGroup, first: RunGroup | None, scale: float) -> dict[str, Any]:
+    """Return a setting as a cell of `SideBySide`, with its difference to another one."""
+    scores = {seed: scale * value for seed, value in ended(group.by_seed).items()}
+    others = {seed: scale * value for seed, value in first.by_seed.items()} if first else {}
+    difference = paired(scores, others)
+    return {
+        "setting": "",
+        "method": group.name,
+        "scores": scores,
+        **asdict(over(scores) or Interval(math.nan, math.nan, 0)),
+        "difference": difference and asdict(difference),
+        "seconds_per_round": _mean(group, "seconds_per_round"),
+        "bytes": _mean(group, "bytes_up") + _mean(group, "bytes_down"),
+    }
 
 
 def reference(groups: Sequence[RunGroup]) -> RunGroup:
     """Return the group that others are compared with: local training on the data of the first, else the first."""
     local = [group for group in alike(groups, groups[0]) if group.is_baseline and not group.runs[0].cfg.strategy.pooled]
     return (local or list(groups))[0]
-
-
-def _table(groups: Sequence[RunGroup], metric: str) -> Markup:
-    score, deviation = partial(score_text, metric=metric), partial(spread, metric=metric)
-    change: Any = points if is_share(metric) else "{:+.3g}".format
-    first = reference(groups)
-    none, rows, same = (
-        Interval(math.nan, math.nan, 0),
-        [],
-        [group for group in alike(groups, first) if group is not first],
-    )
-    for group in groups:
-        difference = paired(group.by_seed, first.by_seed) if group in same else None
-        rows.append(
-            [
-                group.name,
-                (str(len(group.runs)), float(len(group.runs))),
-                number(score, group.mean.mean),
-                number(lambda half: f"± {deviation(half)}", group.mean.half),
-                number(change, (difference or none).mean),
-                number(lambda half: f"± {deviation(half)}", (difference or none).half),
-                number(score, group.chance),
-                number(duration, _mean(group, "seconds_per_round")),
-                number(size, _mean(group, "bytes_up") + _mean(group, "bytes_down")),
-            ]
-        )
-    head = ["setting", "seeds", f"test {display_name(metric)}", "95 % interval"]
-    head += [f"to {first.name}", "95 % interval", "chance", "time per round", "traffic"]
-    return table(head, rows, "Means over seeds; differences are paired by seed. Click on a column to sort.")

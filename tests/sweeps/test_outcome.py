@@ -9,8 +9,8 @@ from scipy import stats
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.config.method_names import column_name
-from fedgraph_flwr.report import sweep_page
 from fedgraph_flwr.report.page import CHANCE
+from fedgraph_flwr.report.side_by_side import looks
 from fedgraph_flwr.sweeps import runs
 from fedgraph_flwr.sweeps.outcome import compared
 from tests.sweeps.conftest import one, sweep
@@ -70,7 +70,7 @@ def test_counted_columns_look_like_chance_and_take_no_colour():
         {"method": "Local", "seconds_per_round": 0.1},
         {"method": "FedAvg", "seconds_per_round": 1},
     ]
-    assert sweep_page.looks(cells) == [CHANCE, {"colour": 0}, {"colour": 1}]
+    assert looks(cells) == [CHANCE, {"colour": 0}, {"colour": 1}]
 
 
 def test_json_has_what_the_table_has_and_the_page_names_it(toy, ran, capsys):
