@@ -189,7 +189,7 @@ def test_a_chart_is_saved_as_picture_and_table(opened):
     def saved(kind):
         with page.expect_download() as waiting:
             page.locator(".card .save", has_text=kind).first.click()
-        assert waiting.value.suggested_filename == f"Score.{kind.lower()}"
+        assert waiting.value.suggested_filename == f"Test accuracy.{kind.lower()}"
         return Path(waiting.value.path()).read_bytes()
 
     ElementTree.fromstring(saved("SVG"))
