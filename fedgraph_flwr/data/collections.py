@@ -6,7 +6,6 @@ Both download into their folder under the data root. Without a network, the erro
 import contextlib
 import inspect
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +70,10 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     data = dataset[0]
     if len(dataset) > 1:
         graph = from_list(list(dataset), where)
-        categories = {key for key in ("x", "edge_attr") if key in data and not data[key].is_floating_point()}
-        return replace(graph, **{key: _one_hot(getattr(graph, key)) for key in categories})
+        for key in ("x", "edge_attr"):
+            if key in data and not data[key].is_floating_point():
+                setattr(graph, key, _one_hot(getattr(graph, key)))
+        return graph
     if hasattr(data, "node_types"):
         target = labelled_type(data, where, "dataset.target", str(params.get("target") or ""))
         return from_hetero_data(data, where, target)
