@@ -15,6 +15,7 @@ from fedgraph_flwr.config.config_file import EXTENSIBLE
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.key_docs import keys_of, sections
 from fedgraph_flwr.config.schema import RunConfig
+from fedgraph_flwr.party.party_file import ACCEPTED, COLUMNS, PartyFile
 
 PACKAGE = Path(__file__).parents[1] / "fedgraph_flwr"
 TYPES, COMPLETION = PACKAGE / "config/run_keys.py", PACKAGE / "cli/completion.json"
@@ -100,7 +101,20 @@ def completion() -> dict[str, Any]:
         "sections": list(sections()),
         "keys": [*GROUPS, *(key.name for key in keys if not key.name.endswith(".name"))],
         "values": {**dict(_values(keys)), "engine": list(SIMULATIONS)},
+        "party": party(),
     }
+
+
+def party() -> dict[str, list[str]]:
+    """Return the words of ``import`` by keys of a party's file, and the values that a key accepts, by its first part."""
+    words = []
+    for field in dataclasses.fields(PartyFile):
+        if field.name == "columns":
+            words += [f"columns.{role}=" for role in COLUMNS]
+        elif field.name not in ("share", "agreement"):
+            words.append(f"{field.name}{'.' if get_origin(get_type_hints(PartyFile)[field.name]) is dict else '='}")
+    values = {key: list(accepted) for key, accepted in ACCEPTED.items()}
+    return {"words": words, **values, "features": ["payments"], "undirected": ["true", "false"]}
 
 
 def _values(keys: Any) -> Iterator[tuple[str, list[str]]]:

@@ -18,7 +18,7 @@ _fedgraph_flwr() {
   COMPREPLY=($(fedgraph-flwr completion words -- "$line" 2>/dev/null))
   # bash breaks words at = and replaces only what is behind it
   if [[ "$word" == *=* && "$COMP_WORDBREAKS" == *=* ]]; then COMPREPLY=("${COMPREPLY[@]#"${word%%=*}="}"); fi
-  if [[ "${COMPREPLY[0]}" == *= ]]; then compopt -o nospace 2>/dev/null; fi
+  if [[ "${COMPREPLY[0]}" == *[=.] ]]; then compopt -o nospace 2>/dev/null; fi
 }
 complete -o default -F _fedgraph_flwr fedgraph-flwr
 """
@@ -28,7 +28,7 @@ _ZSH = r"""#compdef fedgraph-flwr
 _fedgraph_flwr() {
   local -a found
   found=("${(@f)$(fedgraph-flwr completion words -- "${LBUFFER}" 2>/dev/null)}")
-  compadd -S '' -- ${found:#*[^=]} && return
+  compadd -S '' -- ${found:#*[^=.]} && return
   compadd -- $found || _files
 }
 compdef _fedgraph_flwr fedgraph-flwr
@@ -76,9 +76,14 @@ def words(line: str) -> list[str]:
         return _from(_names("dataset", folders), last)
     if command in _OF_RUNS:
         return _from(_runs(), last)
+    key, sign, value = last.partition("=")
+    if command in ("import", "init-party"):  # keys of a party's file
+        values = known["party"].get(key.partition(".")[0], [])
+        return _from(
+            [f"{key}={v}" for v in values] if sign else [*known["party"]["words"], *sorted(os.listdir())], last
+        )
     if command not in _WITH_KEYS:
         return []
-    key, sign, value = last.partition("=")
     if not sign:
         return _from([f"{key}=" for key in known["keys"]], last)
     if key in _FOLDERS:

@@ -30,7 +30,7 @@ import numpy as np
 from fedgraph_flwr.config import at_least, one_of, typed
 from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.far_ends import parse_share
-from fedgraph_flwr.data.features import BEFORE, DAYS
+from fedgraph_flwr.data.features import DAYS
 from fedgraph_flwr.data.schema import KINDS, SCALES, UNIQUE, Schema, TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.tables.columns import as_words, rates_of
@@ -59,7 +59,12 @@ _SAME = (
 )
 _PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
 _PAIRS |= {"date_formats": "date_format", "rates": "rate"}
-_ACCEPTED = {"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES}
+ACCEPTED = {
+    **{"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES},
+    **{"day": DAYS, "id_form": ID_FORMS, "edge_ids": (UNIQUE,), "split": ("ratio", "temporal")},
+}
+"""Values that keys accept, or each name of a key."""
+
 _OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
 """Options that only `import` takes from the file; `link` reads ``out``."""
 
@@ -112,15 +117,12 @@ class PartyFile:
     def __post_init__(self) -> None:
         at_least(self.client, 0, "client")
         check_names(self.columns, COLUMNS, "key of columns")
-        for key, values in _ACCEPTED.items():
-            for name, value in getattr(self, key).items():
-                one_of(value, values, f"{key}.{name}")
+        for key, values in ACCEPTED.items():
+            given = getattr(self, key)
+            for name, value in given.items() if isinstance(given, dict) else [("", given or values[0])]:
+                one_of(value, values, f"{key}.{name}".rstrip("."))
         parse_share(self.share)
         rates_of(self.rates, "rates")
-        one_of(self.day or BEFORE, DAYS, "day")
-        one_of(self.id_form or ID_FORMS[0], ID_FORMS, "id_form")
-        one_of(self.edge_ids or UNIQUE, (UNIQUE,), "edge_ids")
-        one_of(self.split or "ratio", ("ratio", "temporal"), "split")
         if self.party_columns and (len(self.party_columns) != 2 or self.party_prefix):
             raise FedGraphError(
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
@@ -208,7 +210,7 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         section = word.partition("=")[0].partition(".")[0]
         # such values have no "=", which a column's name may have
-        key, _, value = word.rpartition("=") if section in _ACCEPTED else word.partition("=")
+        key, _, value = word.rpartition("=") if section in ACCEPTED else word.partition("=")
         name = key.partition(".")[2]
         check_names([section], _KINDS, "key of a party's file", "`fedgraph-flwr import --help` describes them")
         if (held := seen.setdefault(key, value)) != value and not str(_KINDS[section]).startswith("list"):

@@ -98,6 +98,12 @@ def test_the_command_prints_groups_names_and_all(capsys):
         ("fedgraph-flwr fleet re", ["remove", "renew"]),
         ("fedgraph-flwr fleet renew --al", ["--also"]),
         ("fedgraph-flwr new ", ["method"]),
+        ("fedgraph-flwr import bank.yaml fea", ["features=", "feature_columns="]),
+        ("fedgraph-flwr import columns.ti", ["columns.time="]),
+        ("fedgraph-flwr init-party a.csv b.csv edge_k", ["edge_kinds."]),
+        ("fedgraph-flwr import kinds.age=f", ["kinds.age=flag"]),
+        ("fedgraph-flwr import day=", ["day=before", "day=whole"]),
+        ("fedgraph-flwr import sha", []),
         ("fedgraph-flwr completion ", list(SCRIPTS)),
     ],
 )
@@ -112,6 +118,8 @@ def test_folders_of_runs_complete(tmp_path, monkeypatch):
         if folder != "other":
             (tmp_path / folder / "config.yaml").write_text("")
     assert words("fedgraph-flwr report runs/first ") == ["runs/first", "runs/second", "sweeps/a-runs/third"]
+    (tmp_path / "client.yaml").write_text("")
+    assert words("fedgraph-flwr import cli") == ["client=", "client.yaml"]
     assert words("fedgraph-flwr predict runs/s") == ["runs/second"]
     assert words("fedgraph-flwr run resume=runs/f") == ["resume=runs/first"]
 
