@@ -100,14 +100,16 @@ def recorded_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[st
 
 
 def last_given(args: Sequence[Any]) -> list[str]:
-    """Return options, each with one value, and ``KEY=VALUE`` as texts, of which those that come twice only have the last."""
+    """Return options, each with one value, and ``KEY=VALUE`` as texts: of those that come twice the last, unless it is empty."""
     words, last = [str(arg) for arg in args], dict[str, int]()
     names = {place: word for place, word in enumerate(words) if word.startswith("--")}
     keys = {place: word.partition("=")[0] for place, word in enumerate(words) if "=" in word and place - 1 not in names}
     for place, name in (names | keys).items():
         last[name] = max(place, last.get(name, 0))
     twice = {place for place, name in names.items() if last[name] != place}
-    values = {place + 1 for place in twice} | {place for place, key in keys.items() if last[key] != place}
+    values = {place + 1 for place in twice} | {
+        place for place, key in keys.items() if last[key] != place or words[place] == f"{key}="
+    }
     return [word for place, word in enumerate(words) if place not in twice | values]
 
 

@@ -180,6 +180,11 @@ def read_party(path: Path) -> PartyFile:
         )
     check_names(values, _KINDS, "key of a party's file", str(path))
     given: dict[str, Any] = dict(values)
+    if any(isinstance(given.get(key), Mapping) for key in ("nodes", "edges")):
+        raise FedGraphError(
+            f"{path}: expected one table of nodes and one of edges; pass those of several types to `import`, as --nodes TYPE=FILE"
+            " and --edges A:RELATION:B=FILE"
+        )
     if re.fullmatch(r"\d{1,9}", str(given.get("client", "0")), re.ASCII):
         given["client"] = int(given.get("client", "0"))
     given["undirected"] = {"true": True, "false": False}.get(word := given.get("undirected", "false"), word)

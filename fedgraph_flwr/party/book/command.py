@@ -149,6 +149,7 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
     if found := list(gaps(rows.days)):
         listed = ", ".join(day_text(a) if a == b else f"{day_text(a)} to {day_text(b)}" for a, b in found[:5])
         yield f"days without payments: {sum(b - a + 1 for a, b in found)} ({listed}{', ...' if len(found) > 5 else ''})"
+    yield from _lacking(book, rows.columns)
     lost = np.setdiff1d(np.arange(len(rows.time)), at)
     by_id = lost[rows.versions[lost] >= 0]
     changed = _changed(rows, by_id, at)[0]
@@ -164,6 +165,22 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
         yield f"late: {late} rows are known later than their day"
     if book.erased:
         yield f"erased: {len(book.erased) - 1} accounts, whose rows no file has"
+
+
+def _lacking(book: Any, columns: Any) -> Iterator[str]:
+    """Yield which files lack a column that is read and that others of their table have, but for labels."""
+    from fedgraph_flwr.party.tables.reading import read_columns
+
+    for table in ("nodes", "edges"):
+        held = {e.file: [*read_columns(book.folder / e.file, columns.layout).columns] for e in book.of(table)}
+        every = dict.fromkeys(name for names in held.values() for name in names)
+        read = [columns.edge_id, *book.party.match, *book.party.edge_columns]
+        wanted = [name for name in every if table == "nodes" or name in read]
+        for file, names in held.items():
+            missing = [name for name in wanted if name not in {*names, columns.label, columns.split}]
+            if missing:
+                listed = f"column{'s' * (len(missing) > 1)} {', '.join(missing)}"
+                yield f"{file} has no {listed}, which other files of {table} have: unknown in its rows"
 
 
 def _changed(rows: Any, old: Any, at: Any) -> tuple[Any, Any]:
@@ -207,13 +224,14 @@ def _check_order(book: Any, rows: Any, held: int) -> None:
 def _use(args: argparse.Namespace) -> Iterator[str]:
     from fedgraph_flwr.party.book.folder import PARTY, BookFolder, Pinned
     from fedgraph_flwr.party.use.predict import digest_of
-    from fedgraph_flwr.party.use.predict_command import load_any
+    from fedgraph_flwr.party.use.predict_command import check_untyped, load_any
 
     if len(args.words) != 1:
         raise FedGraphError(f"book use takes one RUN, state folder or exported folder, got {len(args.words)}")
     book, run = BookFolder.load(args.book), Path(args.words[0])
     client = book.party.client if args.client is None else args.client
     predictor, in_run = load_any(run, client, args.book / PARTY)
+    check_untyped(predictor, args.book)
     found = digest_of(predictor)
     pinned = str(predictor.client) if in_run and predictor.client is not None else ""
     replace(book, model=Pinned(os.path.relpath(run, args.book), pinned, found)).save()

@@ -35,7 +35,15 @@ class Columns(TableLayout):
 
     @classmethod
     def of(cls, layout: TableLayout, features: Sequence[str] = (), edge_features: Sequence[str] = ()) -> "Columns":
-        """Return the columns of a layout, with defaults for the others."""
+        """Return the columns of a layout, with defaults for the others.
+
+        Raises:
+            FedGraphError: ids of edges are to be unique, and no column has them.
+        """
+        if layout.edge_ids and not layout.edge_id:
+            raise FedGraphError(
+                f"edge_ids={layout.edge_ids} needs the column with ids of edges: set columns.edge_id=NAME"
+            )
         return cls(features=features, edge_features=edge_features, **layout.to_dict())
 
     @property

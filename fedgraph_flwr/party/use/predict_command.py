@@ -162,6 +162,8 @@ def load_chosen(args: argparse.Namespace) -> Any:
     if args.party_file:
         check_party(predictor, args.party_file)
     book = getattr(args, "opened_book", None)
+    if book is not None:
+        check_untyped(predictor, book.folder)
     if book is not None and book.model is not None and args.run == args.book / book.model.run:
         from fedgraph_flwr.party.use.predict import digest_of
 
@@ -187,6 +189,19 @@ def check_party(predictor: Any, path: Path) -> None:
         raise FedGraphError(
             f"{predictor.source} has '{predictor.who}' as client {predictor.client}, and {path} is of '{name}': pass --client I,"
             " its number in the run, or a run in which it took part"
+        )
+
+
+def check_untyped(predictor: Any, book: Path) -> None:
+    """Refuse a model of typed tables for a book.
+
+    Raises:
+        FedGraphError: names both.
+    """
+    if isinstance(predictor.input_spec.num_features, list):
+        raise FedGraphError(
+            f"{predictor.source} reads tables of several types, and {book} has one of accounts and one of payments: leave it"
+            " out, and pass --nodes TYPE=FILE and --edges A:RELATION:B=FILE"
         )
 
 

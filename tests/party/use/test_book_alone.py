@@ -233,3 +233,56 @@ def test_one_of_two_equal_payments_is_corrected(tmp_path):
         ends = np.array(unpack_words(read.graph.ids))[read.graph.edge_index]
         near = (ends == [["a0"], ["a1"]]).all(0) & (read.graph.edge_time == day_of("2026-03-05") * 86_400).numpy()
         assert sorted(read.graph.edge_attr[near].view(-1).tolist()) == amounts
+
+
+def test_a_book_says_which_columns_a_file_lacks(tmp_path, capsys):
+    """An export without a column made its values unknown, without a word; so did a table of another type of nodes."""
+    book = own_book(tmp_path / "tables", "book", "first", "d11")
+    capsys.readouterr()
+    pd.DataFrame({"id": ["s0"], "size": [4]}).to_csv(tmp_path / "shops.csv", index=False)
+    rows_of(("q9", "a1", "a0", 14, 50.0)).drop(columns="amount").to_csv(tmp_path / "bare.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "shops.csv"), str(tmp_path / "bare.csv")]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "has no column" in line]
+    assert lines == [
+        "people.csv has no column size, which other files of nodes have: unknown in its rows",
+        "shops.csv has no column age, which other files of nodes have: unknown in its rows",
+        "bare.csv has no column amount, which other files of edges have: unknown in its rows",
+    ]
+
+
+def test_a_book_takes_no_typed_tables(tmp_path, capsys, monkeypatch):
+    book = own_book(tmp_path / "tables", "book", "first")
+    monkeypatch.chdir(tmp_path / "tables")
+    pd.DataFrame({"id": ["s0", "s1"], "size": [4, 5]}).to_csv("shops.csv", index=False)
+    ends = {"source": ["a0", "a1", "a2", "a3"], "target": ["s0", "s1"] * 2}
+    pd.DataFrame(ends).to_csv("buys.csv", index=False)
+    nodes = ["--nodes", "person=people.csv", "--nodes", "shop=shops.csv", "--target", "person", "--client", "0"]
+    args = [*nodes, "--edges", "person:buys:shop=buys.csv", "--classes", "no,yes", "--ratio", "0.5,0.25,0.25"]
+    assert main(["import", *args, "--out", "parts/client_0000.safetensors"]) == 0
+    fg.run(graph="parts", strategy="local", model="rgcn", rounds=1, out="run", progress=False)
+    capsys.readouterr()
+    text = "run reads tables of several types, and {} has one of accounts and one of payments: leave it out"
+    assert main(["book", "use", str(book), "run"]) == 2
+    assert text.format(book) in capsys.readouterr().err
+    assert main(["predict", "run", "--client", "0", "--book", str(book)]) == 2
+    assert text.format(book) in capsys.readouterr().err
+    path = tmp_path / "tables" / "a.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"nodes": {"person": "people.csv"}}))
+    assert main(["import", str(path)]) == 2
+    assert "pass those of several types to `import`, as --nodes TYPE=FILE" in capsys.readouterr().err
+
+
+def test_unique_ids_need_a_column_of_ids(tmp_path, capsys):
+    """Without one, a book counted each version of a payment, although the file said that ids are unique."""
+    own_book(tmp_path / "tables", "book", "first")
+    path = tmp_path / "tables" / "a.yaml"
+    values = yaml.safe_load(path.read_text()) | {"edge_ids": "unique", "columns": {"time": "at", "amount": "amount"}}
+    path.write_text(yaml.safe_dump(values))
+    for words in (
+        ["import", str(path), "--classes", "no,yes"],
+        ["book", "new", str(tmp_path / "other"), "--party-file", str(path), "x.csv"],
+    ):
+        assert main(words) == 2
+        assert (
+            "error: edge_ids=unique needs the column with ids of edges: set columns.edge_id" in capsys.readouterr().err
+        )
