@@ -178,7 +178,7 @@ def test_predictions_of_a_linked_file_are_in_the_order_of_the_table(banks, tmp_p
     capsys.readouterr()
     other = ["--party-file", str(banks / "c.yaml"), "--client", "1"]  # as where c is the second of those present
     assert main(["predict", str(tmp_path / "run"), *other]) == 2
-    assert "c_accounts.csv has none of the" in capsys.readouterr().err
+    assert "has 'b' as client 1, and " in capsys.readouterr().err
 
 
 def test_lists_and_kinds_of_the_file_become_options(tmp_path):
