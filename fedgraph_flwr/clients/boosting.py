@@ -21,7 +21,7 @@ from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.clients.lightgbm_trees import LabelledRows
 from fedgraph_flwr.clients.outputs import outputs_of
-from fedgraph_flwr.clients.requirements import one_type
+from fedgraph_flwr.clients.requirements import one_type, unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
@@ -130,6 +130,8 @@ class BoostingClient(GraphClient):
     def build_model(self) -> Forest:
         """Return an empty forest for the items' columns."""
         graph, cfg = self.graph, self.cfg
+        if isinstance(graph.num_features, list):
+            raise unfit(cfg, "nodes and edges of one type", "a graph of several", "import the tables of one type")
         columns = num_columns(cfg, self.params, graph.num_features, graph.num_edge_features, self.task.width)
         return forest_of(cfg, self.params, self.objective, columns)
 

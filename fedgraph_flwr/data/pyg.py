@@ -336,7 +336,9 @@ def client_graph(
             masks = {key: getattr(own, key) for key in MASKS}
             made = replace(made, **masks, schema={**own.schema, APART: True})
         own = made
-    by_edges = not typed and (bool((own.edge_y >= 0).any()) or own.schema.get("agreed", {}).get("roles"))
+    by_edges = not typed and (
+        bool((torch.cat([own.edge_y, own.foreign_edge_y]) >= 0).any()) or own.schema.get("agreed", {}).get("roles")
+    )
     if not bool(own.train_mask.any()) and not by_edges:
         of = f" of type '{own.target}'" if typed else ""
         fix = "label some, or mark some by its split column or mask"

@@ -169,6 +169,11 @@ def _temporal(graph: AnyGraph, cfg: SplitConfig) -> tuple[AnyGraph, list[Tensor]
         FedGraphError: edges have no times, or the graph is one of many.
     """
     time = graph.edge_time
+    if not graph.num_edges:
+        raise FedGraphError(
+            f"split.kind=temporal cuts at times of edges between a party's own nodes, and {graph.name or 'the graph'} has none:"
+            " set split.kind=ratio, or import without --split temporal"
+        )
     if not time.numel():
         raise FedGraphError(
             f"split.kind=temporal needs a time for each edge of one graph, which {graph.name or 'the graph'} lacks:"

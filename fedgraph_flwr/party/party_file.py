@@ -288,7 +288,7 @@ def fill_in(args: argparse.Namespace, options: Mapping[str, Any]) -> None:
             args.edges = given or [value]
         elif isinstance(value, list):
             setattr(args, dest, [*value, *given])
-        elif given is None or given is False or given in ("", "ratio"):
+        elif given is None or given is False or given == "":
             setattr(args, dest, value)
 
 

@@ -83,7 +83,7 @@ def tables(
             **keys,
         }
         if not accounts:
-            party["split"] = "temporal"
+            party.setdefault("split", "temporal")
         (folder / f"{bank}.yaml").write_text(yaml.safe_dump(party))
 
 

@@ -23,6 +23,7 @@ from fedgraph_flwr.data.value_formats import (
     read_dates,
     since_1970,
     whole_date_format,
+    zoned,
 )
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import FALSE, TRUE, Treatment, Written, as_words, features
@@ -324,6 +325,8 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     numbers = pd.Series(since_1970(read_dates(read, form), 1)) if dated else pd.to_numeric(read, errors="coerce")
     neither = f"which is neither a number of seconds nor a date: pass date_formats.{column}=FORMAT"
     check_rows(numbers.isna(), read, where, neither)
+    if dated and (zones := zoned(read)).any():
+        check_rows(~zones, read, where, "which has no time zone, and other rows have one: write all times in one way")
     seconds = np.floor(numbers.to_numpy(dtype=np.float64))
     expected = f"expected seconds below {MAX_SECONDS:,} (the year 10000) or a date: divide milliseconds by 1000"
     check_rows(np.abs(seconds) >= MAX_SECONDS, read, where, expected)
@@ -361,6 +364,8 @@ def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Co
     Raises:
         FedGraphError: a rule is given without a recipe.
     """
+    if columns.time and links is not None:
+        _say_zone(column_of(links, columns.time, where, "time"), where, treatment)
     if not columns.recipe:
         if columns.day:
             raise FedGraphError(
@@ -378,6 +383,16 @@ def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Co
         " only earlier days (day=before)"
     )
     return replace(columns, day=WHOLE)
+
+
+def _say_zone(times: Any, where: str, treatment: Treatment) -> None:
+    """Report that days are those of UTC, where times have other zones."""
+    texts = times.iloc[:1].astype(str)
+    if zoned(times.iloc[:1]).any() and not texts.str.endswith(("Z", "+00:00")).all():
+        treatment.say(
+            f"{where}: times of '{times.name}' are read in UTC, whose days begin at 00:00: {texts.iloc[0]} is"
+            f" {read_dates(times.iloc[:1], 'ISO8601').iloc[0]:%Y-%m-%dT%H:%M:%SZ}"
+        )
 
 
 def _warn_of_ties(time: Tensor, column: str, where: str, treatment: Treatment) -> None:

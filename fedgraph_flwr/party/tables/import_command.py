@@ -53,7 +53,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
     add_options(treated, _TREATED, scaling={"choices": ("", "none", "local", "federated")}, min_count={"default": 5})
     parser.set_defaults(party_file=None)
-    output: dict[str, Any] = {"split": {"default": "ratio", "choices": ("ratio", "temporal")}, "seed": {"default": 0}}
+    output: dict[str, Any] = {"split": {"choices": ("ratio", "temporal")}, "seed": {"default": 0}}
     add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": RATIO}, **output)
 
 

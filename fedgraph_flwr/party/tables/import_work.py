@@ -104,7 +104,7 @@ def take_words(args: argparse.Namespace) -> None:
     options |= {"own_party": given["party"]} if "party" in given else {}
     for dest, value in options.items():
         held = getattr(args, dest, None)
-        if held is not False and held not in (None, "", [], "ratio", value, [value]):
+        if held is not False and held not in (None, "", [], value, [value]):
             option = f"--{dest.replace('_', '-')} {listed(held) if isinstance(held, list) else held}"
             raise FedGraphError(f"{option} is given, but a key of a party's file says '{value}': leave one of both out")
     fill_in(args, options)
@@ -140,6 +140,7 @@ def _check(args: argparse.Namespace) -> None:
     Raises:
         FedGraphError: an option is missing, or has no effect.
     """
+    args.split = args.split or "ratio"
     if args.edge_classes and not args.edge_label_column and not args.schema:
         raise FedGraphError("edge_classes has no effect without labels of edges: pass columns.edge_label=NAME")
     if args.until and args.split != "temporal":

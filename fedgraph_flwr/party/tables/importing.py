@@ -345,7 +345,7 @@ def _check_ends(nodes: Nodes, edges: Edges) -> None:
     for (a, relation, b), path in edges.items():
         for end in (a, b):
             if end not in nodes:
-                raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edge-table")
+                raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edges A:RELATION:B=FILE")
         if path is not None and (missing := [end for end in (a, b) if nodes[end] is None]):
             what = f"{path} has edges of '{relation}'"
             raise FedGraphError(f"{what}, but node type '{missing[0]}' has no table: pass --nodes TYPE=FILE")

@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     if args.outcomes is not None:
         return _outcomes(args, choice, predictor.predicts_edges), vars(choice)
     written = args.out is not None or args.page is not None
-    if not (written or args.nodes or args.edges or args.graph or args.book):
+    if not (written or predict_command.reads_new(args)):
         return 0, vars(choice)
     inputs, found = predict_command.predicted(args, predictor)
     listed = alerts.alerts(choice, found, inputs[0][1][0].input_spec.schema is not None)

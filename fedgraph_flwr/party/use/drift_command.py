@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
     predictor = predict_command.opened(args, own=True)
-    if not (args.nodes or args.graph or args.book):
+    if not predict_command.reads_new(args):
         raise FedGraphError(
             "drift compares new items with stored ones: pass --nodes FILE and --edges FILE, --graph FILE, or --book DIR"
         )

@@ -107,6 +107,11 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
     return predictor
 
 
+def reads_new(args: argparse.Namespace) -> bool:
+    """Return whether the options name other items than those of the party's stored file."""
+    return any(getattr(args, name) for name in ("nodes", "edges", "node_table", "edge_table", "graph", "book"))
+
+
 def take_state(args: argparse.Namespace) -> None:
     """Take RUN as a node's state folder if it is one."""
     from fedgraph_flwr.party.use.blend import is_blend
@@ -277,7 +282,7 @@ def main(args: argparse.Namespace) -> int:
         found = _of_pairs(*chosen_input(args, predictor)[:3], args)
     else:
         _, found = predicted(args, predictor)
-        if args.party_file and of == "nodes" and not (args.book or args.nodes or args.graph or args.node_table):
+        if args.party_file and of == "nodes" and not reads_new(args):
             found = found.at(table_order(args.party_file, found.ids))
         _set_threshold(found, args.threshold)
     frame = found.to_frame()

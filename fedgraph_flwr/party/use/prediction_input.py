@@ -407,7 +407,8 @@ def join_tables(
     day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"), spec.parallel)
     links = links.iloc[day.rows].reset_index(drop=True)
     added: Mapping[str, Tensor] = {}
-    if stored.has_edge_data:
+    carries = stored.has_edge_data or stored.num_edge_features > 0 or times_of(stored).numel() > 0
+    if carries:  # also of a party that has edges to others only
         data_of = edge_data(links, carried, columns, where[1], treatment)
         ends, every_row = torch.from_numpy(day.ends), new is not None
         given = where, treatment, every_row, spec.parallel
@@ -420,7 +421,7 @@ def join_tables(
     inner = (ends < n + k).all(0).nonzero().view(-1)
     every, whole = ends, added
     ends, added = ends[:, inner], {key: rows_of(values, inner) for key, values in added.items()}
-    ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, stored.has_edge_data or spec.parallel)
+    ends, order = arranged(ends, n + k, spec.undirected, where[1], treatment, carries or spec.parallel)
     data = _joined_data(stored, added, order, where)
     if spec.parallel and "edge_time" in data:
         of_edges = None if stages is None else stages[inner][order]
@@ -641,10 +642,10 @@ def _joined_data(
     """
     data: dict[str, Any] = {}
     for key, what in (("edge_attr", "features"), ("edge_time", "times")):
-        if getattr(stored, key).numel():
-            if key not in added:
-                raise FedGraphError(f"{where[1]} has no {what} of edges, which {where[2]} has: add their columns")
-            data[key] = torch.cat([getattr(stored, key), added[key][order]])
+        if (held := getattr(stored, key)).numel() and key not in added:
+            raise FedGraphError(f"{where[1]} has no {what} of edges, which {where[2]} has: add their columns")
+        if key in added and (held.numel() or not stored.num_edges):
+            data[key] = torch.cat([held, added[key][order]]) if held.numel() else added[key][order]
     return data
 
 

@@ -198,18 +198,20 @@ def clusters_of(kind: str, task: Any, rows: Ints) -> tuple[str, Ints]:
         raise FedGraphError("--clusters day needs items with times, and these have none: pass component or item")
     if day is not None and kind in ("auto", "day"):
         return "day", np.unique(day, return_inverse=True)[1]
-    if task.ITEMS == "nodes" and kind != "item":
+    graph = task.graph
+    if task.ITEMS == "nodes" and kind != "item" and hasattr(graph, "edge_index"):
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
-        graph = task.graph
         source, target = graph.edge_index.numpy()
         links = coo_array((np.ones(len(source), np.int8), (source, target)), shape=(graph.num_nodes,) * 2)
         of = np.unique(connected_components(links, directed=False)[1][rows], return_inverse=True)[1]
         if kind == "component" or effective("accuracy", np.zeros(len(of), np.int64), of) >= MIN_CLUSTERS:
             return "component", of
     elif kind == "component":
-        raise FedGraphError(f"--clusters component needs items that are nodes, and these are {task.ITEMS}: pass item")
+        raise FedGraphError(
+            f"--clusters component needs items that are nodes of a graph with one type, and these are {task.ITEMS}: pass item"
+        )
     return "item", np.arange(len(rows))
 
 

@@ -100,6 +100,22 @@ def test_a_date_that_does_not_exist_is_not_a_number_of_seconds(capsys):
     assert "has 20260231, and dates such as 20260101: correct the value, or pass" in capsys.readouterr().err
 
 
+def test_times_with_a_zone_are_utc_and_said_to_be(capsys):
+    """Midnight in Berlin is the day before; half of a column with zones is refused."""
+    local = [f"{day:%Y-%m-%dT00:00:00}+01:00" for day in DAYS]
+    assert imported(tables(local)) == [second - 3600 for second in seconds(DAYS)]
+    said = "e.csv: times of 'booked' are read in UTC, whose days begin at 00:00: 2026-01-01T00:00:00+01:00 is"
+    assert f"{said} 2025-12-31T23:00:00Z" in capsys.readouterr().out
+    for form in ("%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d"):
+        assert imported(tables(list(DAYS.strftime(form)))) == seconds(DAYS)
+        assert "UTC" not in capsys.readouterr().out
+    assert main(tables([*local[:-1], local[-1][:-6]])) == 2
+    assert (
+        f"row {len(DAYS)} has '2026-06-26T00:00:00' in column 'booked', which has no time zone"
+        in capsys.readouterr().err
+    )
+
+
 def test_seconds_stay_seconds(capsys):
     rng = np.random.default_rng(0)
     for times in (

@@ -1,6 +1,8 @@
 """Columns of the edge tables of a heterogeneous graph: import, files, shared schema, partition, pooling, runs, predictions."""
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fedgraph_flwr.partition.hetero import make, pool, share_schema
 from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.importing import from_tables
 from fedgraph_flwr.party.tables.roles import Columns
+from fedgraph_flwr.party.use.worth import clusters_of
 
 PAYS, BUYS = ("customer", "pays", "customer"), ("customer", "buys", "product")
 NODES = {
@@ -274,6 +277,23 @@ def test_a_run_on_imported_types_says_before_training_that_its_model_predicts_no
     assert not startup_notes(compose(["dataset=acm", "model=rgcn"]))  # no table has new nodes
 
 
+def test_items_of_a_typed_graph_are_clusters_of_their_own():
+    """No components are counted over types."""
+    task, rows = SimpleNamespace(ITEMS="nodes", graph=informative(0)), np.arange(5)
+    by, cluster = clusters_of("auto", task, rows)
+    assert (by, cluster.tolist()) == ("item", [0, 1, 2, 3, 4])
+    with pytest.raises(FedGraphError, match="needs items that are nodes of a graph with one type"):
+        clusters_of("component", task, rows)
+
+
+def test_trees_name_the_types_that_they_do_not_read():
+    graphs = [informative(seed).to_pyg() for seed in range(2)]
+    with pytest.raises(
+        FedGraphError, match="strategy=boosting needs nodes and edges of one type, got a graph of several"
+    ):
+        fg.run(graphs=graphs, model="gcn", strategy="boosting", progress=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["rgcn", "simple_hgn"])
 def test_models_learn_from_edge_features_and_predict_new_graphs(model):
@@ -315,7 +335,11 @@ def test_tables_become_a_run_and_predictions_of_new_tables(tables, tmp_path, cap
     given = options(nodes | {"customer": bare}, edges)[:-3]
     assert predicted(*given) == predicted()
     assert predicted(*options(nodes | {"customer": bare}, {PAYS: edges[PAYS]})[:-3]) != predicted()  # no purchases
-    capsys.readouterr()
+    of_run = str(out), "--client", "1"
+    assert main(["alerts", *of_run, "--cost", "5,1", *given]) == 0
+    assert re.search(r"\d alerts of 9 items:\n", capsys.readouterr().out)
+    assert main(["drift", *of_run, *given]) == 2
+    assert "drift compares graphs with one type of nodes" in capsys.readouterr().err
     for changed, message in (
         (PAYMENTS.replace("amount", "sum"), "pays.csv has no column 'amount' (number)"),
         (PAYMENTS.replace("30", "much"), "column 'amount' has 'much' in row 2"),

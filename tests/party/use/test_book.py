@@ -82,6 +82,44 @@ def test_a_days_scores_do_not_depend_on_how_the_book_was_filled(banks, tmp_path,
     assert np.abs(found["one"]["p_yes"][alone.index] - alone).max() <= (0 if name == "trees" else 1e-6)
 
 
+def test_a_bank_with_payments_to_others_only_keeps_a_book(tmp_path):
+    """Its file has no edge of its own, and times and columns of those to others: by book, and by tables."""
+    rows = made.payments()
+    rows = rows[(rows["from_bank"] != "A") | (rows["to_bank"] != "A")]
+    history, later = rows[rows.day < made.HISTORY], rows[rows.day >= made.HISTORY]
+    linked = made.banks(tmp_path / "banks", history, split="ratio")
+    assert ClientGraph.load(linked / "client_0000.safetensors").num_edges == 0
+    party, people = tmp_path / "banks" / "a.yaml", tmp_path / "banks" / "a_accounts.csv"
+    days = made.days(tmp_path / "days", later)
+    book = made.book(tmp_path / "book", party, people, tmp_path / "banks" / "a_history.csv", *days)
+    for name, keys in MODELS.items():
+        fg.run(task="edges", graph=str(linked), out=str(tmp_path / name), progress=False, **keys)
+        found = made.scores(tmp_path, book, tmp_path / name, *SPAN)
+        assert sorted(found["edge"]) == sorted(made.of_bank(later, "a")["ref"])
+        out, first = tmp_path / "tables.parquet", found["day"].min()
+        words = [
+            "predict",
+            str(tmp_path / name),
+            "--party-file",
+            str(party),
+            "--edges",
+            str(days[0]),
+            "--out",
+            str(out),
+        ]
+        assert main(words) == 0
+        of_day = found[found["day"] == first].set_index("edge")["p_yes"]
+        assert np.abs(pd.read_parquet(out).set_index("edge")["p_yes"][of_day.index] - of_day).max() < 1e-6
+
+
+def test_a_split_by_time_needs_own_edges(tmp_path, capsys):
+    rows = made.payments(days=2)
+    made.tables(tmp_path, rows[(rows["from_bank"] != "A") | (rows["to_bank"] != "A")])
+    assert main(["import", str(tmp_path / "a.yaml")]) == 2
+    assert "split.kind=temporal cuts at times of edges between a party's own nodes" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "a.yaml"), "split=ratio"]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("form", ["hours", "dates"])
