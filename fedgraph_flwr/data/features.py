@@ -24,7 +24,7 @@ import copy
 import fnmatch
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -334,13 +334,21 @@ class _Events:
         self.near, self.other = near[self.order], far[self.order]
         self.time = book.time[self.order]
         self.total = before(book.cents[self.order])
-        self.every = self
+        self._every: _Events | None = (
+            None  # itself would be a cycle, which keeps a book's arrays until the next collection
+        )
+
+    @property
+    def every(self) -> "_Events":
+        """The records that these are some of."""
+        return self._every or self
 
     def of(self, asked: NDArray[np.bool_] | None) -> "_Events":
         """Return the requests of some records, in their order; None: of all."""
         if asked is None:
             return self
         kept, found = np.flatnonzero(asked[self.order]), copy.copy(self)
+        found._every = self
         for name in ("order", "key", "near", "other", "time"):
             setattr(found, name, getattr(self, name)[kept])
         return found
@@ -436,9 +444,49 @@ def edge_columns(
         book = per_party(book, accounts)[0]
     if recipe.last:
         windows = list(zip(recipe.labels, recipe.seconds, strict=True))
-        return _matrix(capped_values(book, windows, recipe.last, ALIKE, NEVER), recipe.edge_columns, size, rows)
-    asked = None if rows is None else _placed(book.time.size, rows, np.ones(rows.size, dtype=bool))
-    return _matrix(_edge_values(book, recipe, asked=asked), recipe.edge_columns, size, rows)
+        every = capped_values(book, windows, recipe.last, ALIKE, NEVER)
+        values = every if rows is None else ((name, value[rows]) for name, value in every)
+    else:
+        values = _edge_values(book, recipe) if rows is None else _values_of(book, recipe, rows)
+    return _matrix(values, recipe.edge_columns, size if rows is None else rows.size)
+
+
+def _values_of(book: Book, recipe: Recipe, rows: Ints) -> Values:
+    """Yield name and value of each column of some records [R'], of a book of those records only that decide about them."""
+    index = _Index(book, recipe.seconds, recipe.whole)
+    asked = _placed(book.time.size, rows, np.ones(rows.size, dtype=bool))
+    reached = np.zeros(book.accounts, dtype=bool)
+    reached[book.source[asked]] = reached[book.target[asked]] = True
+    near = reached[book.source] | reached[book.target]
+    if _flows(recipe.edge_columns):
+        near |= _leading(index, asked, DEPTH)
+    far = {key: values[near] for key, values in _two_steps(index, asked)}
+    del index
+    at = (np.cumsum(near) - 1)[rows]
+    values = _edge_values(book.where(near), recipe, asked=asked[near], far=far)
+    yield from ((name, value[at]) for name, value in values)
+
+
+def _two_steps(index: "_Index", asked: NDArray[np.bool_]) -> Iterator[tuple[tuple[str, int], Ints]]:
+    """Yield, by direction and window, the sum over the records at an end of asked ones of those at their other ends [R]."""
+    for way, near, events in (("in", index.out, index.into), ("out", index.into, index.out)):
+        ends = near.of(asked)
+        last, first = index.bounds(ends, events)
+        change = np.zeros(events.order.size + 1, dtype=np.int32)
+        np.add.at(change, first[-1], 1)
+        np.add.at(change, last, -1)
+        between = np.zeros(events.order.size, dtype=bool)
+        between[events.order] = np.cumsum(change)[:-1] > 0
+        requests = near.of(between)
+        until, since = index.bounds(requests, events)
+        until = until - index.itself(requests, events)
+        for window, (start, low) in enumerate(zip(first, since, strict=True)):
+            total = before(_placed(between.size, requests.order, until - low)[events.order])
+            yield (way, window), _placed(between.size, ends.order, total[last] - total[start])
+
+
+def _flows(columns: Iterable[Column]) -> bool:
+    return any(column.name.startswith("flow_") for column in columns)
 
 
 def views(book: Book, recipe: Recipe, party: Ints) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -520,25 +568,30 @@ def per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
     return Book(code[0], code[1], book.time[rows], book.cents[rows]), rows
 
 
-def _matrix(values: Values, columns: Sequence[Column], size: int, rows: Ints | None = None) -> NDArray[np.float32]:
-    """Return values by name as a matrix of these columns, transformed, [size, K], or of some rows."""
+def _matrix(values: Values, columns: Sequence[Column], size: int) -> NDArray[np.float32]:
+    """Return the first values by name as a matrix of these columns, transformed, [size, K]."""
     place = {column.name: (number, column.form) for number, column in enumerate(columns)}
-    at: Any = slice(size) if rows is None else rows
-    found = np.zeros((len(columns), size if rows is None else rows.size), dtype=np.float32)
+    found = np.zeros((len(columns), size), dtype=np.float32)
     for name, every in values:
         if name in place:
-            (number, form), value = place.pop(name), every[at]
+            (number, form), value = place.pop(name), every[:size]
             found[number] = ((np.log1p(value) if form.log else value) - form.center) / form.scale
     if place:
         raise ValueError(f"no values of {', '.join(place)}")
     return found.T
 
 
-def _edge_values(book: Book, recipe: Recipe, nodes: bool = False, asked: NDArray[np.bool_] | None = None) -> Values:
+def _edge_values(
+    book: Book,
+    recipe: Recipe,
+    nodes: bool = False,
+    asked: NDArray[np.bool_] | None = None,
+    far: Mapping[tuple[str, int], Ints] | None = None,
+) -> Values:
     """Yield name and value of each column of records [R].
 
     With ``nodes``, only those that `_node_values` reads, flow included. Values of records that are not among ``asked`` [R] say
-    nothing.
+    nothing; what `_two_steps` yields of these is then ``far``.
     """
     windows, names = recipe.seconds, recipe.labels
     index = _Index(book, windows, recipe.whole)
@@ -560,10 +613,6 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False, asked: NDArray
         for w, number in zip(names, numbers, strict=True):
             yield f"n_{way}_{end}_{w}", number
         if across := near.every is not events:
-            if asked is not None:  # of all records: those of the accounts at the other ends are summed up
-                until, since = index.bounds(near.every, events)
-                own = index.itself(near.every, events)
-                numbers = [spread(near.every, (until - start - own).astype(np.int32)) for start in since]
             counts[way] = numbers
         if nodes and across:
             continue
@@ -578,12 +627,15 @@ def _edge_values(book: Book, recipe: Recipe, nodes: bool = False, asked: NDArray
     yield from zip(("pair_before", "back_before"), _pairs(index), strict=True)
     for end, way in (("source", "in"), ("target", "out")):
         last, first = held[end, way]
-        for w, start, number in zip(names, first, counts[way], strict=True):
-            total = before(number[ways[way].order])
-            far = spread(ends[end], total[last] - total[start])
+        for window, (w, start, number) in enumerate(zip(names, first, counts[way], strict=True)):
+            if far is None:
+                total = before(number[ways[way].order])
+                sums = spread(ends[end], total[last] - total[start])
+            else:
+                sums = far[way, window]
             # a record of the day against this one counts it, and one to oneself counts itself
-            yield f"hop2_{way}_{w}", far - _back_today(index) - index.loop * number if index.whole else far
-    if nodes or any(column.name.startswith("flow_") for column in recipe.edge_columns):
+            yield f"hop2_{way}_{w}", sums - _back_today(index) - index.loop * number if index.whole else sums
+    if nodes or _flows(recipe.edge_columns):
         leading = None if asked is None else _leading(index, asked)
         bounds = held["source", "in"] if leading is None else index.bounds(index.out.of(leading), index.into)
         for w, window, flow in zip(names, windows, _flow(index, *bounds, leading), strict=True):
@@ -788,11 +840,14 @@ class Flow(NamedTuple):
     depth: Ints
 
 
-def _leading(index: _Index, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the records that decide how many in a row lead to the asked ones: those and alike ones into their payers [R]."""
+def _leading(index: _Index, asked: NDArray[np.bool_], steps: int = DEPTH - 1) -> NDArray[np.bool_]:
+    """Return the records that decide how many in a row lead to the asked ones: those and alike ones into their payers [R].
+
+    Rows of records have `DEPTH` steps; of the last record of a row, only the place counts, not what leads to it.
+    """
     every, logs = asked.copy(), np.log(np.maximum(index.flowing, 1))
     fresh = asked
-    for _ in range(1, DEPTH):
+    for _ in range(steps):
         near = index.out.of(fresh)
         last, first = index.bounds(near, index.into)
         accounts = np.unique(near.near, return_index=True)[1]

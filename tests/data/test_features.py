@@ -136,19 +136,19 @@ def test_columns_of_some_records_are_those_of_all(seed, accounts, day, monkeypat
         )
     )
     recipe, looked = Recipe(windows=(0.25, 2.0), day=day), []
-    leading = features._leading
+    values = features._edge_values
 
-    def counted(index, asked):
-        looked.append(leading(index, asked))
-        return looked[-1]
+    def counted(book, *given, asked=None, **more):
+        looked.append((book.time.size, 0 if asked is None else int(asked.sum())))
+        return values(book, *given, asked=asked, **more)
 
-    monkeypatch.setattr(features, "_leading", counted)
+    monkeypatch.setattr(features, "_edge_values", counted)
     every = edge_columns(b, recipe)
-    assert not looked
+    assert looked == [(609, 0)]
     for rows in (rng.choice(609, 20), np.array([608, 3, 3]), np.arange(0)):
         np.testing.assert_array_equal(edge_columns(b, recipe, rows=rows), every[rows])
-    assert [int(of.sum()) for of in looked][-1] == 0
-    assert accounts < 120 or looked[0].sum() < 200
+    assert looked[-1] == (0, 0)
+    assert accounts < 120 or looked[2][0] < 100, "of two records, few others are read"
 
 
 @pytest.mark.parametrize("seed", range(3))
