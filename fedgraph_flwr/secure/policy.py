@@ -485,25 +485,19 @@ class Ledger:
         received = {"places": list(self.received), "digests": list(self.received.values())}
         return {**asked, "config": self.config, **flags, "attempts": self.attempts, "reached": self.reached, **received}
 
-    def enter(self, attempt: str) -> bool:
-        """Let another of Flower's runs go on with an agreed run; return whether it is new here.
+    def enter(self, attempt: str) -> None:
+        """Let another of Flower's runs go on with an agreed run.
 
         Raises:
             FedGraphError: a later one does already.
         """
         if attempt in self.attempts[:-1]:
             raise Refusal("another run of Flower goes on with this run of the agreement: this one is over")
-        if new := attempt not in self.attempts:
-            reached = max(self.reached, self.round, 1) if self.begun else self.reached
-            again = {
-                "writes": self.writes,
-                "attempts": [*self.attempts, attempt],
-                "reached": reached,
-                "ended": self.ended,
-            }
-            again |= {key: value for key, value in self.record().items() if key in ("places", "digests")}
-            vars(self).update(vars(Ledger(again)))
-        return new
+        if attempt in self.attempts:
+            return
+        reached = max(self.reached, self.round, 1) if self.begun else self.reached
+        again = {key: value for key, value in self.record().items() if key in ("writes", "ended", "places", "digests")}
+        vars(self).update(vars(Ledger(again | {"attempts": [*self.attempts, attempt], "reached": reached})))
 
     def pin(self, items: Sequence[tuple[str, str]]) -> None:
         """Store the run's configuration of the first message, and refuse messages with another one.

@@ -111,13 +111,13 @@ class Replay(Exchange):
         return []
 
 
-def replayed_setup(
+def prepared(
     cfg: RunConfig,
     clients: Mapping[int, ClientInfo],
     opened: Iterable[Opened],
     start: Arrays | None = None,
 ) -> GraphStrategy:
-    """Return a strategy after its set-up.
+    """Return a strategy before its set-up.
 
     Args:
         cfg: the run's configuration.
@@ -125,18 +125,6 @@ def replayed_setup(
         opened: what was opened in the set-up.
         start: the shared parameters with which the run begins; None: those of its seed.
     """
-    strategy = prepared(cfg, clients, opened, start)
-    strategy.set_up()
-    return strategy
-
-
-def prepared(
-    cfg: RunConfig,
-    clients: Mapping[int, ClientInfo],
-    opened: Iterable[Opened],
-    start: Arrays | None = None,
-) -> GraphStrategy:
-    """Return a strategy before its set-up, as for `replayed_setup`."""
     strategy: GraphStrategy = locate(cfg.strategy.server)(cfg)
     strategy.bind(clients)
     strategy.connect(Replay(strategy, opened))
@@ -150,7 +138,7 @@ def replayed_round(
     """Make one round, and return its shared parameters. If a request is missing, the state is that before the round.
 
     Args:
-        strategy: the result of `replayed_setup`, or of an earlier round.
+        strategy: after its set-up, or an earlier round.
         server_round: number of the round.
         cohort: the clients that the round samples.
         opened: what was opened in the round; the last is of ``train``.

@@ -171,7 +171,8 @@ def test_a_ledger_survives_as_numbers():
 def test_a_run_that_ended_does_not_resume():
     """Each failed request shows a bit of the data: another run of Flower does not bring the next one."""
     ledger = Ledger({"ended": True, "attempts": ["7"], "round": 2})
-    assert ledger.enter("8")
+    ledger.enter("8")
+    assert (ledger.attempts, ledger.reached, ledger.round) == (["7", "8"], 0, 0)
     assert ledger.ended
     assert Ledger(ledger.record()).ended
 

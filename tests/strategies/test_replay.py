@@ -11,7 +11,7 @@ import pytest
 
 from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.loop import Loop
-from fedgraph_flwr.strategies.replay import MissingRequest, Opened, replayed_round, replayed_setup
+from fedgraph_flwr.strategies.replay import MissingRequest, Opened, prepared, replayed_round
 from fedgraph_flwr.wire.messages import TRAIN
 from fedgraph_flwr.wire.trees import flatten
 from tests.methods.small_runs import METHODS, sampled
@@ -85,7 +85,8 @@ def assert_same_state(strategy, made):
 def test_a_method_makes_its_rounds_again_from_opened_sums(go, method):
     with watched() as run:
         cfg = go(method, "rounds=2").cfg
-    strategy = replayed_setup(cfg, run.server.clients, run.rounds.pop(0).opened)
+    strategy = prepared(cfg, run.server.clients, run.rounds.pop(0).opened)
+    strategy.set_up()
     assert run.rounds.keys() == {1, 2}
     for number, made in run.rounds.items():
         for count, entry in enumerate(made.opened):
@@ -109,7 +110,8 @@ PROTECTED = {
 def test_protections_leave_a_round_that_can_be_made_again(go, method, words):
     with watched() as run:
         cfg = go(method, "rounds=2", *words).cfg
-    strategy = replayed_setup(cfg, run.server.clients, run.rounds.pop(0).opened)
+    strategy = prepared(cfg, run.server.clients, run.rounds.pop(0).opened)
+    strategy.set_up()
     for number, made in run.rounds.items():
         assert [entry.phase for entry in made.opened] == [TRAIN]
         replayed_round(strategy, number, made.cohort, made.opened)

@@ -171,16 +171,17 @@ class Verified(Masked):
         found, server = super().values(opened, survivors), self.server
         if getattr(server.uplink_of[self.phase].get(MODEL), "origin", "") != UPDATES:
             return found
-        most, number = server.cfg.privacy.max_update, server.server_round
+        most = server.cfg.privacy.max_update
         if (norm := verified.moved(found[MODEL], server.arrays)) > most:
             server.note_scaled(norm)
             log(
                 WARNING,
                 "round %d: the mean update has norm %.3g, and is scaled to privacy.max_update=%g: a"
                 " member sent a large one, or the bound is small; an optimiser remembers it",
-                *(number, norm, most),
+                *(server.server_round, norm, most),
             )
-        return found | {MODEL: verified.bounded(found[MODEL], server.arrays, most)}
+        found[MODEL] = verified.bounded(found[MODEL], server.arrays, most)
+        return found
 
     def sets_up(self) -> bool:
         """Return whether the run does not resume: members open the sums of its set-up once."""
