@@ -149,17 +149,6 @@ def _published(name: str, sizes: Sizes) -> Source:
     )
 
 
-def _hgb(name: str, sizes: Sizes) -> Source:
-    return Source(
-        sizes,
-        "https://github.com/THUDM/HGB (Google Drive)",
-        folder=f"HGBDataset/{name}/raw/{name.upper()}",
-        files=("info.dat", "node.dat", "link.dat", "label.dat", "label.dat.test"),
-        read=typed.hgb(name),
-        kind="typed",
-    )
-
-
 def _generated(generate: Any, sizes: Sizes, origin: str = "generated from its keys, with a known best score") -> Source:
     return Source(sizes, origin, kind="generated", generate=generate)
 
@@ -264,21 +253,11 @@ SOURCES: dict[str, Source] = {
         files=(payment_files.TX_LOG, payment_files.ACCOUNTS),
         read=payment_files.amlgentex,
     ),
-    "paysim": _provided(
-        (0, 0, 1, 2),
-        "https://www.kaggle.com/datasets/ealaxi/paysim1",
-        folder="paysim",
-        files=("{name}.csv",),
-        read=payment_files.paysim,
-    ),
     "aifb": _entities("aifb", (7262, 24405, 0, 4)),
     "mutag": _entities("mutag", (0, 0, 0, 2)),
     "bgs": _entities("bgs", (0, 0, 0, 2)),
     "aifb-published": _published("aifb", (7262, 48810, 0, 4)),
     "mutag-published": _published("mutag", (27163, 148100, 0, 2)),
-    "acm": _hgb("acm", (10942, 0, 0, 3)),
-    "dblp": _hgb("dblp", (26128, 0, 0, 4)),
-    "imdb": _hgb("imdb", (21420, 0, 0, 5)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Published payments between banks, from files put there by hand: IBM's, those of AMLGentex, and PaySim's.
+"""Published payments between banks, from files put there by hand: IBM's, and those of AMLGentex.
 
 Each row is a payment, and accounts are nodes. Features of a payment are ln(1 + amount) / 10, flags of its kind, then the columns
 that `payments` computes. None is fitted to the data, so later payments change no earlier one's.
@@ -28,9 +28,6 @@ ENDS = ((FROM_BANK, TO_BANK), (FROM_ACCOUNT, TO_ACCOUNT))
 TX_LOG, ACCOUNTS = "temporal/tx_log.parquet", "spatial/accounts.csv"
 """Files that an experiment of AMLGentex writes."""
 
-PAYSIM_TYPES = ("CASH_IN", "CASH_OUT", "DEBIT", "PAYMENT", "TRANSFER")
-BALANCES = ("oldbalanceOrg", "newbalanceOrig", "oldbalanceDest", "newbalanceDest")
-
 
 @dataclass
 class AmlSpec(ColumnKeys):
@@ -46,14 +43,6 @@ class GentexSpec(ColumnKeys):
     parties: int | None = number(None, low=1)  # groups of banks, as in AmlSpec; null: each bank
 
 
-@dataclass
-class PaySimSpec(ColumnKeys):
-    """The keys of ``conf/dataset/paysim.yaml``."""
-
-    parties: int = number(5, low=1)  # banks, by a hash of the receiver's name
-    balances: bool = False  # whether balances before and after are features; they give the label away
-
-
 @dataclass(frozen=True)
 class PaymentRows:
     """Payments of a file, in its order.
@@ -65,7 +54,6 @@ class PaymentRows:
         amount: at least 0 [E].
         label: 0 or 1 [E].
         flags: kinds of payments, as codes [E] and their number.
-        more: further features [E, D].
     """
 
     party: Ints
@@ -74,7 +62,6 @@ class PaymentRows:
     amount: NDArray[np.float64]
     label: Ints
     flags: Sequence[tuple[Ints, int]] = ()
-    more: NDArray[np.float64] | None = None
 
     def graph(self, spec: ColumnKeys, name: str) -> tuple[Graph, Ints]:
         """Return the graph, whose groups are parties, and the account that each node is [N]."""
@@ -96,7 +83,6 @@ class PaymentRows:
             pattern=none - 1,
         )
         columns = [np.log1p(p.amount)[:, None] / 10, *(np.eye(count)[codes[by_time]] for codes, count in self.flags)]
-        columns += [] if self.more is None else [self.more[by_time]]
         return as_graph(p, spec, np.concatenate([*columns, computed(p, spec)], axis=1), name), order
 
 
@@ -189,47 +175,6 @@ def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
     own = np.concatenate([accounts[["AGE"]].to_numpy(np.float64) / 100, money], axis=1)[order].astype(np.float32)
     y = (suspicious == "true").to_numpy(np.int64)[order]
     return replace(graph, x=torch.cat([graph.x, torch.from_numpy(own)], dim=1), y=torch.from_numpy(y))
-
-
-def paysim(folder: Path, params: dict[str, Any]) -> Graph:
-    """Read PaySim's mobile payments (Lopez-Rojas et al., EMSS 2016); a step is an hour, flags are the types of payments.
-
-    The file names no banks. An account that receives is at the bank that a hash of its name selects, the same on every machine,
-    and one that only pays at the bank of its first receiver. Balances are features only with ``balances``, because the fraud
-    empties accounts. ``isFlaggedFraud`` is never read.
-
-    Args:
-        folder: where ``<name>.csv`` is.
-        params: keys of the dataset, and its name.
-
-    Raises:
-        FedGraphError: a key that is not accepted, a missing column, or a row that is not a payment.
-    """
-    import pandas as pd
-
-    path, spec = folder / f"{params['name']}.csv", _spec(PaySimSpec, params, "paysim")
-    numbers = {"step": np.int64, "amount": np.float64, "isFraud": np.int64}
-    types: dict[str, Any] = dict.fromkeys(("type", "nameOrig", "nameDest"), str) | numbers
-    types |= dict.fromkeys(BALANCES if spec.balances else (), np.float64)
-    _has(path, pd.read_csv(path, nrows=0).columns, types)
-    try:
-        table = pd.read_csv(path, usecols=list(types), dtype=types)
-    except ValueError as error:
-        raise _damaged(path, f"a row that is not a payment ({first_line(error)})") from error
-    amount, label = _checked(path, table, "amount", "isFraud")
-    kind = pd.Index(PAYSIM_TYPES).get_indexer(table["type"]).astype(np.int64)
-    if (kind < 0).any():
-        found = table["type"].iloc[int((kind < 0).argmax())]
-        raise _damaged(path, f"a payment of type '{found}', expected {', '.join(PAYSIM_TYPES)}")
-    code, names = pd.factorize(np.concatenate([table["nameOrig"], table["nameDest"]]))
-    ends = code.reshape(2, -1).astype(np.int64)
-    hashed = pd.util.hash_array(np.asarray(names, dtype=object), categorize=False)
-    bank, receiver = (hashed % np.uint64(spec.parties)).astype(np.int64), np.arange(len(names))
-    receiver[ends[0][::-1]] = ends[1][::-1]  # the first one of each payer
-    receiver[ends[1]] = ends[1]
-    more = np.log1p(table[list(BALANCES)].to_numpy().clip(min=0)) / 10 if spec.balances else None
-    seconds, kinds = table["step"].to_numpy() * 3600, [(kind, len(PAYSIM_TYPES))]
-    return PaymentRows(bank[receiver], ends, seconds, amount, label, kinds, more).graph(spec, "paysim")[0]
 
 
 def _spec(kind: Any, params: dict[str, Any], name: str) -> Any:

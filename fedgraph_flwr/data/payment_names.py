@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedgraph_flwr.config import DatasetConfig, typed
 from fedgraph_flwr.data.edge_columns import COUNTS
 from fedgraph_flwr.data.features import Column, Form, window_label
-from fedgraph_flwr.data.payment_files import PAYSIM_TYPES, AmlSpec, GentexSpec, PaySimSpec
+from fedgraph_flwr.data.payment_files import AmlSpec, GentexSpec
 from fedgraph_flwr.data.payments import ColumnKeys, PaymentsSpec
 
 _COUNT, _PLAIN = Form(True, 0.0, 1.0), Form(False, 0.0, 1.0)
@@ -13,7 +13,6 @@ _SPECS: dict[str, type[ColumnKeys]] = {
     "payments": PaymentsSpec,
     "aml": AmlSpec,
     "amlgentex": GentexSpec,
-    "paysim": PaySimSpec,
 }
 
 
@@ -43,11 +42,8 @@ def payment_names(dataset: DatasetConfig) -> Names:
     edges = [Column(amount, Form(True, 0.0, 10.0))]
     if isinstance(spec, PaymentsSpec):
         edges = [Column(amount, Form(True, 5.0, 1.2, 1.0)), *(Column(f"format={code}", _PLAIN) for code in range(4))]
-    if isinstance(spec, PaySimSpec):
-        edges += [Column(f"type={name}", _PLAIN) for name in PAYSIM_TYPES]
-    if isinstance(spec, PaymentsSpec):
         edges += _counted(spec)
-    classes = ("clean", "fraud" if collection == "paysim" else "laundering")
+    classes = ("clean", "laundering")
     if dataset.reversed or dataset.undirected or dataset.normalize_features:  # columns mean something else
         return Names(classes)
     return Names(classes, tuple(_of_nodes(spec)), tuple(edges))

@@ -1,4 +1,4 @@
-"""Heterogeneous datasets: AIFB, MUTAG and BGS (RDF), HGB's ACM, DBLP and IMDB, and FedHGN's published client graphs."""
+"""Heterogeneous datasets: AIFB, MUTAG and BGS (RDF), and FedHGN's published client graphs."""
 
 import gzip
 import json
@@ -218,29 +218,6 @@ def _pairs(
             raise FedGraphError(f"{name}: the subject {subject} has no node type: fetch the dataset again")
         found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
     return found
-
-
-def hgb(name: str) -> Reader:
-    """Return a reader of ACM, DBLP or IMDB (Heterogeneous Graph Benchmark, Lv et al., KDD 2021) by PyG's ``HGBDataset``.
-
-    An edge type that is the exact reverse of an earlier one is dropped, since the partition adds reverse types after the
-    split. IMDB films with several genres have no label here.
-    """
-
-    def read(folder: Path, params: dict[str, Any]) -> HeteroGraph:
-        from torch_geometric.datasets import HGBDataset
-
-        data = HGBDataset(str(folder), name)[0]
-        target = next(a for a in data.node_types if "y" in data[a])
-        labelled = data[target]
-        num_classes = labelled.y.size(1) if labelled.y.dim() == 2 else int(labelled.y.max()) + 1
-        if labelled.y.dim() == 2:
-            labelled.y = torch.where(labelled.y.sum(1) == 1, labelled.y.argmax(1), -1)
-            labelled.train_mask &= labelled.y >= 0
-            labelled.test_mask &= labelled.y >= 0
-        return without_reverse(HeteroGraph.from_pyg(data, target, num_classes, name))
-
-    return read
 
 
 def without_reverse(graph: HeteroGraph) -> HeteroGraph:

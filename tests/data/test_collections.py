@@ -33,6 +33,27 @@ def test_a_class_of_pyg_gives_the_same_graph_as_the_built_in_name(shared_data):
     assert (named.name, named.num_classes) == ("Planetoid", 7)
 
 
+def test_a_benchmark_of_typed_graphs_by_hand(root):
+    """Four lines of HGB's format: types, features, labels, and the reverse relation left out."""
+    folder = root / "pyg" / "HGBDataset" / "acm" / "raw" / "ACM"
+    folder.mkdir(parents=True)
+    (folder / "info.dat").write_text(
+        '{"node.dat": {"node type": {"0": "paper", "1": "author"}}, "label.dat": {"node type": {"0": {"0": "a", "1": "b"}}},'
+        '"link.dat": {"link type": {"0": {"start": 0, "end": 1, "meaning": "paper-author"},'
+        '"1": {"start": 1, "end": 0, "meaning": "author-paper"}}}}'
+    )
+    (folder / "node.dat").write_text("0\tp\t0\t1,2\n1\tq\t0\t3,4\n2\tx\t1\n")
+    (folder / "link.dat").write_text("0\t2\t0\t1.0\n1\t2\t0\t1.0\n2\t0\t1\t1.0\n2\t1\t1\t1.0\n")
+    (folder / "label.dat").write_text("0\tp\t0\t1\n")
+    (folder / "label.dat.test").write_text("1\tq\t0\t0\n")
+    graph = loaded("dataset=pyg", "dataset.name=HGBDataset", "dataset.part=acm")
+    assert len(graph.edges) == 1
+    assert graph.x["paper"].tolist() == [[1, 2], [3, 4]]
+    assert "author" not in graph.x
+    assert (graph.target, graph.y.tolist(), graph.num_classes) == ("paper", [1, 0], 2)
+    assert graph.test_mask.tolist() == [False, True]
+
+
 def test_many_molecules_are_those_of_pyg_with_one_hot_columns(root):
     pytest.importorskip("rdkit", reason="reads SMILES strings")
     from torch_geometric.datasets import MoleculeNet

@@ -3,7 +3,6 @@
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -205,7 +204,7 @@ def test_exact_reverse_types_are_left_out():
     assert [r for _, r, _ in typed.without_reverse(graph).edges] == ["writes", "cites", "read_by"]
 
 
-@pytest.mark.parametrize(("name", "cls"), [("aifb", "Entities"), ("bgs", "Entities"), ("acm", "HGBDataset")])
+@pytest.mark.parametrize(("name", "cls"), [("aifb", "Entities"), ("bgs", "Entities")])
 def test_folders_are_those_pyg_expects(name, cls, tmp_path):
     import torch_geometric.datasets
 
@@ -213,24 +212,3 @@ def test_folders_are_those_pyg_expects(name, cls, tmp_path):
     dataset = getattr(torch_geometric.datasets, cls).__new__(getattr(torch_geometric.datasets, cls))
     dataset.root, dataset.name = str(tmp_path / source.root), name
     assert [Path(p) for p in dataset.raw_paths] == [tmp_path / source.folder / file for file in source.files]
-
-
-def test_hgb_by_hand(tmp_path):
-    """Four lines of the benchmark's format: types, features, labels, and the reverse relation left out."""
-    folder = tmp_path / "acm" / "raw" / "ACM"
-    folder.mkdir(parents=True)
-    (folder / "info.dat").write_text(
-        '{"node.dat": {"node type": {"0": "paper", "1": "author"}}, "label.dat": {"node type": {"0": {"0": "a", "1": "b"}}},'
-        '"link.dat": {"link type": {"0": {"start": 0, "end": 1, "meaning": "paper-author"},'
-        '"1": {"start": 1, "end": 0, "meaning": "author-paper"}}}}'
-    )
-    (folder / "node.dat").write_text("0\tp\t0\t1,2\n1\tq\t0\t3,4\n2\tx\t1\n")
-    (folder / "link.dat").write_text("0\t2\t0\t1.0\n1\t2\t0\t1.0\n2\t0\t1\t1.0\n2\t1\t1\t1.0\n")
-    (folder / "label.dat").write_text("0\tp\t0\t1\n")
-    (folder / "label.dat.test").write_text("1\tq\t0\t0\n")
-    graph = typed.hgb("acm")(tmp_path, {})
-    assert list(graph.edges) == [("paper", "to", "author")]
-    assert graph.x["paper"].tolist() == [[1, 2], [3, 4]]
-    assert "author" not in graph.x
-    assert (graph.target, graph.y.tolist(), graph.num_classes) == ("paper", [1, 0], 2)
-    np.testing.assert_array_equal(graph.test_mask, [False, True])

@@ -252,102 +252,15 @@ def test_another_experiment_is_refused_in_one_sentence(experiment, change, reaso
         load(compose(["dataset=amlgentex"]).dataset)
 
 
-PAYSIM = """step,type,amount,nameOrig,oldbalanceOrg,newbalanceOrig,nameDest,oldbalanceDest,newbalanceDest,isFraud,isFlaggedFraud
-1,PAYMENT,9839.64,C1231006815,170136.0,160296.36,M1979787155,0.0,0.0,0,0
-3,CASH_OUT,181.0,C840083671,181.0,0.0,C38997010,21182.0,0.0,1,0
-2,TRANSFER,0.0,C1231006815,181.0,0.0,C553264065,0.0,0.0,1,0
-2,CASH_IN,5.5,C553264065,100.0,105.5,M1979787155,0.0,0.0,0,0
-"""
-
-
-@pytest.fixture
-def mobile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path))
-    (tmp_path / "paysim").mkdir()
-    path = tmp_path / "paysim" / "PS_20174392719_1491204439457_log.csv"
-    path.write_text(PAYSIM)
-    return path
-
-
-def paysim(*overrides: str) -> Graph:
-    return load(compose(["dataset=paysim", *overrides]).dataset)
-
-
-def test_the_named_columns_of_paysim_are_amount_and_types(mobile):
-    cfg = compose(["dataset=paysim", "dataset.balances=true"]).dataset
-    graph, names = load(cfg), payment_names(cfg)
-    assert names.classes == ("clean", "fraud")
-    np.testing.assert_allclose(amounts_by_name(graph, cfg), [9839.64, 0, 5.5, 181], rtol=1e-4, atol=1e-3)
-    kinds = [names.edges[1 + place].name for place in graph.edge_attr[:, 1:6].argmax(1).tolist()]
-    assert kinds == ["type=PAYMENT", "type=TRANSFER", "type=CASH_IN", "type=CASH_OUT"]
-    assert len(names.edges) == 6
-
-
-def test_rows_of_paysim_become_payments_between_banks_by_hash(mobile):
-    graph = paysim("dataset.recipe=payments")
-    # a hash that is the same on every machine: pinned
-    receivers = np.array(["M1979787155", "C38997010", "C553264065"], dtype=object)
-    bank = (pd.util.hash_array(receivers, categorize=False) % np.uint64(5)).tolist()
-    assert bank == [3, 1, 0]
-    assert (graph.edge_time // 3600).tolist() == [1, 2, 2, 3]
-    source, target = (graph.group[ends].tolist() for ends in graph.edge_index)
-    assert target == [bank[0], bank[2], bank[0], bank[1]]
-    assert source == [
-        bank[0],
-        bank[0],
-        bank[2],
-        bank[1],
-    ]  # a payer: the bank of its first receiver; C553264065 receives, too
-    assert graph.edge_y.tolist() == [0, 1, 0, 1]
-    assert graph.edge_attr[:, 1:6].argmax(1).tolist() == [3, 4, 0, 1]
-    assert graph.edge_attr.size(1) == 1 + 5 + len(Recipe().edge_columns)
-    amounts = np.expm1(10 * graph.edge_attr[:, 0].double().numpy())
-    np.testing.assert_allclose(amounts, [9839.64, 0, 5.5, 181], rtol=1e-4, atol=1e-6)
-
-
-def test_balances_are_features_only_on_request(mobile):
-    plain, more = paysim(), paysim("dataset.balances=true")
-    assert plain.edge_attr.size(1) == 6
-    assert torch.equal(more.edge_attr[:, :6], plain.edge_attr)
-    balances = np.expm1(10 * more.edge_attr[3, 6:].double().numpy())
-    np.testing.assert_allclose(balances, [181, 0, 21182, 0], rtol=1e-4, atol=1e-6)
-    mobile.write_text(PAYSIM.replace(",100.0,105.5,", ",7.0,12.5,").replace("0,0\n1,", "0,1\n1,"))
-    assert torch.equal(paysim("dataset.windows=[1.0]").edge_attr[:, :6], plain.edge_attr)  # other keys: read again
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("nameDest,", "to,", "has no column nameDest, but step, type"),
-        ("CASH_OUT", "CASH", "has a payment of type 'CASH', expected CASH_IN, CASH_OUT"),
-        ("3,CASH_OUT,181.0", "3,CASH_OUT,much", "has a row that is not a payment"),
-        ("3,CASH_OUT,181.0", "3,CASH_OUT,-1", "a negative amount"),
-        ("C38997010", "", "an empty cell"),
-        (",1,0\n", ",2,0\n", "a label that is neither 0 nor 1"),
-    ],
-)
-def test_another_paysim_file_is_refused_in_one_sentence(mobile, old, new, reason):
-    mobile.write_text(PAYSIM.replace(old, new))
-    with pytest.raises(FedGraphError, match=reason) as caught:
-        paysim()
-    assert mobile.name in str(caught.value)
-
-
-def test_replaced_files_are_read_again_and_partitioned_again(mobile):
+def test_replaced_files_are_read_again_and_partitioned_again(experiment):
     """An experiment is generated again under its name."""
-    cfg = compose(["dataset=paysim", "num_clients=5"])
-    first, key, time = load(cfg.dataset), store.key(cfg), mobile.stat().st_mtime_ns
-    assert torch.equal(load(cfg.dataset).edge_attr, first.edge_attr)
-    mobile.write_text(PAYSIM.replace("181.0,C840083671", "182.0,C840083671"))
-    os.utime(mobile, ns=(time + 10**9, time + 10**9))
-    assert not torch.equal(load(cfg.dataset).edge_attr, first.edge_attr)
+    cfg, listed = compose(["dataset=amlgentex", "num_clients=2"]), experiment / payment_files.ACCOUNTS
+    first, key, time = load(cfg.dataset), store.key(cfg), listed.stat().st_mtime_ns
+    assert torch.equal(load(cfg.dataset).x, first.x)
+    listed.write_text(LISTED.replace("2000.00", "2001.00"))
+    os.utime(listed, ns=(time + 10**9, time + 10**9))
+    assert not torch.equal(load(cfg.dataset).x, first.x)
     assert store.key(cfg) != key
-
-
-def test_paysims_file_has_a_place(mobile):
-    mobile.unlink()
-    with pytest.raises(FedGraphError, match=r"put PS_20174392719_1491204439457_log\.csv into .*paysim, from https"):
-        paysim()
 
 
 @pytest.mark.parametrize("task", ["nodes", "edges"])

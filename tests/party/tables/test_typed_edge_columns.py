@@ -274,7 +274,7 @@ def test_a_run_on_imported_types_says_before_training_that_its_model_predicts_no
     assert [note.partition(" ")[0] for note in notes] == ["model.type_embedding=entity"]
     assert "set model.type_embedding=decoupled" in notes[0]
     assert not startup_notes(compose([f"graph={tmp_path}", "model=rgcn", "model.type_embedding=decoupled"]))
-    assert not startup_notes(compose(["dataset=acm", "model=rgcn"]))  # no table has new nodes
+    assert not startup_notes(compose(["dataset=aifb", "model=rgcn"]))  # no table has new nodes
 
 
 def test_items_of_a_typed_graph_are_clusters_of_their_own():
