@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -28,9 +28,21 @@ UNKNOWN = (
     "Sizes as reported by the parties. The dataset, edges, homophily and label mix are unknown here, because the parties keep"
     " them private."
 )
+_SIZES = {"nodes": "nodes", "edges": "edges", "train": "training nodes", "cut_edges": "cut edges"}
 _REPORTED = {"num_nodes": "nodes", "num_train": "training nodes", "num_val": "validation nodes"}
 _REPORTED |= {"num_features": "features", "num_classes": "classes"}
-"""Key reported by clients about their graphs → name in the table."""
+"""Key of the sizes of a client's graph, described here or reported by the client → name in the table."""
+
+_AGAINST = {
+    "training nodes": ("… against its size", "Training nodes of the client.", "count"),
+    "homophily": ("… against its homophily", "Share of its edges within one class.", "share"),
+    "label mix": (
+        "… against its label mix",
+        "Total-variation distance between its label distribution and that of all clients; 0 means equal.",
+        "share",
+    ),
+}
+"""Column that scores are plotted against → title, explanation and unit of the plot."""
 
 MAX_SETTINGS = 8
 """Maximum number of settings in one chart."""
@@ -47,18 +59,19 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
     graphs = first.clients if len(first.clients) == len(next(iter(scores.values()))) else []
     unit = "share" if is_share(metric) else "plain"
     y = {"name": f"test {display_name(metric)}", "unit": unit}
+    columns = _columns(first, graphs)
     charts = []
-    for title, sentence, x, of in _against(graphs) if graphs else []:
-        charts.append(page.chart(title, sentence, "plane", height=280, x=x, y=y, series=_series(scores, of, first)))
-    if not graphs and first.reported:
-        series = _series(scores, [one.get("num_train") for one in first.reported], first)
-        title, sentence, x = "… against its size", "Training nodes reported by the client.", {"name": "training nodes"}
-        charts.append(page.chart(title, sentence, "plane", height=280, x=x | {"unit": "count"}, y=y, series=series))
+    for name, (title, how, of) in _AGAINST.items():
+        known = [value for value in columns.get(name, ()) if value is not None]
+        if known:
+            x = {"name": name, "unit": of, "log": min(known) > 0 and max(known) > 20 * min(known) and of == "count"}
+            drawn = _series(scores, columns[name], first)
+            charts.append(page.chart(title, how, "plane", height=280, x=x, y=y, series=drawn))
     bars = _ranked(page, scores, first, metric, unit)
     others = ", ".join(group.name for group in groups if group not in same)
     left = note(f"Not shown here, because the clients differ: {others}.") if others else Markup("")
     unknown = note(UNKNOWN) if first.cfg.on_fleet and not graphs else Markup("")
-    return [grid(bars, *charts), _client_table(scores, graphs, first, metric), unknown, left]
+    return [grid(bars, *charts), _client_table(scores, columns, first, metric), unknown, left]
 
 
 def _series(scores: dict[str, list[float]], x: Sequence[Any], run: FinishedRun) -> list[dict[str, Any]]:
@@ -67,30 +80,6 @@ def _series(scores: dict[str, list[float]], x: Sequence[Any], run: FinishedRun) 
     for name, values in scores.items():
         points[name] = [[x[c], v, run.client_name(c), 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None]
     return coloured({name: {"points": of} for name, of in points.items()})
-
-
-def _against(graphs: Sequence[dict[str, Any]]) -> list[tuple[str, str, dict[str, Any], list[Any]]]:
-    """Return the x axes of the client plots: title, explanation, axis and values."""
-    sizes = [g["train"] for g in graphs]
-    found = [
-        (
-            "… against its size",
-            "Training nodes of the client.",
-            {"name": "training nodes", "unit": "count", "log": min(sizes) > 0 and max(sizes) > 20 * min(sizes)},
-            sizes,
-        ),
-        (
-            "… against its label mix",
-            "Total-variation distance between its label distribution and that of all clients; 0 means equal.",
-            {"name": "distance of label mix", "unit": "share"},
-            _label_mix(graphs),
-        ),
-    ]
-    homophily = [g["edge_homophily"] for g in graphs]
-    if any(h is not None for h in homophily):
-        axis = {"name": "edge homophily", "unit": "share"}
-        found.insert(1, ("… against its homophily", "Share of its edges within one class.", axis, homophily))
-    return found
 
 
 def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric: str, unit: str) -> Markup:
@@ -113,7 +102,7 @@ def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric
 
 
 def _client_table(
-    scores: dict[str, list[float]], graphs: Sequence[dict[str, Any]], run: FinishedRun, metric: str
+    scores: dict[str, list[float]], sizes: Mapping[str, Sequence[Any]], run: FinishedRun, metric: str
 ) -> Markup:
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     items, left_out = kind_of(run.cfg).ITEMS, run.left_out
@@ -125,38 +114,27 @@ def _client_table(
         ]
     if levels:
         columns["chance"] = [number(partial(score_text, metric=metric), level) for level in levels]
-    columns |= _described(graphs, items) if graphs else _reported(run)
+    for name, values in sizes.items():
+        form = percent if name in _AGAINST and _AGAINST[name][2] == "share" else count
+        columns[name] = [number(form, value) for value in values]
     if tested := run.per_client.get("test-count"):
         columns[f"test {items}"] = [number(count, size) for size in tested]
     rows = zip_longest(*columns.values(), fillvalue=("–", math.nan))
     return table(list(columns), rows, "All clients. Click on a column to sort.")
 
 
-def _described(graphs: Sequence[dict[str, Any]], items: str) -> dict[str, list[Any]]:
-    """Return columns of the clients' graphs."""
-    names = {"nodes": "nodes", "edges": "edges", "training nodes": "train", "cut edges": "cut_edges"}
-    if items != "nodes":
-        del names["training nodes"]
-    columns = {name: [number(count, graph[key]) for graph in graphs] for name, key in names.items()}
-    columns["homophily"] = [number(percent, graph["edge_homophily"]) for graph in graphs]
-    columns["label mix"] = [number(percent, distance) for distance in _label_mix(graphs)]
+def _columns(run: FinishedRun, graphs: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return what is known of the clients' graphs by column: of their files, or else as they report it."""
+    if not graphs:
+        sizes = {name: [one.get(key) for one in run.reported] for key, name in _REPORTED.items()}
+        known = {name: values for name, values in sizes.items() if any(value is not None for value in values)}
+        return {name: [None if value is None else float(np.sum(value)) for value in known[name]] for name in known}
+    columns: dict[str, list[Any]] = {name: [graph[key] for graph in graphs] for key, name in _SIZES.items()}
+    if kind_of(run.cfg).ITEMS != "nodes":
+        del columns["training nodes"]
+    columns["homophily"] = [graph["edge_homophily"] for graph in graphs]
+    columns["label mix"] = label_skew(torch.tensor([graph["labels"] for graph in graphs]))[1].tolist()
     return columns
-
-
-def _reported(run: FinishedRun) -> dict[str, list[Any]]:
-    """Return columns of the sizes that clients reported."""
-    columns = {}
-    for key, name in _REPORTED.items():
-        sizes = [one.get(key) for one in run.reported]
-        if any(size is not None for size in sizes):
-            columns[name] = [number(count, None if size is None else float(np.sum(size))) for size in sizes]
-    return columns
-
-
-def _label_mix(graphs: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the distance of each client's label distribution from that of all."""
-    distances: list[float] = label_skew(torch.tensor([graph["labels"] for graph in graphs]))[1].tolist()
-    return distances
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

@@ -76,6 +76,18 @@ def test_many_molecules_are_those_of_pyg_with_one_hot_columns(root):
         assert torch.equal(items.targets[number].nan_to_num(9), own.y[0].nan_to_num(9))
 
 
+def test_many_graphs_with_a_class_each(root):
+    folder = root / "pyg" / "TUDataset" / "TOY" / "raw"
+    folder.mkdir(parents=True)
+    texts = {"A": "1, 2\n2, 1\n3, 4\n4, 3\n", "graph_indicator": "1\n1\n2\n2\n", "graph_labels": "0\n2\n"}
+    texts["node_labels"] = "0\n1\n1\n1\n"
+    for name, text in texts.items():
+        (folder / f"TOY_{name}.txt").write_text(text)
+    graph = loaded("task=graphs", "dataset=pyg", "dataset.name=TUDataset", "dataset.part=TOY")
+    assert (one_per_graph(graph).y.tolist(), graph.num_classes) == ([0, 1], 2)  # PyG numbers the classes that occur
+    assert graph.x.tolist() == [[1, 0], [0, 1], [0, 1], [0, 1]]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -18,7 +18,6 @@ from fedgraph_flwr.partition.clients import make, pool
 from fedgraph_flwr.tasks.edges import Edges
 from fedgraph_flwr.tasks.triples import Triples
 
-NUMBERS = {"train": "4\n0 1 1\n2 1 0\n0 1 0\n3 0 1\n", "valid": "1\n1 2 1\n", "test": "2\n4 0 0\n1 0 1\n"}
 NAMES = {
     "train": "cat\t_hypernym\tanimal\ndog\t_hypernym\tanimal\ncat\t_also_see\tdog\n",
     "valid": "animal\t_has_part\tcat\n",
@@ -64,16 +63,6 @@ def of_pyg(data: Any, mask: torch.Tensor) -> list[tuple[int, int, int]]:
     return sorted((h, r, t) for h, r, t in rows)
 
 
-def test_files_of_numbers_are_those_of_pyg(root, tmp_path):
-    write(root, "WN18", NUMBERS)
-    graph = read("WN18")
-    plain = pyg.WordNet18(str(tmp_path / "kg" / "WN18"))[0]
-    assert (graph.num_nodes, graph.num_edge_classes) == (plain.num_nodes, 2) == (5, 2)
-    for stage, mask in enumerate((plain.train_mask, plain.val_mask, plain.test_mask)):
-        assert [(int(h), r, int(t)) for h, r, t in named(graph, stage)] == of_pyg(plain, mask)
-    assert graph.x.tolist() == [[1]] * 5
-
-
 def test_files_of_names_are_those_of_pyg(root, tmp_path):
     """PyG's class for WN18RR splits at blanks too, so its words have none."""
     write(root, "WN18RR", ONE_WORD)
@@ -97,9 +86,7 @@ def test_files_of_names_are_those_of_pyg(root, tmp_path):
     ("part", "text", "reason"),
     [
         ("valid", "animal\t_has_part\n", r"valid\.txt, line 1: expected 'HEAD<tab>RELATION<tab>TAIL', got 'animal"),
-        ("valid", "1\n1 2 x\n", r"valid\.txt, line 2: expected 'HEAD TAIL RELATION' in numbers, got '1 2 x'"),
-        ("valid", "2\n1 2 0\n", r"valid\.txt announces 2 triples and holds 1"),
-        ("valid", "1\n1 2 0\n", "only some of train.txt, valid.txt, test.txt hold numbers"),
+        ("valid", "animal\t \tcat\n", r"valid\.txt, line 1: expected 'HEAD<tab>RELATION<tab>TAIL', got 'animal"),
     ],
 )
 def test_other_files_are_refused(root, part, text, reason):
@@ -114,7 +101,7 @@ def test_missing_files_are_named(root):
         FedGraphError, match=rf"put valid\.txt, test\.txt into {folder}.*or set FEDGRAPH_DATA"
     ) as caught:
         read("MINE")
-    assert "only WN18, WN18RR, FB15k-237 can be downloaded" in str(caught.value)
+    assert "only WN18RR, FB15k-237 can be downloaded" in str(caught.value)
 
 
 def random_files(entities: int = 20, relations: int = 4, count: int = 240) -> dict[str, str]:
@@ -123,7 +110,7 @@ def random_files(entities: int = 20, relations: int = 4, count: int = 240) -> di
     rows = np.stack(np.unravel_index(code, (entities, entities, relations))).T
     cuts = np.split(rows, [count // 2, 3 * count // 4])
     return {
-        part: f"{len(own)}\n" + "".join(f"{h} {t} {r}\n" for h, t, r in own)
+        part: "".join(f"{h}\t{r}\t{t}\n" for h, t, r in own)
         for part, own in zip(("train", "valid", "test"), cuts, strict=True)
     }
 
