@@ -428,11 +428,11 @@ METRICS = ("accuracy", "macro_f1", "balanced_accuracy", "auc", "average_precisio
 TASKS = {
     "nodes": METRICS,
     "nodes-regression": ("rmse", "mae", "r2"),
-    "nodes-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1", "subset_accuracy"),
+    "nodes-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1"),
     "edges": ("average_precision", "auc", "macro_f1", "accuracy", "balanced_accuracy"),
     "graphs": METRICS,
     "graphs-regression": ("rmse", "mae", "r2"),
-    "graphs-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1", "subset_accuracy"),
+    "graphs-multilabel": ("average_precision", "auc", "macro_f1", "micro_f1"),
     "links": ("mrr", "hits_1", "hits_3", "hits_10", "auc", "average_precision"),
     "triples": ("mrr", "hits_1", "hits_3", "hits_10", "mr"),
 }

@@ -12,9 +12,6 @@ import numpy as np
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.curves import Curves, mean_known
 
-MAX_PATTERNS = 64
-"""Most frequent rows that are tried for the best constant prediction of `subset_accuracy`."""
-
 
 def regression(predictions: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Return RMSE, MAE and R², with their levels for the best constant prediction of each column."""
@@ -35,16 +32,11 @@ def regression(predictions: np.ndarray, y: np.ndarray) -> dict[str, float]:
     return {name: mean_known(values) for name, values in found.items()}
 
 
-def multilabel(logits: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
-    """Return average precision, AUC, macro and micro F1 and subset accuracy, with their chance levels.
+def multilabel(logits: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    """Return average precision, AUC, macro and micro F1, with their chance levels.
 
-    A label is predicted if its probability is at least 1/2, which is a logit of at least 0. `subset_accuracy` is the share of
-    rows whose known entries are all predicted correctly. Rows that occur fewer than ``floor`` times do not count in it, since a
-    constant prediction would count the nodes with one row.
+    A label is predicted if its probability is at least 1/2, which is a logit of at least 0.
     """
-    known, guess = ~np.isnan(y), logits >= 0
-    right = np.where(known, guess == (y > 0), True)
-    often = _occur(y, floor)
     columns = [_binary(p, t > 0) for p, t in _columns(logits, y)]
     hits, taken, positives, sizes = (np.array([c[k] for c in columns]) for k in range(4))
     ranks = np.array([c[4:] for c in columns]).reshape(-1, 2)
@@ -56,12 +48,10 @@ def multilabel(logits: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, f
         "auc": mean_known(ranks[:, 1]),
         "macro_f1": mean_known(f1),
         "micro_f1": _over(2 * hits.sum(), (taken + positives).sum()),
-        "subset_accuracy": float(right[often].all(1).mean()) if often.any() else float("nan"),
         chance.name_of("average_precision"): mean_known((positives / sizes)[both]),
         chance.name_of("auc"): 0.5 if both.any() else np.nan,
         chance.name_of("macro_f1"): mean_known(all_true),
         chance.name_of("micro_f1"): _best_micro(positives, sizes),
-        chance.name_of("subset_accuracy"): _best_row(y[often]) if often.any() else float("nan"),
     }
 
 
@@ -84,21 +74,6 @@ def _best_micro(positives: np.ndarray, sizes: np.ndarray) -> float:
     """Return the micro F1 of the best constant prediction: the columns with most positives are true."""
     order = np.argsort(-positives / sizes, kind="stable")
     return float(np.max(2 * np.cumsum(positives[order]) / (np.cumsum(sizes[order]) + positives.sum()), initial=0.0))
-
-
-def _occur(y: np.ndarray, floor: int) -> np.ndarray:
-    """Mark rows [V, T] that occur at least ``floor`` times, with the same entries unknown, bool [V]."""
-    if floor <= 1:
-        return np.ones(len(y), dtype=bool)
-    _, which, counts = np.unique(np.nan_to_num(y, nan=-1), axis=0, return_inverse=True, return_counts=True)
-    return np.asarray(counts[which.ravel()] >= floor)
-
-
-def _best_row(y: np.ndarray) -> float:
-    """Return the subset accuracy of the best constant row among the most frequent ones; unknown entries fit any."""
-    rows, counts = np.unique(np.nan_to_num(y), axis=0, return_counts=True)
-    often = rows[np.argsort(-counts, kind="stable")[:MAX_PATTERNS]]
-    return max(float(((y == row) | np.isnan(y)).all(1).mean()) for row in often)
 
 
 def _over(above: float, below: float) -> float:

@@ -114,9 +114,9 @@ def _client_table(
         ]
     if levels:
         columns["chance"] = [number(partial(score_text, metric=metric), level) for level in levels]
-    for name, values in sizes.items():
+    for name, known in sizes.items():
         form = percent if name in _AGAINST and _AGAINST[name][2] == "share" else count
-        columns[name] = [number(form, value) for value in values]
+        columns[name] = [number(form, value) for value in known]
     if tested := run.per_client.get("test-count"):
         columns[f"test {items}"] = [number(count, size) for size in tested]
     rows = zip_longest(*columns.values(), fillvalue=("–", math.nan))

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -69,13 +68,12 @@ class Targets(Task):
         """Return predictions as a user reads them, from outputs [V, T]: numbers in the unit of the data, or probabilities."""
 
     @abstractmethod
-    def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
+    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return all scores of outputs [V, T] against targets [V, T] as the loss reads them, with their chance levels.
 
         Args:
             outputs: outputs of the model.
             y: NaN where unknown.
-            floor: smallest number of items behind a score.
         """
 
     @property
@@ -95,16 +93,16 @@ class Targets(Task):
                 kept = ~y.isnan().all(1)
                 found[split] = rows[kept], y[kept]
             parts.append(found)
-        return SplitScorer(parts, partial(self._scored, floor=floor))
+        return SplitScorer(parts, self._scored)
 
-    def _scored(self, outputs: Tensor, items: tuple[Tensor, Tensor], floor: int) -> tuple[int, dict[str, float]]:
+    def _scored(self, outputs: Tensor, items: tuple[Tensor, Tensor]) -> tuple[int, dict[str, float]]:
         """Score items by their rows [V] and targets [V, T]."""
         rows, y = items
         if not len(rows):
             return 0, {}
         read = outputs[rows].double()
         loss = float(self.loss(read, y, self.cfg))
-        return len(rows), self.values(read.numpy(), y.numpy(), floor) | {"loss": loss}
+        return len(rows), self.values(read.numpy(), y.numpy()) | {"loss": loss}
 
     def shown(self, y: Tensor, floor: int) -> Tensor:
         """Return scored targets [V, T] without columns that have fewer known entries than the floor."""
@@ -138,7 +136,7 @@ class Regression(Targets):
         known = ~y.isnan()
         return LOSSES[cfg.task.loss](predictions[known], y[known].to(predictions))
 
-    def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
+    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return RMSE, MAE and R² in the unit of the data."""
         units = (self.in_units(torch.from_numpy(array)).numpy() for array in (outputs, y))
         return targets.regression(*units)
@@ -196,9 +194,9 @@ class MultiLabel(Targets):
         """Return probabilities."""
         return outputs.sigmoid()
 
-    def values(self, outputs: np.ndarray, y: np.ndarray, floor: int = 0) -> dict[str, float]:
+    def values(self, outputs: np.ndarray, y: np.ndarray) -> dict[str, float]:
         """Return the scores of `targets.multilabel`."""
-        return targets.multilabel(outputs, y, floor)
+        return targets.multilabel(outputs, y)
 
     def shown(self, y: Tensor, floor: int) -> Tensor:
         """Return scored targets without the entries of a class that has fewer of them in its column than the floor."""

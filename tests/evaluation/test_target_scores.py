@@ -52,20 +52,17 @@ def test_multilabel_scores_equal_those_of_scikit_learn(seed):
     assert found["macro_f1"] == pytest.approx(np.mean([f1_score(t, q >= 0) for t, q in own]))
     pooled = np.concatenate([t for t, _ in own]), np.concatenate([q >= 0 for _, q in own])
     assert found["micro_f1"] == pytest.approx(f1_score(*pooled))
-    right = [all(g == k for g, k in zip(q >= 0, t, strict=True) if not np.isnan(k)) for q, t in zip(p, y, strict=True)]
-    assert found["subset_accuracy"] == pytest.approx(np.mean(right))
 
 
 def test_scores_without_both_classes_are_undefined_and_f1_of_nothing_is_zero():
     found = targets.multilabel(np.full((4, 2), -1.0), np.zeros((4, 2)))
     assert np.isnan(found["auc"])
     assert np.isnan(found["average_precision"])
-    assert (found["macro_f1"], found["micro_f1"], found["subset_accuracy"]) == (0, 0, 1)
+    assert (found["macro_f1"], found["micro_f1"]) == (0, 0)
     assert np.isnan(targets.regression(np.ones((3, 1)), np.full((3, 1), 0.1))["r2"])
 
 
 def test_a_constant_prediction_reaches_its_chance_level():
     y = np.array([[1, 0], [1, 0], [1, 1], [0, 0.0]])
     levels = targets.multilabel(np.array([[1.0, -1.0]] * 4), y)
-    assert levels["chance_subset_accuracy"] == levels["subset_accuracy"] == 0.5
     assert levels["chance_micro_f1"] == pytest.approx(levels["micro_f1"])

@@ -8,7 +8,6 @@ from fedgraph_baselines.clients.fgssl import FGSSLClient
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import compose, from_run_config
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.evaluation.targets import multilabel
 from fedgraph_flwr.models.embedding import Embedding
 from fedgraph_flwr.numerics import prepared
 from fedgraph_flwr.wire.messages import groups_of
@@ -125,16 +124,6 @@ def test_a_column_that_few_nodes_know_trains_nothing():
         made(GraphClient, "task=nodes-regression", "model.dropout=0", graph=with_targets(y)).train()
     y[:, 1] = torch.nan
     made(GraphClient, "task=nodes-regression", "model.dropout=0", graph=with_targets(y)).train()
-
-
-def test_a_constant_prediction_counts_no_rare_row():
-    """`subset_accuracy` of a constant row was the exact number of nodes with it, single ones too."""
-    y = np.array([[1, 0]] * 6 + [[0, 1]] * 6 + [[1, 1]])
-    for row, free in (([1, 0], 6), ([0, 1], 6), ([1, 1], 1), ([0, 0], 0)):
-        logits = np.where(np.tile(row, (13, 1)), 1.0, -1.0)
-        assert multilabel(logits, y)["subset_accuracy"] == free / 13
-        assert multilabel(logits, y, floor=5)["subset_accuracy"] == (free / 12 if free > 5 else 0)
-    assert np.isnan(multilabel(np.ones((13, 2)), y, floor=7)["subset_accuracy"])
 
 
 # --- triples ----------------------------------------------------------------------------------------------------------
