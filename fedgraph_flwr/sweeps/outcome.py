@@ -1,18 +1,15 @@
 """Outcome of a sweep as plain values: verdicts in words, scores with intervals, costs. NAME.json stores it for the page."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedgraph_flwr.config import configuration
-from fedgraph_flwr.config.composition import group_file, group_names, group_path
+from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.errors import sanitize
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, deviation, ended, over, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE, verdict
-from fedgraph_flwr.methods.declarations import declaration
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Row, number
 from fedgraph_flwr.sweeps.runs import run_name
 from fedgraph_flwr.sweeps.spec import LOCAL, Cell, Sweep
@@ -236,48 +233,18 @@ def verdicts(summary: SweepSummary) -> Iterator[str]:
 
 
 def equal_methods(summary: SweepSummary) -> Iterator[str]:
-    """Yield a text for each group of methods with equal scores in every run, with the key values at which they are one method."""
+    """Yield a text for each group of methods with equal scores in every run."""
     alike: dict[tuple[tuple[tuple[int, float], ...], ...], list[str]] = {}
     for method in summary.running:
         shown = (ended(summary.shown(setting, method)) for setting in summary.sweep.settings)
         scores = tuple(tuple(sorted(by_seed.items())) for by_seed in shown)
         if any(scores):
             alike.setdefault(scores, []).append(method)
-    for methods in alike.values():
-        if len(methods) > 1:
-            yield _equal(summary.sweep, methods)
-
-
-def _equal(sweep: Sweep, methods: Sequence[str]) -> str:
-    """Return that methods have equal scores, and why that may be."""
-    *first, last = map(column_name, methods)
-    fact = f"{', '.join(first)} and {last} have equal scores in every run"
-    reasons = [
-        f"{column_name(method)} equals {column_name(other)} with {' or '.join(limits)}"
-        for method, other in itertools.permutations(methods, 2)
-        if (limits := _limits(_strategy(sweep, method), _strategy(sweep, other)))
-    ]
-    if not reasons:
-        return f"{fact}; the column parameters of {sweep.results.name} shows whether their models are equal, too"
-    return f"{fact}. {'; '.join(reasons)}; near these values, scores may be equal, too"
-
-
-def _strategy(sweep: Sweep, method: str) -> str:
-    return configuration([*sweep.common, *sweep.methods[method], *sweep.over]).strategy.name
-
-
-def _limits(strategy: str, other: str) -> list[str]:
-    """Return the declared key values at which a strategy equals another, except a single client."""
-    if strategy not in group_names("strategy"):
-        return []
-    limits = [limit for limit in declaration(strategy).limits if f"strategy={other}" in limit.equals]
-    limits = [limit for limit in limits if "num_clients=1" not in limit.overrides]
-    texts = []
-    for limit in limits:
-        words = [*limit.overrides, *(word for word in limit.equals if not word.startswith("strategy="))]
-        words = words or [word for word in limit.also if not word.startswith("dtype=")]
-        texts.append(" ".join(dict.fromkeys(words)) or "its default keys")
-    return list(dict.fromkeys(texts))
+    for *methods, last in alike.values():
+        if methods:
+            first, table = ", ".join(map(column_name, methods)), summary.sweep.results.name
+            fact = f"{first} and {column_name(last)} have equal scores in every run"
+            yield f"{fact}; the column parameters of {table} shows whether their models are equal, too"
 
 
 def _finding(summary: SweepSummary, setting: str, best: str, known: Sequence[Comparison]) -> str:
