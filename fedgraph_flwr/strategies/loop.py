@@ -131,7 +131,7 @@ class Loop:
         """
         earlier = self.recorder.earlier_model(key)
         fix = (
-            "keep that run's model keys"
+            "keep that run's strategy and model keys, as its config.yaml has them"
             if key == "init"
             else "evaluate the run with its own strategy, model and schema"
         )
@@ -394,7 +394,10 @@ class Loop:
 
     def _fitting(self, arrays: Arrays, where: str, fix: str) -> Arrays:
         """Return the arrays of a file in the model's order, which files do not preserve."""
-        model = self.server.accepted(arrays, where)
+        try:
+            model = self.server.accepted(arrays, where)
+        except FedGraphError as error:
+            raise FedGraphError(f"{error}: {fix}") from error
         if problem := unlike(arrays, model):
             raise FedGraphError(f"{where} {problem}: {fix}")
         return {name: arrays[name] for name in model}

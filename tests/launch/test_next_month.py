@@ -185,8 +185,10 @@ def test_wrong_runs_are_refused(run, tmp_path):
         run(f"init={tmp_path}")
     with pytest.raises(FedGraphError, match="reads the folder that out= would replace"):
         run(f"init={first.out}", f"out={first.out}", "overwrite=true")
-    with pytest.raises(FedGraphError, match=r"the model's is .*: keep that run's model keys"):
+    with pytest.raises(FedGraphError, match=r"the model's is .*: keep that run's strategy and model keys"):
         run(f"init={first.out}", "model.hidden=9")
+    with pytest.raises(FedGraphError, match=r"without default_left.*: keep that run's strategy and model keys"):
+        run(f"init={first.out}", "strategy=boosting")
     spec = json.loads((first.out / "input_spec.json").read_bytes())
     (first.out / "input_spec.json").write_text(json.dumps(spec | {"fingerprint": [1, 2]}))
     for key in ("init", "evaluate"):

@@ -439,6 +439,8 @@ class Written:
             FedGraphError: most of its values are numbers or dates, but not all, or two formats fit.
         """
         column, name = self.column, self.name
+        if not given and name.startswith("Unnamed: "):  # as pandas names them, such as the row numbers of an index
+            return "ignored", "has no name"
         if not len(column):
             return "number", ""
         if column.dtype.kind == "M":

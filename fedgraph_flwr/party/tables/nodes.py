@@ -45,6 +45,13 @@ class Ids:
         check_rows(texts == "", read, where, "expected an id in each row")
         return cls(texts, where)
 
+    def _fix(self, unknown: Any) -> str:
+        """Return what to do about an unknown id; another may differ from it only in spaces, case or leading zeros."""
+        first, *plain = [word.strip().casefold().lstrip("0") for word in [*map(str, unknown), *self.index]]
+        if first not in plain:
+            return ": add the node, or remove the row"
+        return f", but '{sanitize(self.index[plain.index(first)], 40)}' is: write both alike"
+
     def positions(self, table: Any, column: str, where: str, first: int = 0) -> np.ndarray:
         """Return the positions [E] of the nodes named in a column of another table, whose rows count from ``first``.
 
@@ -56,8 +63,8 @@ class Ids:
         read = column_of(table, column, where, "end of edges")
         codes, distinct = pd.factorize(read)  # -1 where missing
         found = self.index.get_indexer(np.append(as_words(pd.Series(distinct)), ""))[codes]
-        no_id = f"which is not an id of {self.where}: add the node, or remove the row"
-        check_rows(found < 0, read, where, no_id, first)
+        if (lost := found < 0).any():
+            check_rows(lost, read, where, f"which is not an id of {self.where}{self._fix(read[lost][:1])}", first)
         return found.astype(np.int64)
 
 

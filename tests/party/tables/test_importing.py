@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -94,6 +95,19 @@ def test_parquet_with_other_types_and_names(tmp_path):
     assert graph.edge_index.t().tolist() == [[0, 2], [2, 1]]
 
 
+def test_a_column_without_a_name_is_no_input(tmp_path):
+    """Such as the row numbers that pandas writes, unless its kind is given."""
+    table = pd.DataFrame({"id": [*"abcdef"], "size": range(6), "label": ["no", "yes"] * 3})
+    table.to_csv(tmp_path / "n.csv")
+    (tmp_path / "e.csv").write_text("source,target\na,b\n")
+    files = tmp_path / "n.csv", tmp_path / "e.csv"
+    lines = []
+    assert from_tables(*files, Columns(), treatment=replace(AS_IT_IS, say=lines.append)).num_features == 1
+    assert any("ignored: Unnamed: 0 (has no name)" in line for line in lines)
+    kinds = replace(AS_IT_IS, kinds={"Unnamed: 0": "number"})
+    assert from_tables(*files, Columns(), treatment=kinds).num_features == 2
+
+
 @pytest.mark.parametrize(
     ("nodes", "edges", "columns", "classes", "message"),
     [
@@ -104,8 +118,9 @@ def test_parquet_with_other_types_and_names(tmp_path):
             EDGES + "bob,eve\n",
             FULL,
             (),
-            r"edges.csv: row 5 has 'eve' in column 'target', which is not an id of .*nodes.csv",
+            r"edges.csv: row 5 has 'eve' in column 'target', which is not an id of .*nodes.csv: add the node",
         ),
+        (NODES, EDGES + "bob,Ann\n", FULL, (), r"which is not an id of .*nodes.csv, but 'ann' is: write both alike"),
         (NODES.replace("cat,3", "cat,three"), EDGES, FULL, (), "column 'x_a' has 'three' in row 3"),
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
