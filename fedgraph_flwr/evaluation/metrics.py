@@ -504,5 +504,6 @@ class OwnRounds:
 
 def reports_best(run: Path) -> bool:
     """Return whether the headline score of a finished run is that of its best model, and not of the last one."""
-    selected = " at best_val" in json.loads((run / "summary.json").read_bytes())["headline"]
-    return selected and (run / "model_best.safetensors").is_file()
+    summary = json.loads((run / "summary.json").read_bytes())
+    scored = " at best_val" in summary["headline"] and summary.get("best_round", 1) > 0
+    return scored and (run / "model_best.safetensors").is_file()

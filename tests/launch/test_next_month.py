@@ -68,6 +68,19 @@ def test_a_run_from_a_trained_model_is_the_longer_run(run, form, request):
     assert start["metrics"] == first.summary["metrics"]["last"]
 
 
+@pytest.mark.parametrize("form", [FORMS[""], FORMS["head"]])
+def test_a_run_from_one_without_scores_has_its_last_model(run, form):
+    """No round was the best one, although ``evaluation.select`` is of the best."""
+    keys = [*PLAIN, *form, "evaluation.select=best_val", "privacy.scores=none"]
+    whole, first = run(*keys, "rounds=4"), run(*keys, "rounds=2")
+    second = later("init", first)
+    for client in range(2):
+        found, expected = (load_predictor(run.out, client).tensors for run in (second, whole))
+        assert found.keys() == expected.keys()
+        assert all(found[name].equal(expected[name]) for name in found)
+    assert_same_arrays(later("evaluate", first, "privacy.scores=exact").arrays, first.arrays)
+
+
 @pytest.mark.parametrize("form", [FORMS["head"], FORMS["local"], FORMS["ray"]])
 def test_a_run_from_the_checkpoint_of_a_cut_one_is_the_longer_run(run, form, request):
     engine = [word for word in form if word.startswith("engine=")]

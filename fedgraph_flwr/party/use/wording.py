@@ -69,8 +69,8 @@ class Wording:
         value, usual = values.get(name, np.nan), self.usual.get(name, np.nan)
         if value != value:
             prefix, end = _prefix(name)
-            unknown = f"{name.removeprefix(prefix)} is unknown"
-            return name if name.endswith(OTHERS) else f"{ROLES[end]}'s {unknown}" if prefix in ENDS else unknown
+            named = f"{ROLES[end]}'s {name.removeprefix(prefix)}" if prefix in ENDS else name
+            return name if name.endswith(OTHERS) else f"{named} is unknown"
         for of in OF_EDGES:
             if name.startswith(of):
                 base = name.removeprefix(of)

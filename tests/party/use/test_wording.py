@@ -84,7 +84,8 @@ def test_columns_of_tables_have_their_own_values():
         assert said.text("town=x", held) == f"town is {town}"
         assert said.text("age missing", held) == f"age is {'missing' if row == 3 else 'known'}"
         assert (said.text("age", held) == "age is missing") == (row == 3)  # not the value in its place
-    assert said.text("age", {"age": float("nan")}) == "age is unknown"
+    for name in ("age", "mean of sources age", "largest of payments out: age"):
+        assert said.text(name, {name: float("nan")}) == f"{name} is unknown"
     assert Wording().text("column 7", {"column 7": 0.25}) == "column 7 = 0.25"
     assert (
         Wording(columns=({}, {"age": Column()}), edges=True).text("target age", {"target age": 4.0}) == "target age 4"
