@@ -16,7 +16,7 @@ from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.wire.messages import DESCRIBE, MODEL, TRAIN, Arrays
 from tests.safety.coordinator import Groups, Refused, Run, keys_of
-from tests.safety.schedules import TERMS, Message, Player, required
+from tests.safety.schedules import TERMS, Broken, Message, Player, required
 
 PREFIX = "arrays/"
 
@@ -40,6 +40,10 @@ def record_of(run: Run, client: int) -> dict[str, Any]:
     return values | {"state": state}
 
 
+class Cut(Exception):
+    """The coordinator dies."""
+
+
 class VerifiedPlayer(Player):
     """A coordinator of verified runs.
 
@@ -49,6 +53,7 @@ class VerifiedPlayer(Player):
         proposal: the state that the lowest member computed in this round, with its signature; empty: not yet known.
         signed: the replies of members that signed its certificate.
         closing: the certificate of the last round by member, which travels with the next request for keys.
+        left: after how many messages the coordinator dies; 0 or less: it lives.
     """
 
     before: bytes
@@ -57,6 +62,7 @@ class VerifiedPlayer(Player):
     signed: dict[int, Groups]
     closing: dict[int, Groups]
     rounds = ([1, 2, 3], [1, 2, 3, 4])
+    left = 0
 
     def play(self) -> int:
         """Play one schedule, mostly with few troubles, since each lost message ends a round; then send old messages again."""
@@ -84,6 +90,39 @@ class VerifiedPlayer(Player):
         if self.state:
             with suppress(Refused):
                 self._round(again, done + 1, {})
+
+    def honest(self) -> None:
+        """Also a run of which a round was cut resumes and goes on, whatever members did in it."""
+        super().honest()
+        self.number += 1
+        rate, self.rate = self.rate, 0.0
+        run, again = self._run(self.number), self._run(self.number)
+        try:
+            self._begin(run)
+            self._round(run, 1, {})
+            place = self.before, self.state, dict(self.closing)
+            self.left = self.random.randrange(1, 24)  # before a member closes the round
+            with suppress(Cut):
+                self._round(run, 2, {})
+            self.left = 0
+            self.before, self.state, self.closing = place
+            self.proposal, self.signed = {}, {}
+            for client in self.members:
+                self._send(again, (client, DESCRIBE, 1, None, {"resume": 1, "run": f"run{self.number}"}))
+            for server_round in (2, 3):
+                self._round(again, server_round, {})
+        except Refused as refusal:
+            raise Broken(f"a resumed run was refused: {refusal}; {self.refusals}") from refusal
+        finally:
+            self.rate = rate
+        required(self.facts.rounds.get(self.number) == 3, "a resumed run ended early", self.number, self.refusals)
+
+    def _send(self, run: Run, message: Message) -> Groups | None:
+        found = super()._send(run, message)
+        self.left -= 1
+        if not self.left:
+            raise Cut
+        return found
 
     def _begin(self, run: Run) -> None:
         super()._begin(run)
@@ -238,6 +277,7 @@ class VerifiedPlayer(Player):
             self.facts.only("two statements at one position", (term["held"], term["own"]), *place)
         if term and term["listed"]:
             self.facts.only("two lists at one position", term["listed"], *place)
+            required([*term["listed"]] == [str(c) for c in self.members], "a list without a member", *place)
         if record["signed"]:
             self.facts.only("two certificates at one position", record["signed"], *place)
         if phase in (*secagg.STEPS, TRAIN):
