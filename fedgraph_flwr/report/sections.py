@@ -223,6 +223,7 @@ def _seeds(group: RunGroup, part: str, key: str) -> dict[str, Any]:
 
 
 _TRAFFIC = "Network traffic of the whole run over all clients."
+_FORMS = {"exchanges": count, "bytes_up": size, "bytes_down": size, "seconds": duration}
 _DURATION = "Duration of the exchanges of all rounds at the server; phases of one round may overlap."
 
 
@@ -247,9 +248,8 @@ def costs(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
             ("Time by phase", _DURATION, max(height, 150), names, ["seconds"], "seconds"),
         )
     ]
-    forms = {"exchanges": count, "bytes_up": size, "bytes_down": size, "seconds": duration}
     by_phase = [
-        [name, phase, *(number(form, of[key]) for key, form in forms.items())]
+        [name, phase, *(number(form, of.get(key)) for key, form in _FORMS.items())]
         for name, total in zip(names, totals, strict=True)
         for phase, of in total.items()
     ]
@@ -286,21 +286,14 @@ def _by_phase(group: RunGroup) -> dict[str, dict[str, float]]:
     """Return means over seeds of each phase's cost; for set-up and end only bytes, since no record has their time."""
     total: dict[str, dict[str, float]] = {}
     for run in group.runs:
-        inside: dict[str, dict[str, float]] = {}
-        for record in run.every_round:
-            for phase, entry in record["phases"].items():
-                zero = dict.fromkeys(("exchanges", "bytes_up", "bytes_down", "seconds"), 0.0)
-                entry_sum = inside.setdefault(phase, zero)
-                for key in entry_sum:
-                    entry_sum[key] += entry[key]
-        whole = run.summary.get("bytes_by_phase", {})
-        for phase, entry in whole.items() if isinstance(whole, dict) else ():
-            entry_sum = inside.setdefault(phase, {"seconds": math.nan})
-            entry_sum |= {key: float(entry[key]) for key in ("exchanges", "bytes_up", "bytes_down")}
-        for phase, entry_sum in inside.items():
-            kept = total.setdefault(phase, dict.fromkeys(entry_sum, 0.0))
-            for key, value in entry_sum.items():
-                kept[key] += value / len(group.runs)
+        whole = run.summary.get("bytes_by_phase")
+        inside = [item for record in run.every_round for item in record["phases"].items()]
+        parts = [(inside, ["seconds"]), (whole.items() if isinstance(whole, dict) else inside, list(_FORMS)[:-1])]
+        for entries, keys in parts:
+            for phase, entry in entries:
+                kept = total.setdefault(phase, {})
+                for key in keys:
+                    kept[key] = kept.get(key, 0.0) + entry[key] / len(group.runs)
     return total
 
 
