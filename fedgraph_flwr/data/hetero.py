@@ -167,20 +167,26 @@ class HeteroGraph:
         return both.on_schema(list(both.counts), sorted(both.edges))
 
     def without_reverse(self) -> Self:
-        """Return the graph without the edge types that `with_reverse` or PyG's ``ToUndirected`` add."""
+        """Return the graph without edge types that are exactly the reverse of another one.
 
-        def added(edge: EdgeType) -> bool:
-            source, name, target = edge
-            forward = self.edges.get((target, name.removeprefix(REVERSE), source))
-            if not name.startswith(REVERSE) or forward is None:
-                return False
-            both = (index[0] * self.counts[source] + index[1] for index in (forward, self.edges[edge].flip(0)))
-            if edge not in self.edge_attr:
-                return torch.equal(*(codes.sort().values for codes in both))
-            known = self.edge_attr.get((target, name.removeprefix(REVERSE), source))
-            return known is not None and torch.equal(*both) and torch.equal(known, self.edge_attr[edge])
+        Those that `with_reverse` or PyG's ``ToUndirected`` add go, and others without features between two node types.
+        """
+        kept: list[EdgeType] = []
+        for edge in sorted(self.edges, key=lambda edge: edge[1].startswith(REVERSE)):
+            if not any(self._is_reverse(edge, other) for other in kept):
+                kept.append(edge)
+        return self._of_types(self.counts, {edge: index for edge, index in self.edges.items() if edge in kept})
 
-        return self._of_types(self.counts, {edge: index for edge, index in self.edges.items() if not added(edge)})
+    def _is_reverse(self, edge: EdgeType, other: EdgeType) -> bool:
+        """Return whether an edge type is exactly the reverse of another one, and may go."""
+        (source, name, target), attr = edge, self.edge_attr.get(edge)
+        added = name == REVERSE + other[1]
+        if other[::2] != (target, source) or not (added or (attr is None and source != target)):
+            return False
+        pair = [index[0] * self.counts[source] + index[1] for index in (self.edges[edge].flip(0), self.edges[other])]
+        if attr is None:
+            return torch.equal(*(codes.sort().values for codes in pair))
+        return other in self.edge_attr and torch.equal(*pair) and torch.equal(attr, self.edge_attr[other])
 
     def on_schema(self, node_types: list[str], edge_types: list[EdgeType]) -> Self:
         """Return the graph with its types in the given order; missing types become empty."""

@@ -24,7 +24,6 @@ from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
 from fedgraph_flwr.data.split import APART, AnyTyped, half_given, split_graph, split_targets
-from fedgraph_flwr.data.typed import without_reverse
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 EDGE_TYPE: EdgeType = ("node", "edge", "node")
@@ -378,15 +377,10 @@ def from_hetero_data(
         data[kind].x = made_features.x
     names = classes or numbered_classes(data[target].y, where)
     graph = check_graph(HeteroGraph.from_pyg(data, target, num_classes=len(names)), where)
-    graph = one_way(graph.without_reverse())
+    graph = in_order(graph.without_reverse())
     for key in MASKS:
         setattr(graph, key, getattr(graph, key) & (graph.y >= 0))
     return replace(graph, schema=schema_of(made, names, scaling, graph.counts, graph.edges))
-
-
-def one_way(graph: HeteroGraph) -> HeteroGraph:
-    """Return the graph with types in alphabetical order, without edge types that are the exact reverse of another."""
-    return in_order(without_reverse(graph))
 
 
 def schema_of(

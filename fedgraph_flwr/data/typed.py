@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedgraph_flwr.data.graph import MASKS
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
@@ -218,25 +217,6 @@ def _pairs(
             raise FedGraphError(f"{name}: the subject {subject} has no node type: fetch the dataset again")
         found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
     return found
-
-
-def without_reverse(graph: HeteroGraph) -> HeteroGraph:
-    """Return the graph without edge types that are exactly the reverse of another one and have no features."""
-    kept: dict[EdgeType, Tensor] = {}
-    seen: dict[tuple[str, str], list[Tensor]] = {}
-    for (a, relation, b), index in graph.edges.items():
-        ordered = _in_order(index)
-        turned = a != b and any(torch.equal(_in_order(index.flip(0)), other) for other in seen.get((b, a), []))
-        if turned and (a, relation, b) not in graph.edge_attr:
-            continue
-        kept[a, relation, b] = index
-        seen.setdefault((a, b), []).append(ordered)
-    graph.edges = kept
-    return graph
-
-
-def _in_order(index: Tensor) -> Tensor:
-    return index[:, torch.from_numpy(np.lexsort(index.flip(0).numpy()))]
 
 
 PUBLISHED = "-published"

@@ -201,7 +201,7 @@ def test_exact_reverse_types_are_left_out():
     graph = toy()
     graph.edges["paper", "by", "author"] = torch.tensor([[0, 1, 0], [1, 2, 0]])  # writes, turned and shuffled
     graph.edges["paper", "read_by", "author"] = torch.tensor([[0], [1]])
-    assert [r for _, r, _ in typed.without_reverse(graph).edges] == ["writes", "cites", "read_by"]
+    assert [r for _, r, _ in graph.without_reverse().edges] == ["writes", "cites", "read_by"]
 
 
 @pytest.mark.parametrize(("name", "cls"), [("aifb", "Entities"), ("bgs", "Entities")])

@@ -424,16 +424,15 @@ def _typed_graph(
     none = torch.zeros(2, 0, dtype=torch.int64)
     attr = {r: edges.fields["edge_attr"] for r, edges in found.items() if edges.data.made}
     attr |= {r: made[":".join(r)].x for r in tables.relations if r not in found and ":".join(r) in made}
-    return pyg.one_way(
-        HeteroGraph(
-            counts={kind: len(tables.nodes.get(kind, ())) for kind in tables.kinds},
-            edges={r: found[r].index if r in found else none for r in tables.relations},
-            target=tables.target,
-            x={kind: made[kind].x for kind in tables.kinds if kind in made and made[kind].x.size(1)},
-            edge_attr={r: attr[r] for r in tables.relations if r in attr},
-            **common,
-        )
+    graph = HeteroGraph(
+        counts={kind: len(tables.nodes.get(kind, ())) for kind in tables.kinds},
+        edges={r: found[r].index if r in found else none for r in tables.relations},
+        target=tables.target,
+        x={kind: made[kind].x for kind in tables.kinds if kind in made and made[kind].x.size(1)},
+        edge_attr={r: attr[r] for r in tables.relations if r in attr},
+        **common,
     )
+    return pyg.in_order(graph.without_reverse())
 
 
 def _agreed_of_edges(
