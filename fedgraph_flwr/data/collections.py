@@ -70,7 +70,6 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     data = dataset[0]
     if len(dataset) > 1:
         graph = from_list(list(dataset), where)
-        graph.num_classes = max(int(graph.y.max()) + 1, 1)
         for key in ("x", "edge_attr"):
             if key in data and not data[key].is_floating_point():
                 setattr(graph, key, _one_hot(getattr(graph, key)))

@@ -185,7 +185,7 @@ def from_list(graphs: Sequence[Any], where: str) -> Graph:
     attr = None if width is None else [data.edge_attr.view(len(data.edge_attr), width) for data in graphs]
     y = torch.stack([data.y.view(-1) for data in graphs])
     if not y.is_floating_point():
-        answers = {"y": y.view(-1)}
+        answers: dict[str, Any] = {"y": y.view(-1), "num_classes": max(int(y.max()) + 1, 1)}
     else:
         known = [getattr(data, "y_mask", torch.ones_like(data.y, dtype=torch.bool)).view(-1) for data in graphs]
         answers = {"targets": y.to(torch.float32).masked_fill(~torch.stack(known), torch.nan)}

@@ -9,7 +9,6 @@ import torch
 
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroGraph
-from fedgraph_flwr.data.many_graphs import side_by_side
 from fedgraph_flwr.errors import FedGraphError
 
 ARXIV = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
@@ -162,36 +161,27 @@ def tu(folder: Path, params: dict[str, Any]) -> Graph:
     likewise.
     """
     from torch_geometric.datasets import TUDataset
-    from torch_geometric.io import read_tu_data
 
-    name, files = str(params["name"]), folder / str(params["name"]) / "raw"
-    if not (files / f"{name}_A.txt").is_file():
-        TUDataset(str(folder), name)  # downloads
-    data, slices, sizes = read_tu_data(str(files), name)
-    of = np.loadtxt(files / f"{name}_graph_indicator.txt", dtype=np.int64, ndmin=1) - 1
-    size = torch.from_numpy(np.bincount(of))
+    from fedgraph_flwr.data.pyg import from_list
+
+    name = str(params["name"])
+    dataset, file = TUDataset(str(folder), name, use_node_attr=True, use_edge_attr=True), f"{name}_graph_indicator.txt"
+    path = folder / name / "raw" / file
+    of = np.loadtxt(path, dtype=np.int64, ndmin=1)
     if (falls := np.flatnonzero(np.diff(of) < 0)).size:
         line = int(falls[0]) + 2
         raise FedGraphError(
-            f"{files / f'{name}_graph_indicator.txt'}, line {line}: graph {of[line - 1] + 1} after graph {of[line - 2] + 1},"
-            " expected graph numbers in ascending order: fetch the dataset again"
+            f"{path}, line {line}: graph {of[line - 1]} after graph {of[line - 2]}, expected graph numbers in ascending order:"
+            " fetch the dataset again"
         )
-    counts = torch.diff(slices["edge_index"])
-    edges = data.edge_index + (size.cumsum(0) - size).repeat_interleave(counts)
-    reads = params["attributes"] if params["attributes"] is not None else not sizes["num_node_labels"]
-    attributes = slice(None) if reads else slice(sizes["num_node_attributes"], None)
-    x = torch.zeros(len(of), 0, dtype=torch.float32) if data.x is None else data.x[:, attributes]
-    if not x.size(1):
-        degree = torch.bincount(edges[1], minlength=len(of))
+    graphs = list(dataset)
+    for data in graphs:
+        data.x = torch.zeros(data.num_nodes, 0) if data.x is None else data.x
+    graph = from_list(graphs, name)
+    reads = params["attributes"] if params["attributes"] is not None else not dataset.num_node_labels
+    graph.x = graph.x[:, 0 if reads else dataset.num_node_attributes :]
+    if not graph.num_features:
+        degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
         most = int(degree.max()) if params["degrees"] is None else int(params["degrees"])
-        x = torch.eye(most + 1)[degree.clamp(max=most)]
-    numbers = data.y.is_floating_point()
-    return side_by_side(
-        x,
-        edges,
-        size,
-        y=None if numbers else data.y,
-        targets=data.y.view(size.numel(), -1) if numbers else None,
-        num_classes=1 if numbers else int(data.y.max()) + 1,
-        edge_attr=data.edge_attr,
-    )
+        graph.x = torch.eye(most + 1)[degree.clamp(max=most)]
+    return graph
