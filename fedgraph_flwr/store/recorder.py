@@ -518,8 +518,7 @@ def _by_phase(phases: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, A
         total = totals.setdefault(
             name, {"bytes_up_by_group": Counter(), **dict.fromkeys(summed, 0)}
         )
-        # missing in records of older versions
-        total["bytes_up_by_group"].update(entry.get("bytes_up_by_group", {}))
+        total["bytes_up_by_group"].update(entry["bytes_up_by_group"])
         for key in summed:
             total[key] += entry[key]
     return totals
