@@ -8,32 +8,24 @@ from fedgraph_flwr.errors import FedGraphError
 _MODEL = "predict, alerts, drift, explain"
 
 _COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge-label", "graph", "edge-id")
+_KEYS = (
+    *("windows", "features", "currency", "id_form", "edge_classes", "feature_columns", "edge_columns"),
+    *("separator", "encoding", "day", "party_columns", "party_prefix"),
+)
 
 RENAMED = {
     f"{_MODEL}, export, blend": {"--node": ""},
     f"{_MODEL}, import": {"--node-table": "--nodes", "--edge-table": "--edges"},
     "import": {
-        **{"--kind": "kinds.", "--edge-kind": "kinds.edges.", "--scale": "scales.", "--edge-scale": "scales.edges."},
-        "--rate": "rates.",
-        "--input": "inputs=",
-        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("windows", "features", "currency", "id_form")},
-        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("edge_classes", "feature_columns", "edge_columns")},
-    },
-    "init-party": {**{f"--{key}": f"{key}=" for key in ("party", "client", "schema")}, "--file": "out="},
-    "import, init-party": {
         **{f"--{role}-column": f"columns.{role.replace('-', '_')}=" for role in _COLUMNS},
-        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("separator", "encoding", "day")},
-        **{f"--{key.replace('_', '-')}": f"{key}=" for key in ("party_columns", "party_prefix")},
-        "--date-format": "date_formats.",
+        **{f"--{key.replace('_', '-')}": f"{key}=" for key in _KEYS},
+        **{"--kind": "kinds.", "--edge-kind": "kinds.edges.", "--scale": "scales.", "--edge-scale": "scales.edges."},
+        **{"--rate": "rates.", "--input": "inputs=", "--date-format": "date_formats."},
     },
     "schema": {"--schema": "--out"},
-    "drill": {"--budget": "--alerts"},
-    "worth": {"--parties": "--coalitions"},
     "link": {"--expires": "--until"},
     "report": {"--out": "--page"},
-    "runs": {"--server": "--name"},
     "fleet init": {"--nodes": "--trial"},
-    "fleet renew": {"--ca": "--also ca", "--operator": "--also operator"},
 }
 """Commands → old option → new one; "": its value alone; ``key=`` and ``key.`` are joined with the value."""
 
@@ -61,7 +53,6 @@ GONE = {
         "--keep-formulas": "write a .parquet file, whose cells stay as they are",
         **dict.fromkeys([*(f"--{role}-column" for role in _COLUMNS), *(f"--{name}" for name in _FORMS)], _TABLES),
     },
-    "node": {"--approvals": "members sign an agreement (fedgraph-flwr agree): pass --agreement FILE"},
 }
 """Commands → option that is gone → what replaces it."""
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.cleaning import subgraph
 from fedgraph_flwr.data.graph import MASKS, Graph, rows_at
 from fedgraph_flwr.errors import FedGraphError
 
@@ -59,11 +60,7 @@ def selected(graph: AnyGraph, places: Tensor) -> AnyGraph:
     """Return the graphs at ``places`` [K], ascending, with their edges in the order of the whole graph's."""
     kept = torch.zeros(starts(graph).numel(), dtype=torch.bool)
     kept[places] = True
-    nodes = kept[index_of(graph)]
-    new_id = nodes.cumsum(0) - 1
-    inside = nodes[graph.edge_index[0]].nonzero().view(-1)
-    graph = graph.with_edges(new_id[graph.edge_index[:, inside]], inside)
-    return replace(graph, **rows_at(graph, "node", nodes))
+    return subgraph(graph, kept[index_of(graph)])
 
 
 def from_graphs(

@@ -16,21 +16,15 @@ from fedgraph_flwr.cli.renamed import GONE, RENAMED, current
         ("alerts --node=state", "alerts state"),
         ("import --node-table a=n.csv --edge-kind x=date", "import --nodes a=n.csv kinds.edges.x=date"),
         ("import --edge-scale=x=log", "import scales.edges.x=log"),
-        (
-            "init-party a b --label-column fraud --date-format t=%d",
-            "init-party a b columns.label=fraud date_formats.t=%d",
-        ),
+        ("import a b --label-column fraud --date-format t=%d", "import a b columns.label=fraud date_formats.t=%d"),
         ("fleet init --nodes 3 --operator a:1", "fleet init --trial 3 --operator a:1"),
-        ("fleet renew keys --ca --operator", "fleet renew keys --also ca --also operator"),
         ("fleet check --ca ca.crt", "fleet check --ca ca.crt"),
         ("schema merge a b --schema s.yaml", "schema merge a b --out s.yaml"),
-        ("worth r --parties new", "worth r --coalitions new"),
         (
             "link --new-consent c --parties 3 --expires 2026-12-31",
             "link --new-consent c --parties 3 --until 2026-12-31",
         ),
         ("report a --out b.html", "report a --page b.html"),
-        ("runs --server far", "runs --name far"),
     ],
 )
 def test_an_old_spelling_is_taken_and_named(words, now, capsys):
