@@ -32,7 +32,7 @@ from functools import cache, partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri
+from scipy.special import log_ndtr, ndtr, ndtri
 from scipy.stats import beta, norm
 
 from fedgraph_flwr.clients.fedgrad import FedGradClient
@@ -40,7 +40,7 @@ from fedgraph_flwr.config import PrivacyConfig, compose
 from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.methods import cohorts
 from fedgraph_flwr.secure import noise, rows
-from fedgraph_flwr.secure.accounting import cost, epsilon_at, least_sensitivity, skellam_epsilon
+from fedgraph_flwr.secure.accounting import cost, least_sensitivity, skellam_epsilon
 from fedgraph_flwr.secure.adaptive import bit, count_noise, value_multiplier
 from fedgraph_flwr.secure.clipping import clipped
 from fedgraph_flwr.secure.distributed import DistributedNoise
@@ -56,6 +56,28 @@ PLANTED = dict.fromkeys(("payment", "payment_planted"), 1 / (4 * LOOK_BACK + 1))
 Scores = NDArray[np.float64]
 Mechanism = Callable[[bool, float, int], float]
 """From whether the canary takes part, the factor of the noise and the number of releases, the auditor's statistic."""
+
+
+def delta_at(epsilon: float, mu: float) -> float:
+    """Return δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ) of T releases with Gaussian noise, μ = √T / z.
+
+    They are exactly as private as one with z / √T (Dong, Roth & Su, JRSS B 2022; Balle & Wang, ICML 2018, Theorem 8).
+    """
+    return math.exp(log_ndtr(mu / 2 - epsilon / mu)) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+
+
+def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
+    """Return the least ε of releases with Gaussian noise with δ(ε) ≤ ``delta``, rounded up; 0 before the first release."""
+    if not releases:
+        return 0.0
+    mu = math.sqrt(releases) / noise_multiplier
+    low, high = 0.0, 1.0
+    while delta_at(high, mu) > delta:
+        high *= 2
+    for _ in range(100):  # more than the bits of a float64
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_at(middle, mu) > delta else (low, middle)
+    return high
 
 
 def _canary(present: bool) -> NDArray[np.float64]:

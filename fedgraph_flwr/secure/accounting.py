@@ -17,11 +17,6 @@ about 0 and independent of the data, and divergences D_k of the release of all r
 in both directions (their Theorem 5: noise and its shift by a row's gradient exchange places under a reflection, also on
 integers). Their proof for sums over other rows is quasi-convexity, which needs no Gaussian. Above `LARGEST_ORDER` the bound is
 D_α, which a sample does not exceed.
-
-For comparison, T releases with Gaussian noise are exactly as private as one with z / √T (Dong, Roth & Su, JRSS B 2022). With μ =
-√T / z (Balle & Wang, ICML 2018, Theorem 8)
-
-    δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)
 """
 
 import math
@@ -30,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import gammaln, logsumexp
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.secure.lattice import FINENESS
@@ -49,31 +44,11 @@ UNITS = {
 }
 """The relation for other units. R is ``privacy.look_back``, C ``privacy.clipping_norm``."""
 
-STEPS = 100  # bisection steps, more than the bits of a float64
 ORDERS = np.unique(np.round(np.geomspace(2, 1e6, 2000)))
 """Integer orders of the Rényi divergence: every one up to about 150, then 0.7 % apart."""
 
 LARGEST_ORDER = 512
 """Largest order with a bound for samples; ε of 0.1 and more follows from smaller ones."""
-
-
-def delta_at(epsilon: float, mu: float) -> float:
-    """Return δ(ε) by the equation above."""
-    return math.exp(log_ndtr(mu / 2 - epsilon / mu)) - math.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
-
-
-def epsilon_at(delta: float, noise_multiplier: float, releases: int) -> float:
-    """Return the least ε of releases with Gaussian noise with δ(ε) ≤ ``delta``, rounded up; 0 before the first release."""
-    if not releases:
-        return 0.0
-    mu = math.sqrt(releases) / noise_multiplier
-    low, high = 0.0, 1.0
-    while delta_at(high, mu) > delta:
-        high *= 2
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if delta_at(middle, mu) > delta else (low, middle)
-    return high
 
 
 def skellam_epsilon(

@@ -150,12 +150,6 @@ class Sweep:
         """Seeds on which choices are compared."""
         return self.seeds[: self.tuned_on or None]
 
-    def runs_of(self, setting: str, method: str) -> int:
-        """Return the number of runs of a row and column when all are done."""
-        choices, tried = len(self.choices(setting, method, {})), len(self.tuning_seeds)
-        choices = self.search.trials_each if self.search and choices > 1 else choices
-        return choices * tried + len(self.seeds) - tried
-
     @property
     def unfolds(self) -> bool:
         """Whether further runs follow from the results of earlier ones."""

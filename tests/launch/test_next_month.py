@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.dp_audit import epsilon_at
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.composition import configuration, to_yaml
@@ -22,7 +23,7 @@ from fedgraph_flwr.partition import load
 from fedgraph_flwr.party.use.predict import load_predictor
 from fedgraph_flwr.party.use.trees import lightgbm_text
 from fedgraph_flwr.report.headline import start_text
-from fedgraph_flwr.secure.accounting import epsilon_at, spent_text
+from fedgraph_flwr.secure.accounting import spent_text
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.store.earlier import EarlierPrivacy, earlier_privacy
 from fedgraph_flwr.strategies.privacy import Privacy

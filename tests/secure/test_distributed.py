@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from scipy.stats import skellam as exact_skellam
 
+from benchmarks.dp_audit import epsilon_at
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import PrivacyConfig
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.secure import distributed, noise
-from fedgraph_flwr.secure.accounting import cost, epsilon_at, skellam_epsilon
+from fedgraph_flwr.secure.accounting import cost, skellam_epsilon
 from fedgraph_flwr.secure.distributed import DistributedNoise, rounded, skellam
 from fedgraph_flwr.secure.lattice import LARGEST_VARIANCE
 from tests.secure.rounds import RULES

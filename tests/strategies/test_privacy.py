@@ -9,6 +9,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from flwr.app import Error, Message
 
+from benchmarks.dp_audit import epsilon_at
 from fedgraph_flwr.cli.run import print_summary
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.scoring import sent_scores
@@ -17,7 +18,7 @@ from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.engine.inline import InlineGrid
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.secure import lattice, noise
-from fedgraph_flwr.secure.accounting import RELATION, epsilon_at, skellam_epsilon
+from fedgraph_flwr.secure.accounting import RELATION, skellam_epsilon
 from fedgraph_flwr.secure.clipping import clipped_model
 from fedgraph_flwr.store.folder import CHECKPOINT
 from fedgraph_flwr.store.recorder import Recorder

@@ -9,7 +9,6 @@ from fedgraph_flwr import cli
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.sweeps import search
 from fedgraph_flwr.sweeps.search import RANDOM, Search
-from fedgraph_flwr.sweeps.spec import load
 from tests.sweeps.conftest import SMALL, one, rows, sweep
 
 pytest.importorskip("optuna")
@@ -134,7 +133,7 @@ def test_choices_are_compared_on_the_first_seeds_and_the_best_runs_on_all(toy, r
     text = toy.read_text().replace("seeds: [0, 1]", f"seeds: 0..4\ntuned_on: 2\nbaselines: false\n{choices}")
     toy.write_text(text.replace("  Local: [strategy=local]\n  Majority: []\n", ""))
     sweep(toy, "--jobs", 0)
-    assert len(ran) == 2 * (2 * count + 3) == 2 * load(toy).runs_of("few", "FedAvg")
+    assert len(ran) == 2 * (2 * count + 3)
     found = rows(toy.with_suffix(".csv"))
     for setting in {row["setting"] for row in found}:
         by: dict[str, dict[str, float]] = {}
