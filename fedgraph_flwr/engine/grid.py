@@ -72,14 +72,8 @@ class BaseGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages, then wait for all replies."""
-        waiting = set(self.push_messages(messages))
-        replies: list[Message] = []
-        while waiting:
-            arrived = list(self.pull_messages(waiting))
-            waiting -= {reply.metadata.reply_to_message_id for reply in arrived}
-            replies += arrived
-        return replies
+        """Not offered: a run pushes messages, and pulls their replies."""
+        raise NotImplementedError
 
     def _name(self, message: Message) -> str:
         """Assign an identifier to the message, which its reply will contain."""

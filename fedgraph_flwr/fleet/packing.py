@@ -66,7 +66,9 @@ class PackingGrid(Relay):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Pack and send messages."""
-        outgoing = _packed_all(messages)
+        outgoing = list(messages)
+        for message in outgoing:
+            message.content = packed(message.content)
         sent = self.grid.push_messages(outgoing)
         if outgoing:
             self.schedule = self.schedules[outgoing[0].metadata.message_type]
@@ -86,18 +88,6 @@ class PackingGrid(Relay):
         else:
             self.look = time.monotonic() - began
         return [_opened(message) for message in arrived]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Flower's grid."""
-        replies = self.grid.send_and_receive(_packed_all(messages), timeout=timeout)
-        return [_opened(message) for message in replies]
-
-
-def _packed_all(messages: Iterable[Message]) -> list[Message]:
-    outgoing = list(messages)
-    for message in outgoing:
-        message.content = packed(message.content)
-    return outgoing
 
 
 def _opened(message: Message) -> Message:

@@ -44,5 +44,5 @@ class Relay(Grid):
         return self.grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """See Flower's grid."""
-        return self.grid.send_and_receive(messages, timeout=timeout)
+        """Not offered: a run pushes messages, and pulls their replies."""
+        raise NotImplementedError
