@@ -23,7 +23,7 @@ from fedgraph_flwr.evaluation.intervals import BySeed, Interval, ended, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, NOT_DECIDED, WORSE, verdict
 from fedgraph_flwr.sweeps.results_index import ResultsIndex
 from fedgraph_flwr.sweeps.rows import Row, number
-from fedgraph_flwr.sweeps.spec import load
+from fedgraph_flwr.sweeps.spec import Sweep, load
 from fedgraph_flwr.sweeps.summary import SweepSummary
 
 FEDAVG, LOCAL = REFERENCES = ("FedAvg", "Local")
@@ -93,6 +93,13 @@ def pareto(points: Mapping[str, tuple[float, float]]) -> set[str]:
 # --- the stored rows --------------------------------------------------------------------------------------------------
 
 
+def runs_of(sweep: Sweep, setting: str, method: str) -> int:
+    """Return the number of runs of a row and column of a sweep when all are done."""
+    choices, tried = len(sweep.choices(setting, method, {})), len(sweep.tuning_seeds)
+    choices = sweep.search.trials_each if sweep.search and choices > 1 else choices
+    return choices * tried + len(sweep.seeds) - tried
+
+
 @dataclass(frozen=True)
 class Standing:
     """A method over several settings.
@@ -136,7 +143,7 @@ class Board:
     @property
     def total(self) -> int:
         """Number of cells of the whole table; a search has all of its trials."""
-        return sum(self.sweep.runs_of(s, m) for s in self.sweep.settings for m in self.sweep.methods)
+        return sum(runs_of(self.sweep, s, m) for s in self.sweep.settings for m in self.sweep.methods)
 
     @property
     def done(self) -> int:
@@ -273,7 +280,7 @@ class Board:
     def _left(self, setting: str, method: str) -> int:
         """Return the number of missing runs of a setting and method."""
         names = self.tally.choices[setting, method]
-        return self.sweep.runs_of(setting, method) - sum(
+        return runs_of(self.sweep, setting, method) - sum(
             len(self.tally.values.get((setting, name), {})) for name in names
         )
 

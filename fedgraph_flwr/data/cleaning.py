@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import DatasetConfig
-from fedgraph_flwr.data.graph import Graph, rows_at
+from fedgraph_flwr.data.graph import AnyGraph, Graph, rows_at
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
 
@@ -93,7 +93,7 @@ def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.from_numpy(component == np.bincount(component).argmax())
 
 
-def subgraph(graph: Graph, keep: Tensor) -> Graph:
+def subgraph(graph: AnyGraph, keep: Tensor) -> AnyGraph:
     """Return the subgraph induced by the nodes marked in ``keep`` [N], in their original order."""
     new_id = keep.cumsum(0) - 1
     inside = (keep[graph.edge_index[0]] & keep[graph.edge_index[1]]).nonzero().view(-1)

@@ -1,16 +1,13 @@
 """Structural noise: each edge of a client is flipped with a given probability (FedHERO, Section 4.8)."""
 
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
 
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import AnyGraph, ClientGraph
 from fedgraph_flwr.data.statistics import is_undirected
 from fedgraph_flwr.errors import FedGraphError
-
-AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
 
 def flip_edges(graph: AnyGraph, probability: float, seed: int) -> AnyGraph:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import psutil
@@ -404,6 +404,8 @@ class Graph:
             )
         return cls(**{**tensors, **values})
 
+
+AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
 EDGE_FIELDS = tuple(rows_by_field(Graph, "edge"))
 """Fields of a graph with one row per edge, in the order of its ``edge_index``; empty where the edges carry no such data."""

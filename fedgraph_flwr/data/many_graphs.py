@@ -6,16 +6,14 @@ graph are consecutive, and no edge joins two graphs. `one_per_graph` returns the
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.cleaning import subgraph
-from fedgraph_flwr.data.graph import MASKS, Graph, rows_at
+from fedgraph_flwr.data.graph import MASKS, AnyGraph, Graph, rows_at
 from fedgraph_flwr.errors import FedGraphError
-
-AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
 
 def starts(graph: Graph) -> Tensor:

@@ -5,7 +5,7 @@ read all records or, with a temporal split, those of the training time; so they 
 """
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Book, Recipe, node_columns
-from fedgraph_flwr.data.graph import Graph, pack_words, unpack_words
+from fedgraph_flwr.data.graph import AnyGraph, Graph, pack_words, unpack_words
 from fedgraph_flwr.data.split import APART
-
-AnyGraph = TypeVar("AnyGraph", bound=Graph)
 
 
 def recipe_of(graph: Graph) -> Recipe | None:

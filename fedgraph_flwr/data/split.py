@@ -14,12 +14,11 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.features import DAY, WHOLE
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import AnyGraph, ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS, index_of, one_per_graph
 from fedgraph_flwr.errors import FedGraphError
 
-AnyGraph = TypeVar("AnyGraph", bound=Graph)
 AnyTyped = TypeVar("AnyTyped", bound=HeteroGraph)
 
 APART = "node_split"
