@@ -147,8 +147,8 @@ FAULTS = (
     ),
     Fault(
         "epsilon of several releases is that of one",
-        "mu = math.sqrt(releases) / noise_multiplier",
-        "mu = 1 / noise_multiplier",
+        "return releases * _divergence(noise_multiplier, sensitivity, sampling_rate)",
+        "return _divergence(noise_multiplier, sensitivity, sampling_rate)",
         ("tests/strategies/test_privacy.py", "tests/secure"),
         "epsilon or accountant",
     ),
