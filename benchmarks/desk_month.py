@@ -4,6 +4,7 @@
     python -m benchmarks.desk_month --days 6 --fleet           # each bank's own node links and trains, in one process
     python -m benchmarks.desk_month --days 6 --supernodes      # a SuperLink and a SuperNode of each bank
     python -m benchmarks.desk_month --quiet-days 100 --hours   # only drift, on days without any
+    python -m benchmarks.desk_month --quiet-days 100 --hours --write   # and a row in simulations/results/quiet_days.csv
 
 Two banks import, link and train. Each day, both add their file, the first raises alerts, decides all of them by the truth, and
 looks for drift, of which the books have none. At half time they link again (``--since``) and train on (``init=``) with the
@@ -13,10 +14,13 @@ the month in one go, quiet days with an alarm, commands that were refused, and t
 
 import argparse
 import contextlib
+import csv
 import io
 import json
 import shutil
+import subprocess
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +41,8 @@ from fedgraph_flwr.store.earlier import earlier_model
 from tests.engine.fleet import NAME, Fleet
 from tests.nodes import party_nodes
 from tests.party import bank_books as made
+
+QUIET = Path(__file__).parents[1] / "simulations" / "results" / "quiet_days.csv"
 
 NAMES = ("a", "b", "c")
 KEYS = [
@@ -352,6 +358,26 @@ def quiet(folder: Path, days: int, hours: bool, history: int, seed: int) -> Mont
     return desk.month
 
 
+def store(args: argparse.Namespace, found: Month, seconds: float) -> None:
+    """Add a row on quiet days to `QUIET`."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=QUIET.parent
+    ).stdout.strip()
+    row = {"days": len(found.looked), "hours": args.hours, "history": args.history, "seed": args.seed}
+    row |= {
+        "alarms": len(found.alarms),
+        "refused": len(found.refused),
+        "cpu_seconds": round(seconds, 1),
+        "commit": commit,
+    }
+    fresh = not QUIET.is_file()
+    with QUIET.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [*row], lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        writer.writerow(row)
+
+
 def main() -> None:
     """Print the figures of a month."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -362,10 +388,14 @@ def main() -> None:
     parser.add_argument("--fleet", action="store_true", help="each bank's own node links and trains")
     parser.add_argument("--supernodes", action="store_true", help="with a SuperLink and a SuperNode of each bank")
     parser.add_argument("--quiet-days", type=int, default=0, help="only drift, on so many days without any")
+    parser.add_argument("--write", action="store_true", help=f"with --quiet-days: add a row to {QUIET.name}")
     args = parser.parse_args()
     if args.quiet_days:
+        start = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             found = quiet(Path(folder) / "month", args.quiet_days, args.hours, args.history, args.seed)
+        if args.write:
+            store(args, found, time.process_time() - start)
         print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}; {found.refused}")
         return
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
