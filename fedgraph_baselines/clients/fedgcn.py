@@ -88,7 +88,7 @@ class FedGCNClient(GraphClient, method=fedgcn):
                 f"strategy=fedgcn averages the columns of an account with those of all accounts that it trades with, which hides"
                 f" the {graph.own_columns['nodes']} columns of own records in this file: on such columns it finds half of what"
                 " FedAvg finds, as its GCN does without a federation. Set strategy=fedavg model=sage, or strategy=boosting and"
-                " `fedgraph-flwr blend`, or import without --features"
+                " `fedgraph-flwr blend`, or import without features=payments"
             )
 
     @cached_property

@@ -325,6 +325,8 @@ def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph |
     source = source_of(cfg)
     if cfg.source:
         graph = _made(cfg, {"seed": seed, "num_clients": num_clients})
+    elif path and not path.is_file():
+        raise FedGraphError(f"dataset.path={path} is no file: pass one that `fedgraph-flwr import --out FILE` wrote")
     elif path:
         known = is_mapped(path) and is_trusted(path)
         graph = _checked(check_file(load_graph(path), str(path), finite=not known), str(path))

@@ -167,8 +167,10 @@ def with_outcomes(
         )
     place = pd.Index(outcomes.ids).get_indexer(as_words(table[name]))
     seen = place >= 0
+    if not len(outcomes.ids):
+        raise FedGraphError(f"--outcomes {outcomes.where} lists no items: leave it out")
     if not seen.any():
-        example = sanitize(str(outcomes.ids[0]) if len(outcomes.ids) else "", 40)
+        example = sanitize(str(outcomes.ids[0]), 40)
         raise FedGraphError(
             f"{where}: column '{name}' has none of the {len(outcomes.ids)} items of --outcomes {outcomes.where}, such as"
             f" '{example}': pass the table that holds them"

@@ -114,8 +114,8 @@ class Task(Capable, values=TaskCapabilities):
     def __init__(self, cfg: RunConfig, graph: Any):
         if self.ITEMS == "nodes" and getattr(graph, "graph_id", _NONE).numel():
             raise FedGraphError(
-                f"'{graph.name}' holds many graphs with one label each, but task={cfg.task.name} predicts nodes: set task to"
-                " graphs, graphs-regression or graphs-multilabel"
+                f"{graph.name or 'the dataset'} holds many graphs with one label each, but task={cfg.task.name} predicts nodes:"
+                " set task to graphs, graphs-regression or graphs-multilabel"
             )
         self.cfg = cfg
         self.graph = graph.until(0)

@@ -15,18 +15,21 @@ def test_alerts_stand_next_to_a_random_choice():
     """One of ten alerts is right, and 20 of 100 items are positive: at random, twice as many would be right."""
     margin, y = np.zeros(100), np.zeros(100, dtype=np.int64)
     margin[:10], y[:1], y[81:] = 5.0, 1, 1
-    choice = SimpleNamespace(test=figures(margin, y, None, 1.0), validation={})
+    choice = SimpleNamespace(threshold=0.0, test=figures(margin, y, None, 1.0), validation={})
     text = right_of_100(choice)
     assert text.startswith("About 10 (")
     assert text.endswith(" of 100 alerts are right (random picks: 20); they find 5 % of the positives, on test items.")
-    assert right_of_100(SimpleNamespace(test={}, validation={})) == ""
+    assert right_of_100(SimpleNamespace(threshold=0.0, test={}, validation={})) == ""
+    assert right_of_100(SimpleNamespace(threshold=float("inf"), test={}, validation={})).startswith(
+        "No item is an alert"
+    )
     choice.test = figures(margin, np.zeros_like(y), None, 1.0)
     assert right_of_100(choice) == "How many alerts are right is not known: none of the 100 test items is positive."
 
 
 def test_rates_of_alerts_are_whole_numbers():
     at = {"items": 100_000, "positives": 120, "precision": (0.16666, 0.0769, 0.2833)}
-    text = right_of_100(SimpleNamespace(test=at, validation={}))
+    text = right_of_100(SimpleNamespace(threshold=0.0, test=at, validation={}))
     assert text == "About 17 (8 to 28) of 100 alerts are right (random picks: fewer than 1), on test items."
 
 

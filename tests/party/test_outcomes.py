@@ -134,6 +134,9 @@ def test_items_of_another_table_are_refused(tables, capsys):
     (tables / "d.csv").write_text("edge,outcome\nq1,true\n")
     assert main(command(tables, "columns.edge_id=ref", "--outcomes", str(tables / "d.csv"))) == 2
     assert "has none of the 1 items of --outcomes" in capsys.readouterr().err
+    (tables / "d.csv").write_text("edge,outcome\n")
+    assert main(command(tables, "columns.edge_id=ref", "--outcomes", str(tables / "d.csv"))) == 2
+    assert f"--outcomes {tables / 'd.csv'} lists no items" in capsys.readouterr().err
 
 
 def test_precision_as_lived_is_that_of_decided_alerts(tmp_path):

@@ -250,7 +250,7 @@ def test_a_graph_has_one_answer():
     ("given", "match"),
     [
         (["task=graphs", "dataset=csbm"], "needs many graphs, but 'csbm' is one"),
-        (["task=nodes", "dataset=cycles"], "'cycles' holds many graphs with one label each"),
+        (["task=nodes", "dataset=cycles"], "cycles holds many graphs with one label each"),
         (["task=graphs", "dataset=planted-counts"], "has 2 targets per graph: set task=graphs-regression"),
         (["task=graphs-regression", "dataset=cycles"], "needs targets, which 'cycles' does not have"),
     ],

@@ -468,4 +468,8 @@ def _loaded_blend(folder: Path, index: Mapping[str, Any]) -> Blended:
     if any(Path(part).name != part for part in parts):
         raise ValueError("its parts are not folders in it")
     members = [load_export(folder / part) for part in parts]
-    return Blended(members, weights_of(index["weights"], len(parts)), replace(members[0].input_spec, where=str(folder)))
+    found = Blended(
+        members, weights_of(index["weights"], len(parts)), replace(members[0].input_spec, where=str(folder))
+    )
+    found.threshold = index.get("threshold")  # that of the blend on the party's validation items
+    return found

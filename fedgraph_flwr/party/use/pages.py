@@ -132,6 +132,8 @@ def right_of_100(choice: Any) -> str:
 
     Without a positive item no alert can be right, whatever the model is worth.
     """
+    if choice.threshold == float("inf"):
+        return "No item is an alert: on validation items, the rule is met best without any."
     for figures, what in ((choice.test, "test"), (choice.validation, "validation")):
         if figures.get("items") and "precision" in figures and figures["precision"][0] == figures["precision"][0]:
             if not figures["positives"]:

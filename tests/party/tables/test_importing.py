@@ -361,6 +361,8 @@ def test_import_as_a_file_by_path(tables, tmp_path, monkeypatch):
     assert load(cfg.dataset).num_nodes == 4
     with pytest.raises(FedGraphError, match="dataset=file needs"):
         load(compose(["dataset=file"]).dataset)
+    with pytest.raises(FedGraphError, match=r"dataset.path=.*gone.safetensors is no file"):
+        load(compose(["dataset=file", f"dataset.path={tmp_path / 'gone.safetensors'}"]).dataset)
 
 
 def test_import_as_one_clients_file(tmp_path):

@@ -20,7 +20,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.prepare import with_folder
 from fedgraph_flwr.launch.simulations import run_inline
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.party.use.blend import Weights, blend, fit
+from fedgraph_flwr.party.use.blend import Weights, blend, fit, load_blend
 from fedgraph_flwr.party.use.export import load_export
 from fedgraph_flwr.party.use.predict import load_node, load_predictor
 from fedgraph_flwr.party.use.worth import _cost
@@ -173,6 +173,7 @@ def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
     assert "--outcomes compares decisions with the stored threshold" in capsys.readouterr().err
     again = load_export(tmp_path / "exported")
     np.testing.assert_allclose(again.logits(members[0].own), logits, atol=1e-4)
+    assert again.threshold == load_blend(out, 1).threshold
     plain: dict[str, Any] = {"__file__": str(tmp_path / "exported/model.py")}
     exec((tmp_path / "exported/model.py").read_text(), plain)
     np.testing.assert_allclose(plain["blend"]([one.logits(one.own).numpy() for one in members]), logits, atol=1e-9)
