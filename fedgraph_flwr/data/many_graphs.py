@@ -61,29 +61,6 @@ def selected(graph: AnyGraph, places: Tensor) -> AnyGraph:
     return subgraph(graph, kept[index_of(graph)])
 
 
-def from_graphs(
-    graphs: Sequence[tuple[Tensor, Tensor]], *, edge_attr: Sequence[Tensor] | None = None, name: str = "", **more: Any
-) -> Graph:
-    """Return many graphs as one.
-
-    Args:
-        graphs: features [n, F] and edges [2, e] of each graph, with at least one node.
-        edge_attr: features of the edges of each graph [e, D].
-        name: of the data.
-        more: as of `side_by_side`.
-
-    Raises:
-        FedGraphError: a graph has no node.
-    """
-    size = torch.tensor([x.size(0) for x, _ in graphs], dtype=torch.int64)
-    offset = (size.cumsum(0) - size).tolist()
-    edges = [index.to(torch.int64) + start for (_, index), start in zip(graphs, offset, strict=True)]
-    attr = None if edge_attr is None else torch.cat([own.to(torch.float32) for own in edge_attr])
-    x = torch.cat([own.to(torch.float32) for own, _ in graphs]) if graphs else torch.zeros(0, 0, dtype=torch.float32)
-    whole = torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.int64)
-    return side_by_side(x, whole, size, edge_attr=attr, name=name, **more)
-
-
 def side_by_side(
     x: Tensor,
     edge_index: Tensor,

@@ -20,7 +20,7 @@ from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.cleaning import both_directions
 from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, form_of
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check_types
-from fedgraph_flwr.data.many_graphs import MASKS, from_graphs
+from fedgraph_flwr.data.many_graphs import MASKS, side_by_side
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
 from fedgraph_flwr.data.split import APART, AnyTyped, half_given, split_graph, split_targets
@@ -182,16 +182,18 @@ def from_list(graphs: Sequence[Any], where: str) -> Graph:
                 two = f"{where}[{place}] has {key} {value}, and {where}[0] {forms[0][key]}"
                 raise FedGraphError(f"{two}: expected the same in all graphs")
     width = forms[0]["columns of edge_attr"]
-    attr = None if width is None else [data.edge_attr.view(len(data.edge_attr), width) for data in graphs]
+    attr = None if width is None else torch.cat([data.edge_attr.view(len(data.edge_attr), width) for data in graphs])
     y = torch.stack([data.y.view(-1) for data in graphs])
     if not y.is_floating_point():
         answers: dict[str, Any] = {"y": y.view(-1), "num_classes": max(int(y.max()) + 1, 1)}
     else:
         known = [getattr(data, "y_mask", torch.ones_like(data.y, dtype=torch.bool)).view(-1) for data in graphs]
         answers = {"targets": y.to(torch.float32).masked_fill(~torch.stack(known), torch.nan)}
-    return from_graphs(
-        [(data.x, data.edge_index) for data in graphs], edge_attr=attr, name=where, masks=masks, **answers
-    )
+    size = torch.tensor([len(data.x) for data in graphs])
+    starts = (size.cumsum(0) - size).tolist()
+    edges = torch.cat([data.edge_index.long() + start for data, start in zip(graphs, starts, strict=True)], dim=1)
+    x = torch.cat([data.x.to(torch.float32) for data in graphs])
+    return side_by_side(x, edges, size, edge_attr=attr, name=where, masks=masks, **answers)
 
 
 def _masks_of_graphs(graphs: Sequence[Any], where: str) -> list[Tensor]:

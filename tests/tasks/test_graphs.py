@@ -20,7 +20,7 @@ from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.checks import check_file
 from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import ClientGraph, Graph, read_tensors
-from fedgraph_flwr.data.many_graphs import from_graphs, index_of, one_per_graph, selected
+from fedgraph_flwr.data.many_graphs import index_of, one_per_graph, selected, side_by_side
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import check_method
 from fedgraph_flwr.models.readout import graphs_of, pooled
@@ -208,6 +208,14 @@ def test_graphs_stay_whole(kind, partition):
             assert bool(getattr(per, mask).any())
     both = pool(clients)
     assert torch.equal(one_per_graph(both).y.sort().values, one_per_graph(graph).y.sort().values)
+
+
+def from_graphs(parts, edge_attr=None, **more):
+    """Graphs as one, from features [n, F] and edges [2, e] of each."""
+    size = torch.tensor([len(x) for x, _ in parts])
+    edges = [index.long() + start for (_, index), start in zip(parts, size.cumsum(0) - size, strict=True)]
+    attr = None if edge_attr is None else torch.cat(edge_attr)
+    return side_by_side(torch.cat([x for x, _ in parts]), torch.cat(edges, dim=1), size, edge_attr=attr, **more)
 
 
 def test_selected_graphs_are_those_that_were_put_together():
