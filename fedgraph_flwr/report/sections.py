@@ -188,15 +188,13 @@ def _curves(groups: Sequence[RunGroup], metric: str) -> dict[str, Any]:
     series = []
     for index, group in enumerate(groups[:MAX_SETTINGS]):
         place = index if group.place is None else group.place
-        for split, dash in (("test", 0), ("val", 1)):
-            line = _seeds(group, "metrics", f"{split}_{metric}")
+        test, val = (_seeds(group, "metrics", f"{split}_{metric}") for split in ("test", "val"))
+        names = (group.name, f"{group.name}, validation") if len(groups) > 1 else ("test", "validation")
+        best = group.runs[0].shown_round if len(group.runs) == 1 else 0
+        val = {"x": val["x"], "y": val["y"]}  # no band
+        for dash, (name, line, mark) in enumerate(zip(names, (test, val), (best, 0), strict=True)):
             if line["x"]:
-                best = group.runs[0].shown_round if split == "test" and len(group.runs) == 1 else 0
-                name = group.name if len(groups) > 1 else ("test" if split == "test" else "validation")
-                called = name if len(groups) == 1 or split == "test" else f"{name}, validation"
-                band = {} if dash else {key: line[key] for key in ("lo", "hi") if key in line}
-                curve = {"name": called, "colour": place, "dash": dash, "x": line["x"], "y": line["y"], "mark": best}
-                series.append(curve | band)
+                series.append({"name": name, "colour": place, "dash": dash, "mark": mark, **line})
     level = next(
         (line for group in groups if (line := _seeds(group, "metrics", f"test_{chance.name_of(metric)}"))["x"]), None
     )

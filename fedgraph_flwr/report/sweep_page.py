@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.report.as_json import as_json
-from fedgraph_flwr.report.headline import display_name, headline_text, score_text, summaries, tiles
-from fedgraph_flwr.report.page import Page, grid, note, number, render, table
+from fedgraph_flwr.report.headline import headline_text, summaries, tiles
+from fedgraph_flwr.report.page import Page, grid, note, render
 from fedgraph_flwr.report.runs import RunGroup, group_runs, load_run
 from fedgraph_flwr.report.sections import repeat, training
 from fedgraph_flwr.report.side_by_side import SideBySide, looks
@@ -49,19 +48,10 @@ REPORT = "report.html"
 
 
 def _write_small(folder: Path) -> None:
-    """Write a page of a kept run without charts: its score, its rounds and its configuration."""
+    """Write a page of a kept run without charts: its score and its configuration."""
     run = load_run(folder)
-    groups, metric = group_runs([run]), run.cfg.evaluation.headline
-    page = Page(run.label)
+    groups, page = group_runs([run]), Page(run.label)
     page.heading(summaries(groups, [], whole=False), tiles(groups[0]))
-    scores = {split: dict(zip(*run.series(f"{split}_{metric}"), strict=True)) for split in ("val", "test")}
-    shown = partial(score_text, metric=metric)
-    rows = [
-        [(str(server_round), server_round), *(number(shown, each.get(server_round)) for each in scores.values())]
-        for server_round in sorted({*scores["val"], *scores["test"]})
-    ]
-    names = ["round", f"validation {display_name(metric)}", f"test {display_name(metric)}"]
-    page.section("rounds", "Rounds", "Means over clients.", [table(names, rows)] if rows else [])
     page.section("repeat", "Repeat it", "", repeat(groups))
     page.write(folder / REPORT)
 
