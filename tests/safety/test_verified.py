@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord
 
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.agree import described
+from fedgraph_flwr.clients import replies
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.boosting import BoostingClient
 from fedgraph_flwr.clients.scaffold import Scaffold
@@ -28,7 +29,7 @@ from fedgraph_flwr.fleet.agreements import read
 from fedgraph_flwr.fleet.keys import make_node
 from fedgraph_flwr.launch.checks import refusal
 from fedgraph_flwr.methods.boosting import BINS, GROW, HISTOGRAM
-from fedgraph_flwr.methods.labels import CLASS_WEIGHTS
+from fedgraph_flwr.methods.labels import CLASS_WEIGHTS, LABELS
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.node import beginning as node_beginning
 from fedgraph_flwr.node import clients as node_clients
@@ -461,6 +462,29 @@ def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(mem
         ]
         assert variates
         assert 0.249 < 2 * 0.05 * np.sqrt(sum((array**2).sum() for array in variates)) <= 0.25
+
+
+@pytest.mark.slow
+def test_a_colluding_member_chooses_classes_that_count_in_training(members, monkeypatch):
+    """Its share hides a class from the others' training; `test_few_nodes` has the bound of items that are left."""
+    own, take, seen = replies.SERVED[LABELS], replies.take_class_weights, []
+
+    def invented(client, groups, config):
+        found = own(client, groups, config)
+        return ({LABELS: {"share": np.array([1000.0, 0, 0])}}, {}) if client.graph.client == 0 else found
+
+    def spied(client, group):
+        take(client, group)
+        seen.append(client.class_weights)
+
+    monkeypatch.setitem(replies.SERVED, LABELS, invented)
+    monkeypatch.setattr(replies, "take_class_weights", spied)
+    words = [*METHODS["class weights"], *VERIFIED[:1], "privacy.max_update=0.1", "rounds=1"]
+    done, start = members("chosen", *words), members("start", *words, "train.lr=1e-9")
+    moved = sum(((done.arrays[n] - a).astype(float) ** 2).sum() for n, a in start.arrays.items())
+    assert 0.09 < np.sqrt(moved) <= 0.1
+    assert seen
+    assert all(weights[0] < 1e-2 * weights[1:].min() for weights in seen)
 
 
 @pytest.mark.slow
