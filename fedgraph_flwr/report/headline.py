@@ -14,12 +14,13 @@ from fedgraph_flwr.config.operating_points import point
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.evaluation.best_round import failed_replies
 from fedgraph_flwr.evaluation.intervals import Interval, ended, over, paired
-from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, WORSE, verdict
+from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.report.page import Page, grid, note, render
 from fedgraph_flwr.report.runs import FinishedRun, RunGroup, alike, beside, cut_of, group_runs
 from fedgraph_flwr.report.side_by_side import SideBySide
 from fedgraph_flwr.report.units import duration, percent, size
 from fedgraph_flwr.store.results import as_number, headline_score
+from fedgraph_flwr.sweeps import outcome
 
 _NAMES = {
     "auc": "AUC",
@@ -201,30 +202,20 @@ def _beside(top: RunGroup, baselines: Sequence[RunGroup], metric: str) -> str:
     if not math.isnan(top.chance):
         level, apart = score_text(top.chance, metric), _apart(top.mean.mean - top.chance, metric)
         comparisons.append(f"{apart} {chance.predictor(metric)} ({level})")
+    scale, margin, unit = (100.0, MARGIN, " points") if is_share(metric) else (1.0, 0.0, "")
+
+    def scaled(group: RunGroup) -> dict[int, float]:
+        return {seed: scale * value for seed, value in group.by_seed.items()}
+
+    own, sign = scaled(top), chance.sign_of(metric)
     for group in baselines:
-        if group is not top and (difference := paired(top.by_seed, group.by_seed)):
+        if group is not top and (
+            found := outcome.compared(top.name, own, group.name, scaled(group), sign, margin, unit)
+        ):
             pooled = group.runs[0].cfg.strategy.pooled
             kind = "one model on the whole graph" if pooled else "each client on its own graph"
-            score = score_text(group.mean.mean, metric)
-            comparisons.append(f"{decided(difference, metric)} {group.name} ({kind}, {score})")
+            comparisons.append(found.against(f"{group.name} ({kind}, {score_text(group.mean.mean, metric)})"))
     return listed(comparisons)
-
-
-def decided(difference: Interval, metric: str) -> str:
-    """Return what the difference of two scores decides, such as ``better by 4.4 ± 1.0 points than``."""
-    share = is_share(metric)
-    scale, margin = (100.0, MARGIN) if share else (1.0, 0.0)
-    _, low, high = (scale * end for end in difference.ends)
-    found = verdict(low, high, margin, chance.sign_of(metric))
-    size = f"{scale * abs(difference.mean):.1f}" if share else f"{abs(difference.mean):.3g}"
-    size += "" if math.isnan(difference.half) else f" ± {spread(difference.half, metric)}"
-    size += " points" if share else ""
-    sign = "+" if difference.mean >= 0 else "−"
-    if found in (BETTER, WORSE):
-        return f"{found} by {size} than"
-    if found == LEVEL:
-        return f"level ({sign}{size}) with"
-    return f"with too few seeds ({sign}{size}{', one seed' if difference.n == 1 else ''}) to tell it from"
 
 
 def _apart(difference: float, metric: str) -> str:

@@ -65,8 +65,9 @@ def test_the_answer_is_the_headline_beside_majority_and_what_lies_in_folders_bes
         (whole, "Central (one model on the whole graph"),
     ):
         gap = 100 * (own["test_accuracy"] - other["test_accuracy"])
-        change = f"with too few seeds ({'+' if gap >= 0 else '−'}{abs(gap):.1f} points, one seed) to tell it from"
-        assert f"{change} {name}, {100 * other['test_accuracy']:.1f} %)" in said
+        change = f"({'+' if gap >= 0 else '−'}{abs(gap):.1f} points)"
+        score = f"{100 * other['test_accuracy']:.1f} %"
+        assert f"too few seeds to tell it from {name}, {score}) {change}" in said
     majority = own["metrics"]["best_val"]["test_majority"]
     assert f"always predicting the most frequent class ({100 * majority:.1f} %)" in said
 
