@@ -123,7 +123,7 @@ class Comparison:
     @property
     def size(self) -> str:
         """The size of the difference with its interval."""
-        return f"{_digits(abs(self.mean))}{self._half}{self.unit}"
+        return f"{_digits(abs(self.mean), self.unit)}{self._half}{self.unit}"
 
     @property
     def signed(self) -> str:
@@ -132,7 +132,7 @@ class Comparison:
 
     @property
     def _half(self) -> str:
-        return "" if math.isnan(self.half) else f" ± {_digits(self.half)}"
+        return "" if math.isnan(self.half) else f" ± {_digits(self.half, self.unit)}"
 
     @property
     def over(self) -> str:
@@ -159,8 +159,8 @@ class Comparison:
         return f"{name} is {self.against(other)}, {self.over}{won}"
 
 
-def _digits(value: float) -> str:
-    return f"{value:.1f}" if value >= 0.05 or not value else f"{value:.2g}"
+def _digits(value: float, unit: str) -> str:
+    return f"{value:.1f}" if unit and (value >= 0.05 or not value) else f"{value:.3g}"
 
 
 def _one(unit: str, value: float) -> str:
