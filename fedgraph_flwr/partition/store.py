@@ -140,7 +140,10 @@ def _given(cfg: RunConfig) -> Path:
 
 def num_clients(cfg: RunConfig) -> int:
     """Return the number of client files: M, or 1 for the pooled graph."""
-    folder = client_files(cfg)
+    return _count(client_files(cfg))
+
+
+def _count(folder: Path) -> int:
     return len(_manifest_of(folder).sizes if _packed(folder) else files(folder))
 
 
@@ -163,7 +166,7 @@ def resolved(cfg: RunConfig) -> RunConfig:
     if cfg.graph:
         folder = _given(cfg)
         name = read_header(files(folder)[0])[1].get("name") or folder.absolute().name
-        cfg = dataclasses.replace(cfg, dataset=DatasetConfig(name))
+        cfg = dataclasses.replace(cfg, dataset=DatasetConfig(name), num_clients=_count(folder))
     if cfg.strategy.pooled or not (cfg.graph or _decides(cfg)):
         return cfg
     dataset = cfg.dataset

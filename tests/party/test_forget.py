@@ -177,6 +177,10 @@ def test_the_file_of_a_party_chooses_no_other_party(made, tmp_path, capsys):
     for command in (["predict"], ["alerts", "--cost", "5,1"], ["explain", "--items", "A1"]):
         assert cli.main([command[0], str(run), "--party-file", str(party), *command[1:]]) == 2
         assert f"{run} has 'c' as client 1, and {party} is of 'B': pass --client I" in capsys.readouterr().err
+    whole = fg.run(graph=str(folder), strategy="central", out=str(tmp_path / "whole"), **KEYS)
+    assert whole.config.num_clients == 2
+    assert cli.main(["predict", str(whole.path), "--party-file", str(party), "--client", "0"]) == 2
+    assert "has the files of all parties in one place (strategy=central)" in capsys.readouterr().err
     party.write_text(f"party: C\nclient: 2\n{tables}")
     assert cli.main(["predict", str(run), "--party-file", str(party)]) == 2
     assert f"{run} has no client 2: expected 0..1 (a, c)" in capsys.readouterr().err

@@ -190,6 +190,11 @@ def check_party(predictor: Any, path: Path) -> None:
     from fedgraph_flwr.party.tables.parties import fold
 
     name = read_party(path).party
+    if predictor.cfg.strategy.pooled and predictor.cfg.num_clients > 1:
+        raise FedGraphError(
+            f"{predictor.source} has the files of all parties in one place (strategy={predictor.name}), and {path} is of"
+            f" '{name}': pass a run of a model that parties train"
+        )
     if predictor.party and name and predictor.party != fold([name])[0]:
         raise FedGraphError(
             f"{predictor.source} has '{predictor.who}' as client {predictor.client}, and {path} is of '{name}': pass --client I,"
