@@ -80,6 +80,14 @@ class Forgetting:
         return lines
 
 
+def of_clients(cfg: RunConfig, kept: Sequence[int]) -> RunConfig:
+    """Return the configuration of a run for some of its clients, whose numbers close up, with what it says of single ones."""
+    steps = [cfg.train.steps_of(client) for client in kept] if cfg.train.local_steps_by_client else []
+    malicious = [place for place, client in enumerate(kept) if client in cfg.adversary.clients]
+    train, adversary = replace(cfg.train, local_steps_by_client=steps), replace(cfg.adversary, clients=malicious)
+    return replace(cfg, train=train, adversary=adversary, num_clients=len(kept), resume="")
+
+
 def held_files(cfg: RunConfig) -> list[Any]:
     """Return the graphs of a simulation's clients, in their order."""
     return [load(path) for path in files(Path(cfg.graph).expanduser() if cfg.graph else client_files(cfg))]
@@ -276,8 +284,8 @@ def forget(found: Forgetting, out: Path) -> dict[str, Any]:
     graphs = out / "files"
     for graph in found.graphs:
         graph.save(graphs / f"client_{graph.client:04d}.safetensors")
-    cfg = replace(found.cfg, graph=str(graphs.absolute()), num_clients=len(found.graphs), out=str(out), resume="")
-    summary = run(cfg)
+    kept = [client for client in range(len(found.graphs) + 1) if client != found.client]
+    summary = run(replace(of_clients(found.cfg, kept), graph=str(graphs.absolute()), out=str(out)))
     model = {name: tensor.numpy() for name, tensor in read_tensors(out / "model_final.safetensors")[0].items()}
     record = {"party": found.name or found.client, "client": found.client, "run": str(found.folder)}
     record["model"] = digest(model).hex()

@@ -117,14 +117,17 @@ def test_files_that_were_never_linked_stay_as_they_are(made, gone):
 
 
 def test_a_party_of_a_simulation_is_named_by_its_number(tmp_path):
-    """Clients of a partition: the replay is the run on the others' files."""
+    """Clients of a partition: the replay is the run on the others' files, whose keys of single clients follow their numbers."""
     keys = {"strategy": "fedprox", "dataset": "csbm", "dataset.nodes_per_client": [30, 40], **KEYS}
-    whole = fg.run(num_clients=3, out=str(tmp_path / "whole"), **keys)
+    single = {"train.local_steps_by_client": [1, 2, 3], "adversary.kind": "sign_flip", "adversary.clients": [2]}
+    whole = fg.run(num_clients=3, out=str(tmp_path / "whole"), **keys, **single)
     done = fg.forget(whole, 0, tmp_path / "replayed")
     graphs = [
         ClientGraph.load(tmp_path / "replayed" / "files" / f"client_{client:04d}.safetensors") for client in range(2)
     ]
-    never = fg.run(graphs=[graph.to_pyg() for graph in graphs], out=str(tmp_path / "never"), strategy="fedprox", **KEYS)
+    single |= {"train.local_steps_by_client": [2, 3], "adversary.clients": [1]}
+    kept = [graph.to_pyg() for graph in graphs]
+    never = fg.run(graphs=kept, out=str(tmp_path / "never"), strategy="fedprox", **KEYS, **single)
     assert hashes(done.path)[0] == hashes(never.path)[0]
     assert hashes(done.path)[0][0] == "model_best.safetensors"
     for f in fields(graphs[0]):  # features and edges are those of the party's own file

@@ -23,7 +23,7 @@ from scipy.special import stdtrit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.runner import run
-from fedgraph_flwr.party.forget import held_files, without
+from fedgraph_flwr.party.forget import held_files, of_clients, without
 from fedgraph_flwr.party.use.predict import finished, load_predictor
 from fedgraph_flwr.party.use.worth import Floats, check_metric, measure
 
@@ -117,7 +117,7 @@ def _train(cfg: Any, held: list[Any], members: Members, out: Path) -> None:
         graphs = without(graphs, gone)
     for graph in graphs:
         graph.save(out / "files" / f"client_{graph.client:04d}.safetensors")
-    run(replace(cfg, graph=str((out / "files").absolute()), num_clients=len(graphs), out=str(out), resume=""))
+    run(replace(of_clients(cfg, sorted(members)), graph=str((out / "files").absolute()), out=str(out)))
 
 
 def _score(folder: Path, graphs: list[Any], metric: str, empty: bool) -> float:
