@@ -149,18 +149,14 @@ def _likelihood(rules: PrivacyConfig, value: float, count: float) -> float:
     return value / value_multiplier(rules, 1, CLIENTS) ** 2 - count / (2 * count_noise(rules, 1, CLIENTS) ** 2)
 
 
-def cohort(clients: list[int], seed: int) -> list[int]:
-    """Draw five of ten places, and return the clients that are there."""
-    return [place for place in cohorts.draw(range(10), 5, seed, "cohort", 1) if place in clients]
-
-
 def sampled(present: bool, factor: float, releases: int) -> float:
     """Release means over sampled cohorts, in which nobody may take an absent canary's place."""
     private, seed, origin, found = _privacy("server_fixed", NOISE * factor), 1, {"w": np.zeros(SIZE)}, 0.0
     canary = cohorts.draw(range(10), 5, 1, "cohort", 1)[0]
     for _ in range(releases):
         clients = [client for client in range(10) if present or client != canary]
-        values = [{"w": _canary(True) * (1 if client == canary else -1)} for client in cohort(clients, seed)]
+        drawn = cohorts.draw(clients, 5, seed, "cohort", 1, places=10)
+        values = [{"w": _canary(True) * (1 if client == canary else -1)} for client in drawn]
         released = private.release({MODEL: Terms(origin, values, [1.0] * len(values), 5.0)})
         found += float(released[MODEL]["w"][0])
     return found

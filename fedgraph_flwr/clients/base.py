@@ -40,7 +40,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation.metrics import CONFUSION
 from fedgraph_flwr.methods.declared import downlink_of, uplink_of
-from fedgraph_flwr.methods.method_half import MethodHalf, inherits
+from fedgraph_flwr.methods.method_half import MethodHalf, inherits, refuse_overrides
 from fedgraph_flwr.numerics.losses import class_weights, task_loss
 from fedgraph_flwr.numerics.optim import Optimizer
 from fedgraph_flwr.numerics.sparse import Device
@@ -53,6 +53,17 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree, moved
 
 __all__ = ["Batch", "GraphClient", "ReplyContent", "phase", "to_numpy"]
+
+NO_HOOKS = {
+    "reply": "a method with @phase, or send()",
+    "plain_reply": "a method with @phase, or send()",
+    "infer": "predict()",
+    "total_loss": "loss()",
+    "train_plainly": "train()",
+    "build_inputs": "inputs_of(graph)",
+    "lacks": "needs_others(cfg)",
+}
+"""Names of members that are no hooks, although they once were → what to define instead."""
 
 
 class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
@@ -116,6 +127,10 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
     reads_messages: ClassVar[bool] = True
     samples: ClassVar[str] = "blocks"
     stacks: ClassVar[tuple[str, ...] | None] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_overrides(cls, NO_HOOKS, "which a run never calls")
 
     def __init__(self, cfg: RunConfig, graph: Any, device: Device = "cpu", file: Path | None = None):
         self.cfg = cfg

@@ -62,7 +62,7 @@ class Checkpoint:
         fingerprint: fingerprint of the configuration and, if the files were available, of the data.
         descriptions: reply of each client to phase ``describe``, by index; ``told`` in the file.
         nodes: node id of each client, by index.
-        seconds: duration of the run so far.
+        seconds: duration of the run so far; 0 in files of older versions.
         start: run, digest and scores of the model in ``init``.
         tree: ``arrays`` (shared parameters), ``best``, and the strategy's state.
         rounds: records of the previous rounds.
@@ -113,6 +113,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             f"resume={folder} has no {CHECKPOINT}; set checkpoint_every=N to write one every N rounds"
         )
     tensors, values = read_tensors(path)
+    values.setdefault("seconds", 0.0)  # missing in files of older versions
     values.setdefault("start", {})
     wrong = f"{path} is not a checkpoint of this version, start a new run: it has"
     for key, f in _HEADER.items():
@@ -203,6 +204,9 @@ def check_descriptions(
         before = before if isinstance(before, dict) else {}
         for key in sorted(now.keys() | before.keys()):
             if key == "min_nodes":  # a party may change its policy
+                continue
+            # older versions reported it under differential privacy, too
+            if key == "num_train" and key not in now:
                 continue
             if now.get(key) != before.get(key):
                 what = f"{key} {now.get(key)}, in that run it had {before.get(key)}: check that it has the same graph"

@@ -518,7 +518,8 @@ def _by_phase(phases: list[tuple[str, dict[str, Any]]]) -> dict[str, dict[str, A
         total = totals.setdefault(
             name, {"bytes_up_by_group": Counter(), **dict.fromkeys(summed, 0)}
         )
-        total["bytes_up_by_group"].update(entry["bytes_up_by_group"])
+        # missing in records of older versions
+        total["bytes_up_by_group"].update(entry.get("bytes_up_by_group", {}))
         for key in summed:
             total[key] += entry[key]
     return totals

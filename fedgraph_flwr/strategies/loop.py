@@ -83,6 +83,7 @@ class Loop:
         self.live = Live(strategy, grid, recorder)
         strategy.connect(self.live)
         self.connection = Connection(grid, self._describe)
+        self._rule = cohorts.LOWEST_HASHES
         self._involved: set[int] = set()  # in earlier rounds
         # clients of the cohort whose node did not respond in the previous round
         self._silent: set[int] = set()
@@ -297,8 +298,10 @@ class Loop:
         if restored is None:
             return 0
         done, arrays, tree = restored
+        numbers = as_arrays(tree)
+        self._rule = int(numbers.get("cohorts", cohorts.CHOICE))
         self._involved = (
-            set(as_arrays(tree)["involved"].tolist())
+            set(numbers["involved"].tolist())
             if "involved" in tree
             else set(self.server.clients)
         )
@@ -483,7 +486,7 @@ class Loop:
         """Draw this many places of a round, ascending; return the clients that are there."""
         clients = self.server.clients
         places = self.server.counting.protection.places(server_round, sorted(clients))
-        drawn = cohorts.draw(places, size, self.cfg.seed, *stream)
+        drawn = cohorts.draw(places, size, self.cfg.seed, *stream, rule=self._rule)
         return [place for place in drawn if place in clients]
 
     def _train(self) -> list[Reply]:
@@ -676,6 +679,8 @@ class Loop:
     def _checkpoint(self, server_round: int) -> None:
         """Write the server's part of a checkpoint."""
         tree: Tree = {"method": self.server.save(), "models": self.server.models}
+        if self._rule != cohorts.CHOICE:
+            tree["cohorts"] = np.array(self._rule)
         if self.cfg.evaluation.clients != "all":
             tree["involved"] = np.array(sorted(self._with_state), np.int64)
         left = max(self.cfg.rounds - server_round, 0)

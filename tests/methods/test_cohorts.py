@@ -1,11 +1,13 @@
-"""Draws of clients: each depends on the client alone, and all clients are drawn alike."""
+"""Draws of clients: each depends on the client alone, all clients are drawn alike, and old checkpoints keep their rule."""
 
 import numpy as np
 import pytest
 from scipy.stats import chisquare
 
 from fedgraph_flwr.config import compose
-from fedgraph_flwr.methods.cohorts import draw, splitmix64
+from fedgraph_flwr.methods import cohorts
+from fedgraph_flwr.methods.cohorts import CHOICE, draw, splitmix64
+from tests.support import same_result
 
 
 def test_the_hash_is_the_published_one():
@@ -50,3 +52,17 @@ def test_a_draw_follows_from_seed_and_stream_and_not_from_the_order():
     }
     assert len(draws) == 4
     assert draw([3, 1], 5, 0, "cohort") == [1, 3]
+
+
+def test_a_run_that_began_with_the_former_rule_keeps_it(run, monkeypatch):
+    """Checkpoints of the release before record no rule; a new run does not draw as they do."""
+    overrides = ["strategy.fraction=0.34", "checkpoint_every=2"]
+    with monkeypatch.context() as former:
+        former.setattr(cohorts, "LOWEST_HASHES", CHOICE)
+        whole, half = run(*overrides, "rounds=6"), run(*overrides, "rounds=2")
+    resumed = run(*overrides, "rounds=6", f"resume={half.out}", f"out={half.out}")
+    same_result(resumed, whole)
+    again = run(*overrides, "rounds=8", f"resume={half.out}", f"out={half.out}")
+    assert [r["cohort"] for r in again.rounds[:6]] == [r["cohort"] for r in whole.rounds]
+    assert [r["cohort"] for r in again.rounds[6:]] == [draw(range(3), 1, 0, "cohort", r, rule=CHOICE) for r in (7, 8)]
+    assert [r["cohort"] for r in run(*overrides, "rounds=6").rounds] != [r["cohort"] for r in whole.rounds]

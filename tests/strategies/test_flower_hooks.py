@@ -4,7 +4,7 @@ import pytest
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import FedAvg, FedMedian, Strategy
 
-from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.base import NO_HOOKS, GraphClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.launch.checks import client_class
@@ -82,6 +82,12 @@ def test_what_applies_the_protections_is_not_a_methods_to_change(name):
         TypeError, match=rf"defines '{name}', which applies the protections of a run: define .* instead"
     ):
         type("Mine", (GraphStrategy,), {name: lambda self, *args: None})
+
+
+@pytest.mark.parametrize("name", NO_HOOKS)
+def test_a_member_of_a_client_that_a_run_never_calls_is_refused(name):
+    with pytest.raises(TypeError, match=rf"defines '{name}', which a run never calls: define .* instead"):
+        type("Mine", (GraphClient,), {name: lambda self, *args: None})
 
 
 def test_verify_is_a_function_of_one_reply():
