@@ -446,10 +446,6 @@ def test_a_task_checks_before_it_unpacks_the_bundle(folder, whole, monkeypatch):
         (["--agreement", "agreement.yaml", "--state", "s"], "lacks the signature of bob, carol"),
         (["--agreement", "no.yaml", "--state", "s"], "No such file"),
         (["--agreement", ".", "--state", "s"], "lacks the signature of bob, carol"),
-        (
-            ["--approvals", "2 of [alice.pub, bob.pub]", "--state", "s"],
-            "--approvals is gone: members sign an agreement",
-        ),
     ],
 )
 def test_a_node_that_cannot_check_does_not_start(folder, capsys, monkeypatch, more, reason):

@@ -295,7 +295,7 @@ def test_a_file_is_not_replaced_unless_it_is_asked_for(banks, capsys):
     before = (banks / "a.yaml").read_text()
     assert main(args) == 2
     assert "a.yaml exists: edit it, pass another --out, or --overwrite" in capsys.readouterr().err
-    assert main([*args, "--overwrite", "--file", str(banks / "a.safetensors")]) == 0
+    assert main([*args, "--overwrite", f"out={banks / 'a.safetensors'}"]) == 0
     assert (banks / "a.yaml").read_text() == before  # the order of the tables does not matter
     assert "party: a  (the name beside own accounts)" in capsys.readouterr().out
 

@@ -197,7 +197,7 @@ def test_runs_keep_their_rounds_and_all_or_nothing_if_asked(toy):
     assert 'href="toy-runs/few-Local-0/report.html"' in toy.with_suffix(".html").read_text()
     small = (toy.parent / "toy-runs" / "few-Local-0" / "report.html").read_text()
     assert "Local reaches" in small
-    assert "<td" in small
+    assert "checkpoint_every: " in small  # its configuration
     assert len(small) < 100_000
 
 
