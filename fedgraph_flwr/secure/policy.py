@@ -486,7 +486,7 @@ class Ledger:
         return {**asked, "config": self.config, **flags, "attempts": self.attempts, "reached": self.reached, **received}
 
     def enter(self, attempt: str) -> None:
-        """Let another of Flower's runs go on with an agreed run.
+        """Let another of Flower's runs continue an agreed run.
 
         Raises:
             FedGraphError: a later one does already.

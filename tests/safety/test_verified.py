@@ -588,7 +588,7 @@ def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "boosting"])
 def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tmp_path, method):
-    """A coordinator's own weights, or none, are refused; a run that resumes goes on with the certified ones."""
+    """A coordinator's own weights, or none, are refused; a run that resumes takes the certified ones."""
     words, own, left = [*METHODS[method], *METHODS["class weights"], "rounds=3", *VERIFIED], respond.respond, []
     whole, plain = members("whole", *words), members("plain", *METHODS[method], "rounds=3", *VERIFIED)
     assert whole.summary["failures"] == {}

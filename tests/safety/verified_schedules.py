@@ -92,7 +92,7 @@ class VerifiedPlayer(Player):
                 self._round(again, done + 1, {})
 
     def honest(self) -> None:
-        """Also a run of which a round was cut resumes and goes on, whatever members did in it."""
+        """Also a run of which a round was cut resumes and ends, whatever members did in it."""
         super().honest()
         self.number += 1
         rate, self.rate = self.rate, 0.0
