@@ -174,10 +174,7 @@ def zoned(column: Any) -> NDArray[np.bool_]:
     """Return which values of a pandas column of times have a time zone, bool [N]."""
     if column.dtype.kind == "M" or not len(column):
         return np.full(len(column), getattr(column.dtype, "tz", None) is not None)
-    texts = column.astype(str)
-    alike = texts.str.len().nunique() == 1  # with and without a zone have different lengths
-    found = (texts.iloc[:1] if alike else texts).str.contains(_ZONE, regex=True).to_numpy(dtype=bool)
-    return np.broadcast_to(found, len(column))
+    return np.asarray(column.astype(str).str.contains(_ZONE, regex=True), bool)
 
 
 WHOLE = {"%Y%m%d": 8, "%d%m%Y": 8, "%m%d%Y": 8, "%y%m%d": 6, "%d%m%y": 6, "%m%d%y": 6, "%Y%m": 6, "%Y": 4}

@@ -121,6 +121,7 @@ def test_a_column_without_a_name_is_no_input(tmp_path):
             r"edges.csv: row 5 has 'eve' in column 'target', which is not an id of .*nodes.csv: add the node",
         ),
         (NODES, EDGES + "bob,Ann\n", FULL, (), r"which is not an id of .*nodes.csv, but 'ann' is: write both alike"),
+        (NODES, EDGES + "bob,0ann\n", FULL, (), r"which is not an id of .*nodes.csv, but 'ann' is: write both alike"),
         (NODES.replace("cat,3", "cat,three"), EDGES, FULL, (), "column 'x_a' has 'three' in row 3"),
         (NODES.replace("1e3", "inf"), EDGES, FULL, (), "column 'x_b' has 'inf' in row 4"),
         (NODES.replace("1e3", "1e39"), EDGES, FULL, (), "column 'x_b' has '1e39' in row 4"),  # infinite in float32
