@@ -10,12 +10,14 @@
     model_last, model_best         at the end of the run: models for prediction
     verified.json                  of a run that every node computes: what it signed at its place
     verified_000010                the last certified state of that run, and the next
-    reply_000011_train_0           its replies since the last certified state, by place, which it may repeat
+    replies_000011.bin             its replies since the last certified state, which it may repeat, and opened sums
 """
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from fedgraph_flwr import models
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.data.files import leftovers, write_bytes
+from fedgraph_flwr.data.files import append_bytes, leftovers, write_bytes
 from fedgraph_flwr.data.graph import read_header, read_tensors, write_tensors
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, Refusal, first_line, sanitize, system_errors
 from fedgraph_flwr.methods.method_half import inherits
@@ -65,6 +67,7 @@ class StateFolder:
         self.folder = Path(root) / "-".join(names) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
         self.attempt, self.durable = attempt, durable
+        self._header: dict[str, Any] | None = None  # of the last state, once it was read
 
     def check_one_method(self) -> None:
         """Refuse a run id that a run of another method had: its records say what that run may still ask.
@@ -83,6 +86,7 @@ class StateFolder:
 
     def write_last(self, state: dict[str, Tensor], version: int, record: Mapping[str, Any] | None = None) -> None:
         """Write the current state, for a process that starts without it, and the record that belongs to it."""
+        self._header = None
         attempt = {"attempt": self.attempt} if self.attempt else {}
         self._write("last", state, {"version": version, **attempt} | ({"record": record} if record else {}))
 
@@ -97,10 +101,8 @@ class StateFolder:
 
     def last_version(self) -> int:
         """Return the version of the last state; 0 if there is none yet, or one of an earlier attempt."""
-        if not self._file("last").is_file():
-            return 0
-        values = read_header(self._file("last"))[1]
-        return self._version(values) if values.get("attempt", "") == self.attempt else 0
+        values = self._last_header()
+        return self._version(values) if values and values.get("attempt", "") == self.attempt else 0
 
     def read_last(self) -> tuple[dict[str, Tensor], int] | None:
         """Return the last state and its version; None as for `last_version`."""
@@ -111,8 +113,14 @@ class StateFolder:
 
     def last_record(self) -> dict[str, Any]:
         """Return the record that was written with the last state; empty: none."""
-        values = read_header(self._file("last"))[1] if self._file("last").is_file() else {}
-        return dict(values.get("record", {}))
+        return dict(self._last_header().get("record", {}))
+
+    def _last_header(self) -> dict[str, Any]:
+        """Return the values of the last state, which are read once unless this object writes others; empty: there is none."""
+        if self._header is None:
+            file = self._file("last")
+            self._header = read_header(file)[1] if file.is_file() else {}
+        return self._header
 
     def _version(self, values: Mapping[str, Any]) -> int:
         version = values.get("version")
@@ -151,27 +159,52 @@ class StateFolder:
         self._forget_terms(position[0] - 1)
         return term
 
-    def write_reply(self, position: Place, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> None:
-        """Write the reply to the request of a position, which is the same if it is requested again."""
-        parts, like = dict[str, Tensor](), list[list[str]]()
+    def write_reply(self, server_round: int, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> list[int]:
+        """Append a reply to those of a round; return its first byte and its size, with which `read_reply` returns the same."""
+        like, parts = list[list[Any]](), list[bytes]()
         for group, arrays in groups.items():
             for name, array in arrays.items():
-                parts[str(len(like))] = torch.from_numpy(_integers(array))
-                like.append([group, name, array.dtype.name])
-        self._write(_place("reply", position), parts, {"like": like, "groups": list(groups), "numbers": numbers})
+                like.append([group, name, array.dtype.str, array.shape])
+                parts.append(array.tobytes())
+        body = b"".join(parts)
+        values = {"like": like, "groups": list(groups), "numbers": numbers, "digest": sha256(body).hexdigest()}
+        header = json.dumps(self.owner | values).encode()
+        content = b"".join((len(header).to_bytes(8, "little"), header, body))
+        return [append_bytes(self._replies(server_round), content), len(content)]
 
-    def read_reply(self, position: Place) -> tuple[dict[str, Arrays], dict[str, Any]]:
-        """Return what `write_reply` wrote, in its order."""
-        parts, values = self._read(_place("reply", position))
+    def read_reply(self, server_round: int, place: Sequence[int]) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """Return what `write_reply` wrote, in its order.
+
+        Raises:
+            FedGraphError: the file is missing or damaged, or another run's.
+        """
+        path, (start, size) = self._replies(server_round), place
+        try:
+            with path.open("rb") as file:
+                file.seek(start)
+                content = memoryview(file.read(size))
+            first = 8 + int.from_bytes(content[:8], "little")
+            values, body = json.loads(bytes(content[8:first])), content[first:]
+            if values["digest"] != sha256(body).hexdigest():
+                raise ValueError("its content does not match its digest")
+        except (OSError, *MALFORMED) as error:
+            raise FedGraphError(
+                f"cannot read {path}, which holds replies of this node ({error}): restore it"
+            ) from error
+        self._check_owner(path, values)
         groups: dict[str, Arrays] = {group: {} for group in values["groups"]}
-        for place, (group, name, kind) in enumerate(values["like"]):
-            groups[group][name] = parts[str(place)].numpy().view(kind)
+        for group, name, kind, shape in values["like"]:
+            array = np.frombuffer(body, kind, math.prod(shape)).reshape(shape)
+            groups[group][name], body = array.copy(), body[array.nbytes :]
         return groups, values["numbers"]
 
     def forget_replies(self) -> None:
         """Delete all replies of `write_reply`."""
-        for path in self.folder.glob("reply_*.safetensors"):
+        for path in self.folder.glob("replies_*.bin"):
             path.unlink(missing_ok=True)
+
+    def _replies(self, server_round: int) -> Path:
+        return self.folder / f"replies_{server_round:06d}.bin"
 
     def ended_round(self, before: int) -> int:
         """Return the first round that an attempt may repeat: that of the oldest checkpoint, or without one ``before``."""
@@ -312,12 +345,16 @@ class StateFolder:
 
     def _read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         state, values = read_tensors(self._file(name))
+        self._check_owner(self._file(name), values)
+        return state, values
+
+    def _check_owner(self, path: Path, values: Mapping[str, Any]) -> None:
+        """Refuse a file of another run, method or client."""
         for key, expected in self.owner.items():
             if values.get(key) != expected:
                 raise FedGraphError(
-                    f"{self._file(name)} has {key}={values.get(key)}, expected {expected}: give each node its own folder"
+                    f"{path} has {key}={values.get(key)}, expected {expected}: give each node its own folder"
                 )
-        return state, values
 
 
 def _integers(array: NDArray[np.generic]) -> NDArray[Any]:

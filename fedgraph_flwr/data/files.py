@@ -30,13 +30,8 @@ def writing(path: Path, size: int, durable: bool = True) -> Iterator[Any]:
             if durable:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-        if not durable:
-            return
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # of the new name
-        finally:
-            os.close(folder)
+        if durable:
+            _flush_names(path.parent)
     except OSError as error:
         raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -83,6 +78,35 @@ def write_bytes(path: Path | str, content: bytes, durable: bool = True) -> None:
     """
     with writing(Path(path), 0, durable) as file:
         file.write(content)
+
+
+def append_bytes(path: Path, content: bytes) -> int:
+    """Append to a file, flush it, and return the place of the first byte; what a killed process began stays before it.
+
+    Raises:
+        FedGraphError: the disk is full or the folder is not writable.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            start = file.tell()
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if not start:
+            _flush_names(path.parent)
+    except OSError as error:
+        raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
+    return start
+
+
+def _flush_names(folder: Path) -> None:
+    """Let the names of new files in a folder outlive a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def leftovers(folder: Path) -> list[Path]:

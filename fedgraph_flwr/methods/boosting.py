@@ -17,8 +17,9 @@ Letters: V items, F columns, K outputs (1 for two classes), B bins, Q nodes of a
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -402,6 +403,14 @@ class Growth:
             "value": value,
             "default_left": np.zeros(count, bool),
         }
+
+    def after(self, sums: Floats) -> Self:
+        """Return a copy after `split`."""
+        found = copy(self)
+        found._next = self._next.copy()
+        found._nodes = {name: values.copy() for name, values in self._nodes.items()}
+        found.split(sums)
+        return found
 
     def split(self, sums: Floats) -> None:
         """Split the open nodes by their histograms [Q, F, B + 1, 3], in `UNIT`, where that gains enough."""

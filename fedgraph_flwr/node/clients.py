@@ -108,7 +108,8 @@ class NodeClient:
             return None
         found: Verified = protection.part or Verified(node, client, self.folder)
         protection.part = found
-        found.refresh()
+        assert self.folder
+        found.refresh(self.folder)
         if found.record.round < 0 and self.requests.read().trained:
             raise Refusal(GONE)
         return found

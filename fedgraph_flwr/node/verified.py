@@ -82,8 +82,8 @@ if TYPE_CHECKING:  # the two halves of a method do not import each other
 REPLICA = "fedgraph_flwr.strategies.replica:Replica"
 """The replica of the server's half, found like the method's own two halves when a run needs it."""
 
-FILE, OPENED = "verified", "opened"
-"""Names of the record, and of an opened sum among stored replies."""
+FILE = "verified"
+"""Name of the record."""
 
 GONE = (
     "this node replied in the run, and its record of what it signed is gone: its owner restores the state folder, or members"
@@ -121,23 +121,23 @@ class Record:
     Attributes:
         before: hash of all before the current position, in hexadecimal digits.
         round: the last certified round; −1: not even the start is certified.
-        opened: phases of the sums that were opened since.
+        opened: phases of the sums that were opened since, and where each is stored.
         next: digest of the state that the node computed from them; empty: further sums follow.
         term: what was signed at the current position; None: nothing.
         keys: the members' keys of the current sum, in their order: [4, 32] in hexadecimal digits each.
         signed: digest of the state whose certificate was signed at the current position.
-        kept: digest of the request of each stored reply since the certified state, by phase and exchange.
+        kept: digest of the request of each reply since the certified state, and where that is stored, by phase and exchange.
         writes: how often the record was written, which orders its copies.
     """
 
     before: str
     round: int = -1
-    opened: list[str] = field(default_factory=list)
+    opened: list[list[Any]] = field(default_factory=list)
     next: str = ""
     term: Term | None = None
     keys: list[str] = field(default_factory=list)
     signed: str = ""
-    kept: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, list[Any]] = field(default_factory=dict)
     writes: int = 0
 
     @property
@@ -190,13 +190,17 @@ class Verified:
         self._sums: list[Values] = []
         self._known: tuple[tuple[int, int], Wanted | list[Arrays]] | None = None
 
-    def refresh(self) -> None:
+    def refresh(self, folder: StateFolder) -> None:
         """Take the record of another process of this node, or a restored one, if it is not the one that is known.
+
+        Args:
+            folder: where the record is, as the current message found it.
 
         Raises:
             Refusal: the record is gone.
         """
-        values, later = self.folder.read_record(FILE), self.folder.last_record()
+        self.folder = folder
+        values, later = folder.read_record(FILE), folder.last_record()
         if values is None and later:
             raise Refusal(GONE)
         if values is None:
@@ -236,9 +240,8 @@ class Verified:
         record = self.record
         place = record.round, len(record.opened)
         if self._known is None or self._known[0] != place:
-            for number in range(len(self._sums), len(record.opened)):
-                values = self.folder.read_reply((record.round + 1, OPENED, number))[0]
-                self._sums.append((record.opened[number], values))
+            for phase, stored in record.opened[len(self._sums) :]:
+                self._sums.append((phase, self.folder.read_reply(record.round + 1, stored)[0]))
             before = self.state(record.round) if record.round >= 0 else None
             with torch.random.fork_rng(devices=[]):
                 found = self.replica.follow(record.round + 1, before, self._sums, self.own)
@@ -254,7 +257,7 @@ class Verified:
 
     def repeated(self, request: Request) -> ReplyContent:
         """Return the stored reply."""
-        return self.folder.read_reply((request.round, request.phase, request.exchange))
+        return self.folder.read_reply(request.round, self.record.kept[_place(request)][1])
 
     def check_resumed(self, done: int) -> None:
         """Refuse that the server resumes after another round than the last one of this node.
@@ -288,7 +291,7 @@ class Verified:
         if self.repeats(request):
             if (
                 phase in self.client.uplink_of
-                and self.record.kept[_place(request)] != request.digest()
+                and self.record.kept[_place(request)][0] != request.digest()
             ):
                 raise Refusal(
                     f"this node signed its term of another request at this place already (phase '{phase}', round"
@@ -526,9 +529,8 @@ class Verified:
 
     def _stored(self, request: Request, reply: ReplyContent) -> ReplyContent:
         """Store a reply; the record, which is written with the client's state, has it then."""
-        place = request.round, request.phase, request.exchange
-        self.folder.write_reply(place, reply[0], dict(numbers_record(reply[1])))
-        self.record.kept[_place(request)] = request.digest()
+        stored = self.folder.write_reply(request.round, reply[0], dict(numbers_record(reply[1])))
+        self.record.kept[_place(request)] = [request.digest(), stored]
         return reply
 
     def _signature(self, text: Any) -> Arrays:
@@ -560,7 +562,7 @@ class Verified:
         )
 
     def _open(self, request: Request, part: Arrays) -> None:
-        """Open the sum at the current position, and move to the next."""
+        """Open the sum at the current position, and move to the next; the record is written before a reply leaves."""
         record, term = self.record, self._term(request)
         if not term.shown:
             raise Refusal("this node opens a sum once t members signed its list, and not before")
@@ -586,16 +588,14 @@ class Verified:
         )
         self._following()
         opened = self.replica.opened(term.phase, self.sizes, total)
-        place = request.round, OPENED, len(record.opened)
-        self.folder.write_reply(place, opened[1], {})
+        stored = self.folder.write_reply(request.round, opened[1], {})
         self._sums.append(opened)
         record.before, record.term = after(self._listing(term)).hex(), None
-        record.opened.append(term.phase)
+        record.opened.append([term.phase, stored])
         found = self._following()
         if isinstance(found, list) and request.round:
             self._keep(request.round, found[0])
             record.next = digest(found[0]).hex()
-        self._write()
 
     def _results(self, server_round: int) -> dict[str, Arrays]:
         """Return the state after a round that ends here by its digest, or all with which the run may begin here."""

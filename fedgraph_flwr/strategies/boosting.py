@@ -13,6 +13,7 @@ one.
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from typing import Any, ClassVar
@@ -69,6 +70,11 @@ class Boosting(GraphStrategy):
     params: BoostingParams
     _counted: Edges  # of the latest counts
     _growth: Growth  # of the current round, with ``histogram``
+
+    @cached_property
+    def _levels(self) -> list[tuple[np.ndarray, Growth]]:
+        """Histograms of each level of the current round's trees, and the trees after it."""
+        return []
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -204,13 +210,8 @@ class Boosting(GraphStrategy):
         base = self._base
         if self.params.mode == "bagging":
             return self._mean(base, reduced)
-        roots: list[np.ndarray] = [reduced[HISTOGRAM]["sums"]]
-        return joined(
-            [
-                arrays if len(arrays["start"]) else base,
-                boosting.grown(self._growth, lambda *at: self._sums(roots, *at)),
-            ]
-        )
+        trees = self._grown(reduced[HISTOGRAM]["sums"])
+        return joined([arrays if len(arrays["start"]) else base, trees])
 
     def limited(self, arrays: Arrays, start: Arrays, most: float) -> Arrays:
         """Return the forest with the leaves of this round's trees in [−``most``, ``most``], and so each raw score's change."""
@@ -236,17 +237,25 @@ class Boosting(GraphStrategy):
         edges = boosting.unpacked_edges(self.memory[BINS], self.columns, self.params.bins)
         return Growth(self.build_model().outputs, edges, self.params)
 
-    def _sums(
-        self, roots: list[np.ndarray], forest: Arrays, tree: np.ndarray, node: np.ndarray
-    ) -> np.ndarray:
-        """Return the histograms of nodes: those of the roots came with the replies to ``train``."""
-        nodes = {"tree": tree.astype(np.int32), "node": node.astype(np.int32)}
-        if not roots:
-            grown = self.request(GROW, {FOREST: forest, NODES: nodes})
-            roots = [grown[HISTOGRAM]["sums"]]
-        sums = np.zeros((len(tree), *self._growth.held.shape, 3))
-        sums[:, self._growth.held] = roots.pop()
-        return sums
+    def _grown(self, sums: np.ndarray) -> Arrays:
+        """Grow the trees of a round from the histograms of their roots.
+
+        A replay that gets the same arrays again, and one more, splits the nodes of the last level only.
+        """
+        level = 0
+        while self._growth.open:
+            if level:
+                at = {"tree": self._growth.tree.astype(np.int32)}
+                at["node"] = self._growth.node.astype(np.int32)
+                groups = {FOREST: self._growth.forest(), NODES: at}
+                sums = self.request(GROW, groups)[HISTOGRAM]["sums"]
+            if level == len(self._levels) or self._levels[level][0] is not sums:
+                filled = np.zeros((len(sums), *self._growth.held.shape, 3))
+                filled[:, self._growth.held] = sums
+                self._levels[level:] = [(sums, self._growth.after(filled))]
+            self._growth = self._levels[level][1]
+            level += 1
+        return self._growth.forest()
 
     def _mean(self, base: Arrays, reduced: Reduced) -> Arrays:
         """Add the trees of this round, and return the weighted mean of the parties' forests."""

@@ -284,7 +284,7 @@ def test_a_run_that_dies_before_its_first_model_leaves_the_start_of_the_next(mem
 
 
 LATER_SUMS = (
-    *((secagg.PUBLISH, 2, place) for place in ("write_record", "write_last")),
+    *((secagg.PUBLISH, 2, place) for place in ("write_reply", "write_last")),
     *((GROW, 2, place) for place in ("write_reply", "write_last", "reply")),
 )
 """The same in the sums of a round after its first."""
@@ -326,9 +326,10 @@ def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monke
         own = getattr(StateFolder, name)
 
         def write(self, *given):
-            own(self, *given)
+            written = own(self, *given)
             if name != "write_record" or given[0] == "verified":
                 killed(name)
+            return written
 
         return write
 
@@ -347,10 +348,40 @@ def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monke
     assert done.summary["failures"] == {}
     assert_same_arrays(done.arrays, whole.arrays)
     for client in range(3):
-        assert not list((tmp_path / "state" / f"state_{client}").rglob("reply_*"))
+        assert not list((tmp_path / "state" / f"state_{client}").rglob("replies_*"))
         if values:
             ledger = json.loads((tmp_path / "state" / f"state_{client}" / "privacy_cut.json").read_text())
             assert sum(entry["releases"] for entry in ledger.values()) == 3
+
+
+def test_stored_replies_are_read_with_the_same_bits_or_refused(tmp_path):
+    """What a killed process began is not read; a file that is damaged, cut, missing or another run's is named."""
+    folder, numbers = StateFolder(tmp_path, "a", "fedavg", 0), {"loss": 0.1, "count": 3}
+    floats = np.array([[-0.0, np.nan], [np.inf, 5e-324]])
+    given = {MODEL: {"w": floats, "b": floats.T.astype("float32")}, "none": {}, "more": {"on": np.array(True)}}
+    places = [folder.write_reply(3, given, numbers)]
+    file = tmp_path / "fedavg-a" / "client_0000" / "replies_000003.bin"
+    with file.open("ab") as torn:
+        torn.write(b"begun")
+    places.append(folder.write_reply(3, {"terms": {"t": np.arange(7, dtype=np.uint64)[::-1]}}, {}))
+    found, scalars = folder.read_reply(3, places[0])
+    assert scalars == numbers
+    assert list(found) == list(given)
+    for group, arrays in given.items():
+        assert {n: (a.dtype, a.shape, a.tobytes()) for n, a in arrays.items()} == {
+            n: (a.dtype, a.shape, a.tobytes()) for n, a in found[group].items()
+        }
+    assert folder.read_reply(3, places[1])[0]["terms"]["t"].tolist() == [6, 5, 4, 3, 2, 1, 0]
+    shutil.copytree(file.parent.parent, tmp_path / "fedavg-b")
+    with pytest.raises(FedGraphError, match=r"replies_000003.bin has run=a, expected b: give each node its own folder"):
+        StateFolder(tmp_path, "b", "fedavg", 0).read_reply(3, places[0])
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + b"x")
+    assert folder.read_reply(3, places[0])[1] == numbers
+    for changed_bytes in (content[:-1] + b"x", content[:-1], content[: places[1][0]], None):
+        file.unlink() if changed_bytes is None else file.write_bytes(changed_bytes)
+        with pytest.raises(FedGraphError, match=r"cannot read .*replies_000003.bin, which holds replies of this node"):
+            folder.read_reply(3, places[1])
 
 
 @pytest.mark.slow

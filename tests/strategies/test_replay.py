@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedgraph_flwr.methods import boosting
 from fedgraph_flwr.strategies.live import Live
 from fedgraph_flwr.strategies.loop import Loop
 from fedgraph_flwr.strategies.replay import MissingRequest, Opened, prepared, replayed_round
@@ -93,6 +94,33 @@ def test_a_method_makes_its_rounds_again_from_opened_sums(go, method):
             with pytest.raises(MissingRequest) as missing:
                 replayed_round(strategy, number, made.cohort, made.opened[:count])
             assert missing.value.phase == entry.phase
+        replayed_round(strategy, number, made.cohort, made.opened)
+        assert_same_state(strategy, made)
+
+
+def test_a_replay_splits_the_nodes_of_each_level_once(go, monkeypatch):
+    """A node of a verified run replays a round after each of its sums."""
+    with watched() as run:
+        cfg = go(
+            "boosting", "strategy.mode=histogram", "privacy.secagg=true", "strategy.min_data_in_leaf=2", "rounds=2"
+        ).cfg
+    strategy, split, levels = prepared(cfg, run.server.clients, run.rounds.pop(0).opened), boosting.best_splits, []
+    strategy.set_up()
+
+    def counted(*given):
+        levels.append(len(given[0]))
+        return split(*given)
+
+    monkeypatch.setattr(boosting, "best_splits", counted)
+    for number, made in run.rounds.items():
+        levels.clear()
+        for count in range(len(made.opened)):
+            with pytest.raises(MissingRequest):
+                replayed_round(strategy, number, made.cohort, made.opened[:count])
+        assert len(levels) == len(made.opened) - 1 > 1
+        with pytest.raises(MissingRequest):
+            replayed_round(strategy, number, made.cohort, deepcopy(made.opened[:-1]))
+        assert len(levels) == 2 * (len(made.opened) - 1), "other arrays may have other values"
         replayed_round(strategy, number, made.cohort, made.opened)
         assert_same_state(strategy, made)
 
