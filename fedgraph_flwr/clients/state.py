@@ -130,9 +130,16 @@ class StateFolder:
             )
         return version
 
-    def has_term(self, position: Place) -> bool:
-        """Return whether a noised term of a position is stored."""
-        return self._file(_place("term", position)).is_file()
+    def is_booked(self, position: Place) -> bool:
+        """Return whether the noised term of a position is booked: it is stored, or its request failed before it was drawn."""
+        return self._file(_place("term", position)).is_file() or self._booked(position).is_file()
+
+    def note_booked(self, position: Place) -> None:
+        """Note that the noised term of a position is booked, until it is stored."""
+        self._booked(position).touch()
+
+    def _booked(self, position: Place) -> Path:
+        return self.folder / _place("booked", position)
 
     def kept_term(self, position: Place, request: bytes, make: Callable[[], NDArray[np.uint64]]) -> NDArray[np.uint64]:
         """Return the noised term of a position [P]: the stored one, or a new one, stored before it leaves.
@@ -146,7 +153,7 @@ class StateFolder:
             FedGraphError: the position had another request.
         """
         name = _place("term", position)
-        if self.has_term(position):
+        if self._file(name).is_file():
             parts, values = self._read(name)
             if values.get("request") != request.hex():
                 raise AnotherSum(
@@ -154,9 +161,12 @@ class StateFolder:
                     " another model: noise is drawn once for each; resume when the same clients are there, or start the next run"
                 )
             return parts["term"].numpy().view(np.uint64)
-        term = make()
+        term, ended = make(), self.ended_round(position[0] - 1)
         self._write(name, {"term": torch.from_numpy(term.view(np.int64))}, {"request": request.hex()})
-        self._forget_terms(position[0] - 1)
+        self._booked(position).unlink(missing_ok=True)
+        for path in self.folder.glob("term_*.safetensors"):  # of rounds that no attempt repeats
+            if 0 < int(path.stem[5:11]) < ended:
+                path.unlink(missing_ok=True)
         return term
 
     def write_reply(self, server_round: int, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> list[int]:
@@ -207,15 +217,8 @@ class StateFolder:
         return self.folder / f"replies_{server_round:06d}.bin"
 
     def ended_round(self, before: int) -> int:
-        """Return the first round that an attempt may repeat: that of the oldest checkpoint, or without one ``before``."""
-        return min((int(path.stem[6:]) for path in self.folder.glob("round_*.safetensors")), default=before)
-
-    def _forget_terms(self, before: int) -> None:
-        """Delete terms of rounds that no attempt repeats."""
-        ended = self.ended_round(before)
-        for path in self.folder.glob("term_*.safetensors"):
-            if 0 < int(path.stem[5:11]) < ended:
-                path.unlink(missing_ok=True)
+        """Return the first round that an attempt may repeat: that of the oldest checkpoint, or ``before`` if that is earlier."""
+        return min([before, *(int(path.stem[6:]) for path in self.folder.glob("round_*.safetensors"))])
 
     def write_record(self, name: str, values: dict[str, Any]) -> None:
         """Write what a node must not forget in this run."""
@@ -287,7 +290,6 @@ class StateFolder:
         self._write(f"round_{server_round:06d}", state, {"round": server_round, "trained": trained})
         for old in sorted(self.folder.glob("round_*.safetensors"))[:-2]:
             old.unlink(missing_ok=True)
-        self._forget_terms(0)
 
     def stored_round(self, server_round: int, latest: int) -> int:
         """Return the round of the checkpoint with which a run resumes after a round.

@@ -86,14 +86,9 @@ BEFORE = "@before"
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("agreement", "version", "runs"), (int,)),
     **dict.fromkeys(("name", "continues", "accepted", "purpose", "until", "coordinator", "absent", "start"), (str,)),
-    **{
-        "code": (str, list),
-        "changed": (list,),
-        "schema": (list,),
-        "weights": (str, dict),
-        "epsilon": (int, float, type(None)),
-    },
-    **{"members": (dict,), "configuration": (dict,), "signatures": (dict,)},
+    **dict.fromkeys(("changed", "schema"), (list,)),
+    **dict.fromkeys(("members", "configuration", "signatures"), (dict,)),
+    **{"code": (str, list), "weights": (str, dict), "epsilon": (int, float, type(None))},
 }
 _SAFE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _HEAD = b"fedgraph-flwr agreement\n"
@@ -551,14 +546,14 @@ def confirm(state: Path, digest: str, line: int, last: int) -> None:
         last: the last run that the node took part in.
     """
     with changing(state) as records:
-        record = records.setdefault(digest, used(state, digest))
+        record = records.setdefault(digest, dict(NEW))
         record.update(last=max(record["last"], last), confirmed=line, known=last)
 
 
 def withdraw(state: Path, digest: str, now: float) -> None:
     """Let a node refuse an agreement from the next message on."""
     with changing(state) as records:
-        records.setdefault(digest, used(state, digest))["withdrawn"] = time.strftime("%Y-%m-%d", time.gmtime(now))
+        records.setdefault(digest, dict(NEW))["withdrawn"] = time.strftime("%Y-%m-%d", time.gmtime(now))
 
 
 @contextmanager
@@ -631,12 +626,7 @@ def _problem(agreement: Agreement) -> str:
             return "members need the client numbers 0, 1, 2, …, each once"
         if len({key_text(key) for key in pins.values()}) < len(pins):
             return "two members have one key"
-        if any(
-            member.keys() != {"client", "key"} or type(member["client"]) is not int
-            for member in values["members"].values()
-        ):
-            return "members have other entries than a client number and a key"
-        if any(not _NAME.fullmatch(name) for name in [*agreement.members.values(), *values["changed"]]):
+        if any(not _NAME.fullmatch(name) for name in agreement.members.values()):
             return "a member's name has other characters than letters, digits, _ and -"
         if date.fromisoformat(values["until"]).isoformat() != values["until"]:
             raise ValueError("another form, which does not compare with days as text does")

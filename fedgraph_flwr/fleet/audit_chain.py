@@ -59,6 +59,9 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
         line = json.dumps({**json.loads(text), "hash": (digest := next_hash(head["hash"], text))}, ensure_ascii=False)
         content = f"{line}\n".encode()
         with path.open("r+b") as file:
+            file.seek(head["end"])
+            if file.read().count(b"\n") > 1:
+                raise FedGraphError(newer(path))
             file.truncate(head["end"])
             file.seek(head["end"])
             file.write(content)
@@ -66,6 +69,12 @@ def append(state: Path, entry: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         head = {"n": head["n"] + 1, "hash": digest, "end": head["end"] + len(content), "listed": listed}
         write_bytes(state / HEAD, json.dumps(head).encode())
+
+
+def newer(path: Path) -> str:
+    """Return the error of a log with lines that its head does not know, besides that of a process that died."""
+    fix = "restore the newer one, or move both away to start a new log"
+    return f"{path} has later lines than {HEAD}, as if that were from a back-up: {fix}"
 
 
 def ledger_of(noise: Mapping[str, Any]) -> str:

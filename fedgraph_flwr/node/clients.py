@@ -176,13 +176,6 @@ class NodeClient:
             _live.pop(self.node.key, None)  # it was built from the refused configuration
             raise
         ledger.book(phase, request.round, request.exchange, self.most)
-        summed = bool(summed_groups(client, phase, request.scalars))
-        place = (request.round, phase, request.exchange)
-        # the reply repeats a noised term of an agreed run, which counts no more
-        repeats = summed and client.cfg.agreement and self.folder and self.folder.has_term(place)
-        scored = phase == EVALUATE or request.sends_scores
-        if count := client.protection.releases(summed, scored):
-            self.booked = records.book_releases(self.node, client, count, bool(repeats))
         if request.resume is not None and self.verified:
             self.verified.check_resumed(request.resume)
             ledger.resume(request.resume, known=True, trained=True)
@@ -195,24 +188,41 @@ class NodeClient:
             ledger.resume(stored, known, trained)
         self.requests.write(ledger)
 
-    def _check_repeated(self, request: Request) -> None:
-        """Refuse a request of a resumed run that differs from the first one at its place.
+    def _book(self, request: Request) -> None:
+        """Book the releases of a reply to a request that was not refused.
+
+        A noised term of an agreed run counts once, when it is drawn for its place.
 
         Raises:
-            AnotherSum: it differs, or the phase had all its places of the round.
+            AnotherSum: the request of a resumed run differs from the first one at its place, or the
+                phase had all its places of the round.
+            FedGraphError: the policy does not allow the releases.
         """
-        ledger, place = self.requests.read(), f"{request.round} {request.phase} "
-        before = [known for known in ledger.received if known.startswith(place)]
-        place += str(request.exchange)
+        client, phase, ledger = self.client, request.phase, self.requests.read()
+        agreed = client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges)
+        before = [one for one in ledger.received if one.startswith(f"{request.round} {phase} ")]
+        place = f"{request.round} {phase} {request.exchange}"
         new = place not in before and len(before) < self.most
-        if ledger.skipped(request.round) or (
-            not new and ledger.received.get(place) != request.digest()
+        if agreed and (
+            ledger.skipped(request.round)
+            or (not new and ledger.received.get(place) != request.digest())
         ):
             raise AnotherSum(
-                f"the server requests phase '{request.phase}' of round {request.round} of this agreed run"
+                f"the server requests phase '{phase}' of round {request.round} of this agreed run"
                 " again, over another model, or skips a round: a repeated request is the same message; resume with the"
                 " server's own folder and the same members, or start the next run"
             )
+        summed = bool(summed_groups(client, phase, request.scalars))
+        scored = phase == EVALUATE or request.sends_scores
+        if count := client.protection.releases(summed, scored):
+            at = request.round, phase, request.exchange
+            kept = self.folder if summed and agreed and client.protection.noise else None
+            repeats = kept is not None and kept.is_booked(at)
+            self.booked = records.book_releases(self.node, client, count, repeats)
+            if kept and not repeats:
+                kept.note_booked(at)
+        if not agreed:
+            return
         ledger.received.pop(place, None)
         ledger.received[place] = request.digest()  # the last one
         if new and self.folder:
@@ -324,9 +334,8 @@ class NodeClient:
         client, phase, verified = self.client, request.phase, self.verified
         if verified and phase in EXCHANGES:
             return verified.answer(request)
+        self._book(request)
         with self.node.withheld(client.cfg, phase), self._ending(phase):
-            if client.cfg.agreement and phase not in (DESCRIBE, *client.protection.exchanges):
-                self._check_repeated(request)
             if verified and verified.repeats(request):
                 return verified.repeated(request)
             part = taken(client, phase, request.groups, request.scalars)

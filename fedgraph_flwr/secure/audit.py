@@ -29,6 +29,7 @@ from fedgraph_flwr.fleet.audit_chain import (
     entry_name,
     files_of,
     ledger_of,
+    newer,
     next_hash,
     read_head,
     releases,
@@ -63,12 +64,13 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
             f"--expect must be NUMBER:HASH as an earlier audit printed it, got '{sanitize(expect, 90)}'"
         )
     head = read_head(state)
-    before, n, end, path = START, 0, 0, files[0]
+    before, n, end, rest, path = START, 0, 0, 0, files[0]
     for path in files:
-        end = 0
+        end = 0 if n < head["n"] else end
         for line in path.open("rb"):
-            if n == head["n"]:  # of a process that died before its reply left
-                break
+            if n == head["n"]:  # one is of a process that died before its reply left
+                rest += 1
+                continue
             n += 1
             entry = _read(path, n, line)
             found = entry.pop("hash")
@@ -82,6 +84,8 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
                 )
             before, end = found, end + len(line)
             yield entry
+    if rest > 1:
+        raise FedGraphError(newer(path))
     if n < (last := max(head["n"], int(number or 0))):
         raise FedGraphError(f"{path} ends after line {n}, expected {last}: line {n + 1} was removed")
     if (before, end) != (head["hash"], head["end"]):

@@ -4,7 +4,7 @@
 starts, and their noise. The ledger books each release before the node replies: an exchange whose reply the server reduces, and
 noised scores. Units (``privacy.unit``) have ledgers of their own, since their ε do not add up. A ledger adds up the releases'
 Rényi divergences (`fedgraph_flwr.secure.accounting`) and refuses the one with which ε at δ = `DELTA`, or the least δ of a run,
-would exceed the limit. A run without a reply, or repeated after a crash, is booked again.
+would exceed the limit. A run without a reply, or repeated after a crash, is booked again; a noised term of an agreed run is not.
 
 Each entry is a run's releases of one price: noise, sensitivity, sampling rate and δ. A run that comes back with another
 configuration gets another entry, so that what was booked is never priced again. Where the ledger is missing, or an entry holds

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import shutil
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,11 @@ from fedgraph_flwr.clients.boosting import UNIT
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.schema import OWN_SEED
-from fedgraph_flwr.errors import RunFailed, unknown
-from fedgraph_flwr.fleet import agreements
+from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
+from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.node import clients as node_clients
-from fedgraph_flwr.secure import beginning, secagg
+from fedgraph_flwr.node.node import node_of
+from fedgraph_flwr.secure import audit, beginning, secagg
 from fedgraph_flwr.secure.keyring import Keyring, read_key
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.protection import protection_of
@@ -25,7 +27,7 @@ from fedgraph_flwr.wire.messages import MODEL
 from tests.conftest import client_graph
 from tests.nodes import model_of
 from tests.safety.coordinator import Coordinator, Run, keys_of
-from tests.support import bomb
+from tests.support import assert_same_arrays, bomb
 
 SECURE = ["privacy.secagg=true", "strategy.weighting=uniform"]
 NOISED = [
@@ -108,18 +110,86 @@ def test_noise_of_a_request_is_drawn_once_whatever_the_number_of_its_keys(tmp_pa
 
 
 def test_epsilon_does_not_fall_within_a_run(tmp_path):
-    """A ledger of a back-up is older than the audit log in the run that it knows, too."""
+    """A ledger of a back-up is older than the audit log in the run that it knows, too; so is the head of that log."""
     run = Coordinator(tmp_path, *NOISED, epsilon=1e6).run(1)
     run.begin()
-    path, model = tmp_path / "state_0/privacy_rings.json", {MODEL: model_of(run.nodes[0])}
+    files = [tmp_path / "state_0" / name for name in ("privacy_rings.json", audit_chain.HEAD)]
+    model = {MODEL: model_of(run.nodes[0])}
     sum_of(run.opened_sum(1, [0, 1, 2], model))
-    older = path.read_bytes()
+    older = [path.read_bytes() for path in files]
     sum_of(run.opened_sum(2, [0, 1, 2], model))
-    newer = path.read_bytes()
-    path.write_bytes(older)
-    assert "lacks 1 of 2 releases with noise that this node's audit log lists" in run.opened_sum(3, [0, 1, 2], model)
-    path.write_bytes(newer)
-    sum_of(run.opened_sum(4, [0, 1, 2], model))
+    lost = f"{audit_chain.LOG} has later lines than {audit_chain.HEAD}, as if that were from a back-up"
+    for number, reason in ((1, "lacks 1 of 2 releases with noise that this node's audit log lists"), (2, lost)):
+        newer = [path.read_bytes() for path in files[:number]]
+        for path, content in zip(files[:number], older, strict=False):
+            path.write_bytes(content)
+        assert reason in run.opened_sum(2 + number, [0, 1, 2], model)
+        if number == 2:
+            with pytest.raises(FedGraphError, match=lost):
+                list(audit.verified(tmp_path / "state_0"))
+        for path, content in zip(files, newer, strict=False):
+            path.write_bytes(content)
+    sum_of(run.opened_sum(5, [0, 1, 2], model))
+
+
+def test_failing_requests_use_up_no_more_epsilon_than_rounds_have(tmp_path):
+    """A term is booked for its place once: attempts without end, with altered envelopes, used up that of all later runs."""
+    coordinator, releases = Coordinator(tmp_path, *NOISED, epsilon=1e6), []
+    run = coordinator.run(1)
+    run.begin()
+    model = model_of(run.nodes[0])
+    sum_of(run.opened_sum(1, [0, 1, 2], {MODEL: model}, checkpoint=True, run="a"))
+    assert "without group 'model'" in run.ask(0, "train", 3), "refused, and not booked"
+    for _ in range(3):
+        run = coordinator.run(1)
+        for client in range(3):
+            assert not isinstance(run.ask(client, "describe", 1, resume=1, run="a"), str)
+        keys = {c: run.ask(c, secagg.PUBLISH, 2)[secagg.SECAGG] for c in range(3)}
+        dealt = {c: run.ask(c, secagg.DEAL, 2, keys_of(keys)) for c in range(3)}
+        dealt[2][secagg.SECAGG][secagg.ENVELOPES][0] ^= 1
+        assert "cannot open the envelope of client 2" in masked_term(run, 0, 2, model, dealt)
+        ledger = json.loads((tmp_path / "state_0/privacy_rings.json").read_text())
+        releases += [entry["releases"] for entry in ledger.values()]
+    assert releases == [2, 2, 2]
+
+
+def test_a_checkpoint_of_a_later_round_lets_no_request_be_forgotten(tmp_path):
+    """The node would forget requests before it, and train another model in a round that it had."""
+    coordinator = Coordinator(tmp_path, *SECURE)
+    early = coordinator.run(1)
+    for client in range(3):
+        assert not isinstance(early.ask(client, "describe", 5, checkpoint=True, run="a"), str)
+    run = coordinator.run(1)
+    run.begin()
+    model = model_of(run.nodes[0])
+    chosen = {name: array + 1 for name, array in model.items()}
+    sum_of(run.opened_sum(1, [0, 1, 2], {MODEL: model}))
+    sum_of(run.opened_sum(2, [0, 1, 2], {MODEL: model}))
+    for client in range(3):
+        assert not isinstance(run.ask(client, "describe", 2, checkpoint=True, run="a"), str)
+    again = coordinator.run(1)
+    for client in range(3):
+        assert not isinstance(again.ask(client, "describe", 2, resume=2, run="a"), str)
+    assert "of round 2 of this agreed run again, over another model" in again.opened_sum(2, [0, 1, 2], {MODEL: chosen})
+
+
+def test_a_refused_start_loads_no_private_parameters(tmp_path):
+    """Those of a model that was stored before any training, whose shared ones the coordinator chose."""
+    coordinator = Coordinator(tmp_path, "strategy=fedper", start=agreements.CONTINUES)
+    run = coordinator.run(1)
+    run.begin()
+    planted = {MODEL: {name: array + 1 for name, array in model_of(run.nodes[0]).items()}}
+    assert not isinstance(run.ask(0, "describe", 0, planted, keep=True, run="a", best=0, scored=0), str)
+    run = coordinator.run(2, "init=a")
+    run.begin()
+
+    def private():
+        client = node_clients.client_at(node_of(run.nodes[0].context)).client
+        return {name: t.numpy().copy() for name, t in client.model.state_dict().items() if name not in client.shared}
+
+    before = private()
+    assert "accepts only models of runs in which the node trained" in " ".join(run.ask(0, "train", 1, planted).split())
+    assert_same_arrays(private(), before)
 
 
 def test_a_process_from_before_the_beginning_draws_by_the_members_secret(tmp_path, monkeypatch):
