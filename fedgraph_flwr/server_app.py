@@ -85,7 +85,8 @@ def in_folder_of_runs(cfg: RunConfig, runs: Path) -> RunConfig:
         InUse: the folder has a run, perhaps of another operator, that has not finished or has another configuration.
     """
     from fedgraph_flwr.config import compose
-    from fedgraph_flwr.store.checkpoint import DATA, flat_keys
+    from fedgraph_flwr.config.schema import DATA
+    from fedgraph_flwr.store.checkpoint import flat_keys
     from fedgraph_flwr.store.folder import CHECKPOINT, InUse
     from fedgraph_flwr.store.results import CONFIG, SUMMARY
 

@@ -97,8 +97,9 @@ def config(
         "train.weight_decay=0",
     ]
     words += ["privacy.unit=row", "privacy.dp=local", "privacy.noise_multiplier=1", "privacy.scores=none"]
-    words += [f"privacy.rows={size}", f"privacy.batch={batch}", f"privacy.delta={0.3 / size}", "privacy.secagg_bits=20"]
-    return compose(words)
+    words += [f"privacy.rows={size}", f"privacy.batch={batch}", f"privacy.delta={0.3 / size}"]
+    cfg = compose(words)
+    return replace(cfg, privacy=replace(cfg.privacy, secagg_bits=20))  # of the secure sums
 
 
 class Bank:

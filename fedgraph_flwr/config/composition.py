@@ -18,7 +18,6 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from pathlib import Path
 from types import FunctionType
 from typing import Any, get_origin
@@ -33,7 +32,9 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, chosen, defaults, key_names, lengthen
 from fedgraph_flwr.config.schema import (
-    READERS,
+    DATA,
+    IDLE,
+    SPLIT_BY_CLIENTS,
     AttackConfig,
     MisfitError,
     RunConfig,
@@ -115,14 +116,15 @@ def compose(
         return _build(_upon(_from_json(str(base), foreign), "config", given, foreign), chosen=chosen)
     file = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in file.places.items() if key not in given}
+    requested = given
     given = _named(laid_over(file.overrides, given))
+    requested = dict(requested if file.of_fleet else given)
     if file.base:
         resolved = load(file.base)
         for key in config_file.OWN:
             resolved.pop(key, None)
         chosen = _chooses(given)
-        return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), given)
-    requested = dict(given)
+        return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), requested)
     given = laid_over(parse_overrides(defaults), given)
     layers = [*_layers(given), ("override", _resolved(_nest(given), foreign))]
     cfg = _build(layers, places, not foreign)
@@ -135,18 +137,28 @@ def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     Raises:
         FedGraphError: it does not.
     """
-    for key, (reader, values) in READERS.items():
-        choice = str(attrgetter(reader)(cfg))
-        if key in given and choice not in values and ":" not in choice:  # an own function may read it
-            name = reader.removesuffix(".name")
-            raise FedGraphError(
-                f"{key} has no effect with {name}={choice}: set {name}={' or '.join(values)}, or leave it out"
-            )
+    for key, why in unread(cfg, given).items():
+        raise FedGraphError(f"{key}={given[key]} {why}, or leave it out")
     found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
     if found and "num_clients" in given and cfg.num_clients != found:
         held = f"graph={cfg.graph} holds {found} client files"
         raise FedGraphError(f"num_clients={cfg.num_clients}, but {held}: leave num_clients out, or set it to {found}")
     return cfg
+
+
+def unread(cfg: RunConfig, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return those of a user's keys that other keys make ineffective, with the reason and what to set."""
+    found = {key: why for key, terms in IDLE.items() if key in given and (why := cfg.idle(terms))}
+    why = f"does not apply to graph={cfg.graph}, whose client files exist: pass it to `fedgraph-flwr partition`"
+    if cfg.on_fleet:
+        why = f"does not apply to engine={cfg.engine}, whose nodes have their own graphs: set another engine"
+    for key in given if cfg.on_fleet or cfg.graph else ():
+        section = key.partition(".")[0]
+        named = cfg.on_fleet and key in ("dataset", "dataset.name")  # for its defaults
+        late = section == "split" and cfg.task.name in SPLIT_BY_CLIENTS
+        if section in DATA and not named and not late and given[key] != "file":
+            found[key] = why
+    return found
 
 
 def _chooses(given: Mapping[str, Any]) -> bool:
@@ -505,10 +517,10 @@ def _wishes(group: str, name: str) -> dict[str, str]:
 def _by_task(dataset: str, task: str, given: Mapping[str, Any], chosen: Mapping[str, str]) -> list[Layer]:
     """Return the defaults that a dataset's file has for a task, as a layer.
 
-    A run on the parties' own files does not read its dataset: beside them only the default would be named.
+    A run on the parties' own files does not read its dataset; a fleet may still name one, for its defaults.
     """
-    held = given.get("graph") or given.get("engine", "inline") not in SIMULATIONS
-    if held and not {"dataset", "dataset.name"} & {*chosen, *given}:
+    fleet = given.get("engine", "inline") not in SIMULATIONS
+    if given.get("graph") or (fleet and not {"dataset", "dataset.name"} & {*chosen, *given}):
         return []
     path = group_path("dataset", dataset)
     found = load(path).get(_BY_TASK, {}).get(task) if path else None

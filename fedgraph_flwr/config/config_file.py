@@ -40,16 +40,18 @@ class ConfigFile:
         overrides: value by dotted key; the key of a group is its selected name.
         places: file and line by dotted key.
         base: resolved configuration below the overrides, if any.
+        of_fleet: whether the overrides are all keys of a fleet's run, which no user chose one by one.
     """
 
     overrides: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     base: Path | None = None
+    of_fleet: bool = False
 
     def upon(self, below: "ConfigFile") -> "ConfigFile":
         """Return these overrides on top of others."""
         kept = laid_over(below.overrides, self.overrides)
-        return ConfigFile(kept, below.places | self.places, self.base or below.base)
+        return ConfigFile(kept, below.places | self.places, self.base or below.base, self.of_fleet or below.of_fleet)
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
     content = load(path)
     if is_resolved(content):
         return ConfigFile(base=path)
-    if is_resolved(content, ("strategy", "model")):  # of a fleet's run: only its nodes know their data
+    if of_fleet := is_resolved(content, ("strategy", "model")):  # a run whose nodes alone know their data
         content = {key: value for key, value in content.items() if key not in OWN}
     lines = {key.replace(".params.", "."): line for key, line in lines_of(path.read_text()).items()}
     chain = (*seen, path.resolve())
@@ -120,7 +122,7 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
         below = read(file, chain).upon(below)
     content_keys = flat(content)
     places = {key: f"{path}, line {line}" for key, line in lines.items()}
-    return ConfigFile(choices(content_keys, places), places).upon(below)
+    return ConfigFile(choices(content_keys, places), places, of_fleet=of_fleet).upon(below)
 
 
 def load(path: Path) -> dict[str, Any]:

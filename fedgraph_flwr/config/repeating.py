@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedgraph_flwr.config.composition import GROUPS, compose, group_path
+from fedgraph_flwr.config.composition import GROUPS, compose, group_path, unread
 from fedgraph_flwr.config.config_file import OWN, flat
 from fedgraph_flwr.config.schema import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -13,7 +13,7 @@ from fedgraph_flwr.errors import FedGraphError
 
 def overrides_of(cfg: RunConfig) -> list[str] | None:
     """Return few overrides that compose this configuration, without its folder; None if they do not."""
-    chosen = _chosen(cfg)
+    chosen = [word for word in _chosen(cfg) if not unread(cfg, dict([word.split("=", 1)]))]
     try:
         for word in list(chosen):  # a dataset or a method may choose the others, as may the defaults
             fewer = [other for other in chosen if other != word]
@@ -63,7 +63,9 @@ def _composed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys(cfg: RunConfig) -> dict[str, Any]:
-    return {key: value for key, value in flat(dataclasses.asdict(cfg)).items() if key not in OWN}
+    keys = flat(dataclasses.asdict(cfg))
+    skipped = {*OWN, *unread(cfg, keys)}
+    return {key: value for key, value in keys.items() if key not in skipped}
 
 
 def _text(value: Any) -> str:

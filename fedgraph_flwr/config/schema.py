@@ -232,6 +232,14 @@ class Section:
         among = any(text.startswith(v[:-1]) if v.endswith("*") else text == v for v in values)
         return f"{_full(self.group, key)}={text}" if among != excludes else ""
 
+    def idle(self, terms: Sequence[str]) -> str:
+        """Return why a key of `IDLE` is not read, and what to set; empty if it may be, also by the user's own code."""
+        held = [self._holding(term) for term in terms]
+        if not all(held) or ":" in "".join(held):
+            return ""
+        why = f"{NO_EFFECT.format(' and '.join(held))}: set {' or '.join(map(self._without, terms))}"
+        return why.replace(".name=", "=")
+
     def _without(self, term: str) -> str:
         """Return what to set so that a term does not hold."""
         key, excludes, values = _term(cast(Any, type(self)), term)
@@ -330,16 +338,6 @@ class PartitionConfig(Section, group="partition"):
     share: list[str] = field(default_factory=list)
     min_records: int = number(1, low=1)  # share: fewest edges of a node whose columns are shared
     params: dict[str, Any] = field(default_factory=dict)  # keys of this partitioner only
-
-
-READERS = {
-    **dict.fromkeys(("split.folds", "split.fold", "split.resample"), ("split.kind", ("kfold",))),
-    "partition.alpha": ("partition.name", ("dirichlet", "relations")),
-    "partition.resolution": ("partition.name", ("louvain",)),
-    **dict.fromkeys(("partition.overlap", "partition.clients_per_part"), ("partition.name", ("overlapping",))),
-    "partition.delta": ("partition.merge", ("first_fit",)),
-}
-"""Key → another key, and the values with which the first one is read; a user who sets it with others is refused."""
 
 
 @dataclass
@@ -757,6 +755,9 @@ class StrategyConfig(Section, group="strategy"):
 FIXED = ("none", "server_fixed", "client_fixed", "distributed", "local")
 """Values of ``privacy.dp`` whose norms are fixed."""
 
+ADAPTIVE = "server_adaptive|client_adaptive|distributed_adaptive"
+"""The others, as a term has them."""
+
 LEAST_NOISE = 1e-3
 """Minimum ``privacy.noise_multiplier`` > 0: one release costs an ε of 5e5."""
 
@@ -777,7 +778,7 @@ class PrivacyConfig(Section, group="privacy"):
     # server_fixed: the server clips updates; client_fixed: each client clips; distributed: each client clips and adds a part of
     # the noise before secure aggregation, so the server sees no update without noise; ..._adaptive: the same, with norms
     # that follow clipping_quantile; local: each client clips the gradients of its rows and adds all noise (unit=row, payment)
-    dp: str = choice("none", (*FIXED, "server_adaptive", "client_adaptive", "distributed_adaptive"))
+    dp: str = choice("none", (*FIXED, *ADAPTIVE.split("|")))
     noise_multiplier: float = 0.0  # standard deviation of the noise on the sum of updates, over the clipping norm
     clipping_norm: float = number(1.0, without_low=True)  # maximum L2 norm of a client's update
     # maximum norms of single groups that the method uploads, such as {variates: 0.1}; others: clipping_norm
@@ -845,7 +846,7 @@ class PrivacyConfig(Section, group="privacy"):
         ("coordinator=verified", "scores!=none", "lets sums alone leave a node, but {} sends its scores"),
         ("coordinator=verified", "max_update=0", "needs a bound of a round's mean update, such as 1, but {}"),
         ("max_update!=0", "coordinator=curious", NO_EFFECT),
-        ("clipping_count_noise!=0", "dp!=server_adaptive|client_adaptive|distributed_adaptive", NO_EFFECT),
+        ("clipping_count_noise!=0", f"dp!={ADAPTIVE}", NO_EFFECT),
         ("clipping_count_noise!=0", "noise_multiplier=0", NO_EFFECT),
     )
     limits = (
@@ -920,6 +921,9 @@ ADVERSARIES = {
 }
 """Kinds of attacks by simulated clients, with their default strength."""
 
+BACKDOORS = "backdoor_central|backdoor_distributed"
+"""Those with a trigger, as a term has them."""
+
 
 @dataclass
 class AdversaryConfig(Section, group="adversary"):
@@ -953,7 +957,7 @@ class AdversaryConfig(Section, group="adversary"):
     @property
     def backdoor(self) -> bool:
         """Whether it plants a trigger."""
-        return self.kind in ADVERSARIES and self.kind.startswith("backdoor")
+        return self.kind in BACKDOORS.split("|")
 
 
 @dataclass
@@ -1103,6 +1107,37 @@ class RunConfig(Section):
     def at_once(self) -> int:
         """Maximum number of clients of one process computed as one; see `checks.at_once` for the actual number."""
         return AT_ONCE if self.stack == AUTO else int(self.stack)
+
+
+DATA = ("dataset", "split", "partition")
+"""Sections that determine the clients' graphs, unless these are given."""
+
+SPLIT_BY_CLIENTS = ("edges", "links", "triples")
+"""Tasks whose items clients split, also those of files that exist."""
+
+IDLE = {
+    **dict.fromkeys(("split.folds", "split.fold", "split.resample"), ("split.kind!=kfold",)),
+    "split.until": ("split.kind!=temporal",),
+    "split.step": ("task.name!=edges",),
+    "partition.alpha": ("partition.name!=dirichlet|relations",),
+    "partition.resolution": ("partition.name!=louvain",),
+    **dict.fromkeys(("partition.overlap", "partition.clients_per_part"), ("partition.name!=overlapping",)),
+    "partition.delta": ("partition.merge!=first_fit",),
+    "partition.min_size": ("partition.merge!=random_merge", "partition.name!=dirichlet"),
+    "partition.min_records": ("partition.share=[]",),
+    "train.momentum": ("train.optimizer!=sgd",),
+    "train.focal_gamma": ("train.loss!=focal",),
+    "strategy.norm_bound": ("strategy.aggregator!=norm_bound",),
+    "evaluation.min_delta": ("evaluation.patience=0",),
+    **dict.fromkeys(("privacy.clipping_norm", "privacy.clipping_norms", "privacy.delta"), ("privacy.dp=none",)),
+    **dict.fromkeys(("privacy.clipping_quantile", "privacy.clipping_rate"), (f"privacy.dp!={ADAPTIVE}",)),
+    **dict.fromkeys(("privacy.secagg_bits", "privacy.secagg_threshold"), ("privacy.secagg!=true",)),
+    **dict.fromkeys(("adversary.clients", "adversary.strength"), ("adversary.kind=none",)),
+    **dict.fromkeys(("adversary.target", "adversary.rate", "adversary.trigger"), (f"adversary.kind!={BACKDOORS}",)),
+    **dict.fromkeys(("ray.actors", "ray.live_clients", "ray.address"), ("engine!=ray",)),
+    "tracking_clients": ("tracking=[]",),
+}
+"""Key → terms of `Section.clashes` with which it is not read, if all hold; a user who sets it then is refused."""
 
 
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}

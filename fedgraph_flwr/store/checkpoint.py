@@ -10,6 +10,7 @@ from typing import Any, get_origin
 
 from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.schema import DATA
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.store.folder import CHECKPOINT
@@ -18,9 +19,6 @@ from fedgraph_flwr.store.results import (
     read_rounds,
 )
 from fedgraph_flwr.wire.trees import Tree, unflatten
-
-DATA = ("dataset", "split", "partition")
-"""Sections that determine the clients' graphs, unless these are given."""
 
 FREE = {
     "rounds",

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 
 from fedgraph_flwr.config import RunConfig, to_yaml
+from fedgraph_flwr.config.schema import DATA
 from fedgraph_flwr.data.files import leftovers, write_bytes
 from fedgraph_flwr.data.graph import write_tensors
 from fedgraph_flwr.errors import system_errors
@@ -30,7 +31,6 @@ from fedgraph_flwr.evaluation.best_round import (
 )
 from fedgraph_flwr.partition.store import number_in
 from fedgraph_flwr.store.checkpoint import (
-    DATA,
     Checkpoint,
     check_descriptions,
     check_resumable,

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.engines import SIMULATIONS
+from fedgraph_flwr.config.schema import SPLIT_BY_CLIENTS
 from fedgraph_flwr.data.graph import read_digest
 from fedgraph_flwr.data.split import check_given
 from fedgraph_flwr.errors import FedGraphError
@@ -100,6 +101,8 @@ def stored(
         cfg = configuration([*defaults, *split, f"seed={seed}", f"num_clients={len(graphs)}"])
         folders[seed] = _clients(objects.clients(graphs, cfg, name, classes, target), folder, name)
     words = [*defaults, *words, f"graph={folders[seeds[0]]}"]
+    if values.get("task") not in SPLIT_BY_CLIENTS:
+        words = [word for word in words if not word.startswith("split")]  # the files are split
     return Stored(words, {seed: [f"graph={path}"] for seed, path in folders.items()}, command)
 
 

@@ -39,7 +39,8 @@ def test_what_is_prepared_stays_as_it_is(tmp_path):
     ],
 )
 def test_every_engine_refuses_the_same_before_it_starts(engine, override, problem, tmp_path):
-    cfg = compose([*SMALL, f"engine={engine}", *override.split(), f"out={tmp_path / 'run'}"])
+    words = SMALL if engine != "bank" else ["num_clients=3"]
+    cfg = compose([*words, f"engine={engine}", *override.split(), f"out={tmp_path / 'run'}"])
     with pytest.raises(FedGraphError, match=problem):
         run(cfg)
     assert not (tmp_path / "run").exists()

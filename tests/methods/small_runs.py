@@ -26,7 +26,7 @@ from tests.support import Finished
 from tests.typed_graphs import typed_client
 
 METHODS = group_names("strategy")
-TYPED_WORDS = ["model.layers=2", "dataset=aifb"]
+TYPED_WORDS = ["model.layers=2"]
 
 FEATURES, CLASSES = 5, 3
 CUT_GRAPH = [

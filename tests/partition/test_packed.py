@@ -45,7 +45,7 @@ def test_a_packed_client_is_the_client_of_its_own_file(many, tmp_path):
     assert cli.main(["partition", *WORDS, "--out", str(tmp_path / "parts")]) == 0
     for client in packed:
         same(client, store.load(tmp_path / "parts" / f"client_{client.client:04d}.safetensors"))
-    given = compose([*WORDS, f"graph={tmp_path / 'parts'}"])
+    given = compose([f"graph={tmp_path / 'parts'}"])
     assert num_clients(given) == 9  # `check` finds them whole
     with pytest.raises(FedGraphError, match="client 9 does not exist: expected 0 to 8, as the run has 9 "):
         load_client(many, 9)

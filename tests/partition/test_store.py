@@ -175,7 +175,7 @@ def test_pooled_is_the_union_of_the_clients():
 def test_pooled_from_a_folder(tmp_path):
     cli.main(["partition", *SMALL, "--out", str(tmp_path / "parts")])
     expected = load_client(config("strategy=central"), 0)
-    cfg = config("strategy=central", f"graph={tmp_path / 'parts'}")
+    cfg = compose(["strategy=central", f"graph={tmp_path / 'parts'}"])
     assert num_clients(cfg) == 1
     assert same(load_client(cfg, 0), expected)
 
@@ -279,7 +279,7 @@ def parts(tmp_path: Path) -> Path:
 def test_folder_goes_before_dataset(parts, monkeypatch):
     expected = load_client(config(), 1)
     monkeypatch.setattr(datasets, "load", None)
-    cfg = compose([f"graph={parts}", "dataset=cora"])
+    cfg = compose([f"graph={parts}"])
     assert client_files(cfg) == parts
     assert num_clients(cfg) == 3
     assert same(load_client(cfg, 1), expected)

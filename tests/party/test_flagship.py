@@ -134,8 +134,8 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
     days = rows["at"].str[:10]
     graph = imported(folder, rows[days < "2026-01-29"], table)
     mine(rows[days >= "2026-01-29"], "a").drop(columns="fraud").to_csv(folder / "day.csv", index=False)
-    keys = ["task=nodes" if task == "accounts" else "task=edges", f"graph={graph}", "num_clients=2", "split.kind=ratio"]
-    keys += ["seed=0", "--quiet", "--no-report"]
+    keys = ["task=nodes"] if task == "accounts" else ["task=edges", "split.kind=ratio"]
+    keys += [f"graph={graph}", "num_clients=2", "seed=0", "--quiet", "--no-report"]
     fleet = place == "fleet"
     (folder / "policy.yaml").write_text("tasks: [nodes, edges]\nmin_nodes: 0\nmax_share: 1.0\n")
     if fleet:

@@ -11,7 +11,7 @@ import pytest
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.run import ROWS, print_summary
-from fedgraph_flwr.config import compose
+from fedgraph_flwr.config import DatasetConfig, compose
 from fedgraph_flwr.config.repeating import overrides_of
 
 
@@ -66,8 +66,9 @@ def test_runs_are_listed_filtered_and_shown_on_a_page(runs, tmp_path, capsys):
         [],
         ["strategy=fedprox", "strategy.mu=0.3", "seed=3"],
         ["protocol=fedspa", "strategy=fedspa", "dataset=cora"],
-        ["dataset=csbm", "train.lr=0.003", "split.until=[1,2]", "threads=2"],
+        ["dataset=csbm", "train.lr=0.003", "split.kind=temporal", "split.until=[1,2]", "threads=2"],
         ["task=edges", "dataset=payments", "model=multi_gine"],
+        ["graph=parts", "task=links", "split.train=0.3", "seed=1"],
     ],
 )
 def test_overrides_of_a_configuration_compose_it(words):
@@ -75,6 +76,13 @@ def test_overrides_of_a_configuration_compose_it(words):
     assert compose(few) == compose(words)
     assert len(few) <= len(words) + 6
     assert not [word for word in few if word.startswith("out=")]
+
+
+def test_overrides_leave_out_what_no_one_reads():
+    """The dataset of a folder of client files is one that the files name."""
+    cfg = compose(["graph=parts", "strategy=fedprox"])
+    cfg.dataset, cfg.train.momentum = DatasetConfig("csbm"), 0.9
+    assert overrides_of(cfg) == ["strategy=fedprox", "graph=parts"]
 
 
 def test_a_configuration_that_no_overrides_compose_says_so():

@@ -71,8 +71,9 @@ def test_all_three_sides_clip_and_adapt_alike(run, silent, strategy):
         "model.dropout=0",
         "privacy.noise_multiplier=1",
     ]
-    overrides += ["privacy.clipping_norm=0.3", "privacy.clipping_quantile=0.4", "privacy.clipping_rate=1"]
-    done = {side: run(*overrides, *extra, f"privacy.dp={side}_adaptive") for side, extra in SIDES.items()}
+    overrides += ["privacy.clipping_norm=0.3"]
+    steps = ["privacy.clipping_quantile=0.4", "privacy.clipping_rate=1"]
+    done = {side: run(*overrides, *steps, *extra, f"privacy.dp={side}_adaptive") for side, extra in SIDES.items()}
     expected = done["server"]
     norms = [r["privacy"]["clipping_norms"][MODEL] for r in expected.rounds]
     assert len(set(norms)) == 4
