@@ -1,6 +1,9 @@
 """Base of a method's two classes: the declarations that its server and its client share."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from itertools import takewhile
+from operator import is_not
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -122,12 +125,8 @@ def base_of(kind: type[MethodHalf]) -> type[MethodHalf]:
     return next(parent for parent in kind.__mro__ if MethodHalf in parent.__bases__)
 
 
-def inherits(one: Any, names: Iterable[str]) -> bool:
+def inherits(one: Any, names: Collection[str]) -> bool:
     """Return whether a method's class, or an object of it, has the named members from the framework's base, unchanged."""
-    kind, own = (one, {}) if isinstance(one, type) else (type(one), vars(one))
-    base = base_of(kind)
-    return all(name not in own and _member(kind, name) is _member(base, name) for name in names)
-
-
-def _member(kind: type, name: str) -> Any:
-    return next((vars(parent)[name] for parent in kind.__mro__ if name in vars(parent)), None)
+    kind = one if isinstance(one, type) else type(one)
+    own = takewhile(partial(is_not, base_of(kind)), (one, *kind.__mro__))
+    return not any(name in vars(each) for each in own for name in names)

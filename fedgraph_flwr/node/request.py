@@ -85,12 +85,12 @@ class Request:
                     f" expected {kind.__name__}"
                 )
         for key, value in scalars.items():
-            numbers = value if isinstance(value, list) else [value]
-            if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-                raise Refusal(
-                    f"the server's message has {sanitize(key, 60)}={sanitize(value, 60)},"
-                    " expected finite numbers"
-                )
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise Refusal(
+                        f"the server's message has {sanitize(key, 60)}={sanitize(value, 60)},"
+                        " expected finite numbers"
+                    )
         for key in ("exchange", "best", "scored"):
             if key in kinds and scalars[key] < 0:
                 raise Refusal(

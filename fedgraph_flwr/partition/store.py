@@ -197,11 +197,13 @@ def load_client(cfg: RunConfig, index: int) -> Any:
 
 def _place(folder: Path, index: int, whole: bool) -> Path | Piece | None:
     """Return the path of a client's file; None if it does not exist, or if it is incomplete and ``whole`` is required."""
-    sizes, path = _manifest_of(folder).sizes if whole or _packed(folder) else [], _name(folder, index)
     if _packed(folder):
-        found = index < len(sizes) and (not whole or _whole(folder))
-        return _piece(folder, _manifest_of(folder), index) if found else None
-    return path if path.is_file() and (not whole or path.stat().st_size in sizes[index : index + 1]) else None
+        manifest = _manifest_of(folder)
+        found = index < len(manifest.sizes) and (not whole or _whole(folder))
+        return _piece(folder, manifest, index) if found else None
+    path = _name(folder, index)
+    size = _manifest_of(folder).sizes[index : index + 1] if whole else []
+    return path if path.is_file() and (not whole or [path.stat().st_size] == size) else None
 
 
 _LOADED: set[tuple[int, ...]] = set()
@@ -401,7 +403,7 @@ def key(cfg: RunConfig) -> str:
 def _relevant(cfg: RunConfig) -> dict[str, Any]:
     if cfg.graph:
         return {"graph": str(Path(cfg.graph).expanduser().absolute()), "pooled": cfg.strategy.pooled}
-    groups: dict[str, Any] = {n: dataclasses.asdict(getattr(cfg, n)) for n in ("dataset", "split", "partition")}
+    groups: dict[str, Any] = {n: vars(getattr(cfg, n)) for n in ("dataset", "split", "partition")}
     decided = _decides(cfg) and cfg.dataset.params.get("clients", 0) is not None
     groups |= {"num_clients": 0 if decided else cfg.num_clients, "seed": cfg.seed, "pooled": cfg.strategy.pooled}
     return groups | ({"private_schema": True} if cfg.strategy.private_schema else {})
