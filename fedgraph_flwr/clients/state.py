@@ -67,7 +67,7 @@ class StateFolder:
         self.folder = Path(root) / "-".join(names) / f"client_{client:04d}"
         self.owner = {"schema": SCHEMA, "run": run, "strategy": strategy, "client": client}
         self.attempt, self.durable = attempt, durable
-        self._header: dict[str, Any] | None = None  # of the last state, once it was read
+        self._header: dict[str, Any] = {}  # of the last state, once it was read
 
     def check_one_method(self) -> None:
         """Refuse a run id that a run of another method had: its records say what that run may still ask.
@@ -86,7 +86,7 @@ class StateFolder:
 
     def write_last(self, state: dict[str, Tensor], version: int, record: Mapping[str, Any] | None = None) -> None:
         """Write the current state, for a process that starts without it, and the record that belongs to it."""
-        self._header = None
+        self._header = {}
         attempt = {"attempt": self.attempt} if self.attempt else {}
         self._write("last", state, {"version": version, **attempt} | ({"record": record} if record else {}))
 
@@ -117,7 +117,7 @@ class StateFolder:
 
     def _last_header(self) -> dict[str, Any]:
         """Return the values of the last state, which are read once unless this object writes others; empty: there is none."""
-        if self._header is None:
+        if not self._header:  # another process may write the first
             file = self._file("last")
             self._header = read_header(file)[1] if file.is_file() else {}
         return self._header
