@@ -110,7 +110,8 @@ class NodeClient:
         protection.part = found
         assert self.folder
         found.refresh(self.folder)
-        if found.record.round < 0 and self.requests.read().trained:
+        begun = any(not place.startswith("0 ") for place in self.requests.read().received)
+        if found.record.round < 0 and begun:
             raise Refusal(GONE)
         return found
 

@@ -265,7 +265,7 @@ class Verified:
         Raises:
             Refusal: it does.
         """
-        if self.record.round < 0 or self.record.round not in (done - 1, done):
+        if self.record.round not in (done - 1, done):
             raise Refusal(
                 f"the server resumes after round {done}, and the last round that members certified here is"
                 f" {self.record.round}: resume from the newest checkpoint of the run, or start the next run"

@@ -243,7 +243,7 @@ class Recorder:
             run=self.run_name,
             best_round=self.best.round,
             best_score=self.best.score,
-            pending=self._pending or {},
+            pending=self._pending or {"round": 0},
             fingerprint=self.fingerprint,
             seconds=self._total_seconds(),
             start=self.extra.get("start", {}),
@@ -303,7 +303,7 @@ class Recorder:
             int(client): values
             for client, values in as_arrays(checkpoint.tree.get("best_models", {})).items()
         }
-        self._pending = checkpoint.pending
+        self._pending = checkpoint.pending if checkpoint.round else None
         self.extra |= {"start": checkpoint.start} if checkpoint.start else {}
         self.rounds = checkpoint.rounds
         for record in self.rounds:

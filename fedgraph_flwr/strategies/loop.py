@@ -106,6 +106,12 @@ class Loop:
         if self.cfg.init and first == 1:
             self._score_start()
         self.recorder.setup_done()
+        if (
+            self.server.counting.protection.verified
+            and self.cfg.checkpoint_every
+            and not self.cfg.resume
+        ):
+            self._checkpoint(0)  # nodes repeat their replies of round 1
         STOP.requested = False
         STOP.enabled = bool(self.cfg.checkpoint_every)
         try:
@@ -340,6 +346,8 @@ class Loop:
             # accounts for what this attempt may release, in case it dies as well
             self._checkpoint(done)
         self._filed = Filed.load(tree.get("filed", {}), sorted(self._involved), done)
+        if not done:
+            self._filed.note(self.server.clients, done)
         self._restore_all(done)
         # Without rounds left, the final scores count as requests of this round, as at the clients.
         self._next_round(Round(done))

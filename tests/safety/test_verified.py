@@ -283,22 +283,20 @@ def test_a_run_that_dies_before_its_first_model_leaves_the_start_of_the_next(mem
     assert_same_arrays(third.arrays, members("whole", *more, f"init={whole.out}", number=2, start="continues").arrays)
 
 
-LATER_SUMS = (
-    *((secagg.PUBLISH, 2, place) for place in ("write_reply", "write_last")),
-    *((GROW, 2, place) for place in ("write_reply", "write_last", "reply")),
-)
-"""The same in the sums of a round after its first."""
+WRITTEN = ("write_reply", "write_last", "reply")
 
-KILLS = (
-    *((phase, 2, "write_reply") for phase in (secagg.PUBLISH, TRAIN)),
-    *((phase, 2, "write_last") for phase in (secagg.DEAL, TRAIN, secagg.UNMASK)),
-    *((phase, 2, "reply") for phase in (secagg.PUBLISH, secagg.DEAL, TRAIN, secagg.AGREE, secagg.UNMASK)),
-    *LATER_SUMS,
-    *((OPEN, 2, place) for place in ("write_state", "write_record", "reply")),
-    (secagg.PUBLISH, 3, "write_record"),
-    *((phase, 3, "reply") for phase in (secagg.PUBLISH, TRAIN, OPEN, CLOSE)),
-)
-"""Where member 1 and the server die: in a phase and a round, after what the node writes last."""
+
+def kills(later):
+    """Where member 1 and the server die: in a phase and a round, after what the node writes last.
+
+    ``later``: a round has more sums than that of its training.
+    """
+    after = [(secagg.PUBLISH, "write_reply"), (secagg.PUBLISH, "write_last"), *((GROW, place) for place in WRITTEN)]
+    first = [(phase, place) for phase in (*secagg.STEPS[:2], TRAIN, *secagg.STEPS[2:]) for place in WRITTEN]
+    last = [(OPEN, place) for place in ("write_reply", "write_state", "write_record", "reply")]
+    of_a_round = [(secagg.PUBLISH, "write_record"), *first, *(after if later else ()), *last]
+    ends = [(phase, 3, "reply") for phase in (secagg.PUBLISH, TRAIN, OPEN, CLOSE)]
+    return [(phase, n, place) for n in (1, 2) for phase, place in of_a_round[::n]] + ends
 
 
 @pytest.mark.slow
@@ -336,11 +334,11 @@ def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monke
     monkeypatch.setattr(respond, "respond", responding)
     for name in ("write_reply", "write_last", "write_state", "write_record"):
         monkeypatch.setattr(StateFolder, name, writing(name))
-    kills = [kill for kill in KILLS if method == "boosting" or kill not in LATER_SUMS]
-    now["kill"] = kills[0]
+    first, *more = kills(method == "boosting")
+    now["kill"] = first
     with pytest.raises(Killed):
         members("cut", "rounds=3", f"out={tmp_path / 'cut'}", *words, *VERIFIED, **values)
-    for now["kill"] in kills[1:]:
+    for now["kill"] in more:
         with pytest.raises(Killed):
             later("resume", tmp_path / "cut")
     now["kill"] = ("", 0, "")
@@ -954,12 +952,17 @@ def test_a_resumed_run_gets_the_same_replies_and_no_others(player):
     assert [record_of(third, c)["round"] for c in range(4)] == [2] * 4
 
 
-def test_a_node_whose_record_is_gone_signs_nothing(player, uncounted):
-    """It would adopt an old certificate, and sign a second statement."""
+def test_a_node_whose_record_is_gone_signs_nothing(player):
+    """It would adopt an old certificate, and sign a second statement, also in a run that resumes before its first round."""
     player, run = player
-    (record,) = (run.owner.folder / "state_0").rglob("verified.json")
-    record.unlink()
-    refused(run, 0, PROPOSE, 0, None, "its record of what it signed is gone")
+    player.terms(run, 2, player._model(run))
+    gone = "its record of what it signed is gone"
+    for name in ("verified.json", "last.safetensors"):
+        (record,) = (run.owner.folder / "state_0").rglob(name)
+        record.unlink()
+        if name == "verified.json":
+            refused(run, 0, PROPOSE, 2, None, gone)
+        refused(player._run(1), 0, "describe", 0, None, gone, resume=0, run="a")
 
 
 def test_a_number_of_an_exchange_chooses_no_batches(player):

@@ -96,20 +96,21 @@ class VerifiedPlayer(Player):
         super().honest()
         self.number += 1
         rate, self.rate = self.rate, 0.0
-        run, again = self._run(self.number), self._run(self.number)
+        run, again, cut = self._run(self.number), self._run(self.number), self.random.choice([1, 2])
         try:
             self._begin(run)
-            self._round(run, 1, {})
+            if cut == 2:
+                self._round(run, 1, {})
             place = self.before, self.state, dict(self.closing)
             self.left = self.random.randrange(1, 24)  # before a member closes the round
             with suppress(Cut):
-                self._round(run, 2, {})
+                self._round(run, cut, {})
             self.left = 0
             self.before, self.state, self.closing = place
             self.proposal, self.signed = {}, {}
             for client in self.members:
-                self._send(again, (client, DESCRIBE, 1, None, {"resume": 1, "run": f"run{self.number}"}))
-            for server_round in (2, 3):
+                self._send(again, (client, DESCRIBE, 0, None, {"resume": cut - 1, "run": f"run{self.number}"}))
+            for server_round in range(cut, 4):
                 self._round(again, server_round, {})
         except Refused as refusal:
             raise Broken(f"a resumed run was refused: {refusal}; {self.refusals}") from refusal
