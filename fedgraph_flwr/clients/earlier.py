@@ -46,14 +46,17 @@ def in_node(
 ) -> Path | None:
     """Return the newest saved model of a node whose shared parameters are those received; None if there is none.
 
+    Its client may have had another number then.
+
     Args:
         state: the node's state folder.
-        client: index of its client.
+        client: index of its client, whose models come first.
         received: shared parameters, by name.
         trained: accept only models of runs in which the node trained before it saved them.
         runs: digests of agreements, of whose runs the model must be; None: of any run.
     """
-    found = sorted(state.rglob(f"client_{client:04d}/model_*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
+    found = sorted(state.rglob("client_*/model_*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
+    found.sort(key=lambda path: path.parent.name != f"client_{client:04d}")
     if runs is not None:
         found = [path for path in found if any(f"-{one[32:]}-" in path.parent.parent.name for one in runs)]
     return next((path for path in found if received and _holds(path, received, trained)), None)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,6 +147,14 @@ def test_a_partys_node_starts_only_with_models_of_its_own_runs_or_of_its_policy(
     assert_same_arrays(again.arrays, simulated.arrays)
     assert again.summary["start"] == simulated.summary["start"] | {"run": str(first.out)}
     assert again.rounds[-1]["clients"] == simulated.rounds[-1]["clients"]
+    state.rename(tmp_path / "numbered")
+    for number in range(3):  # the parties have other numbers now, and each its own folder
+        shutil.copytree(tmp_path / "numbered" / f"state_{number}", state / f"state_{2 - number}")
+        replace(load(files[number]), client=2 - number).save(tmp_path / "turned" / files[2 - number].name)
+    party_nodes(monkeypatch, sorted((tmp_path / "turned").iterdir()), policy, state)
+    turned = later("init", first, "rounds=1", "overwrite=true")
+    assert turned.summary["start"]["metrics"] == pytest.approx(again.summary["start"]["metrics"], rel=1e-6)
+    party_nodes(monkeypatch, files, policy, state)
     shutil.rmtree(state)
     with pytest.raises(
         FedGraphError, match=f"starts this run with the model {digest(first.arrays).hex()} .*start_models"
