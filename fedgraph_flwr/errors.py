@@ -223,6 +223,12 @@ def by_caller(option: str, argument: str) -> str:
     return argument if _FROM_PYTHON.get() else option
 
 
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("ty") else f"{noun}s"
+    return f"{number:.7g} {noun if number == 1 else plural}"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a foreign error."""
     lines = str(error).strip().splitlines()

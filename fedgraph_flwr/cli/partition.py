@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgraph_flwr.config import RunConfig, group_names
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 from fedgraph_flwr.party.options import add_options
 
 if TYPE_CHECKING:  # these import torch, which `--help` does not need
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     folder = store.client_files(cfg)
     if args.out:
         export(folder, args.out)
-        print(f"{len(store.files(folder))} client files: {args.out}")
+        print(f"{counted(len(store.files(folder)), 'client file')}: {args.out}")
     else:
         print_description(cfg, folder)
     return 0
@@ -88,7 +88,7 @@ def print_description(cfg: RunConfig, folder: Path) -> None:
 
     clients = [store.load(path) for path in store.files(folder)]
     source = cfg.graph or f"partition={cfg.partition.name} merge={cfg.partition.merge} seed={cfg.seed}"
-    title = f"{clients[0].name}: {len(clients)} clients, {source}"
+    title = f"{clients[0].name}: {counted(len(clients), 'client')}, {source}"
     table = Table(title=title, box=box.SIMPLE, pad_edge=False, collapse_padding=True)
     lines = rows(clients)
     for column in lines[0]:
@@ -101,7 +101,7 @@ def print_description(cfg: RunConfig, folder: Path) -> None:
     if isinstance(clients[0], ClientGraph):
         kept = sum(client.edge_index.size(1) for client in clients)
         lost = sum(client.cut_out.size(1) for client in clients)
-        console.print(f"{kept} edges kept, {lost} cut ({lost / max(kept + lost, 1):.1%})", highlight=False)
+        console.print(f"{counted(kept, 'edge')} kept, {lost} cut ({lost / max(kept + lost, 1):.1%})", highlight=False)
     console.print(_LEGEND, highlight=False, style="dim")
 
 

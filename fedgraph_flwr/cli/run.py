@@ -25,7 +25,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.data.files import packaged
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, counted, sanitize
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report import ASSETS
 from fedgraph_flwr.report.as_json import as_json
@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
         return 130
     found = {} if args.no_report else {"report": str(run.report())}
     if args.predictions:
-        found["predictions"] = f"{args.predictions} ({predict_clients(run.path, args.predictions)} rows)"
+        found["predictions"] = f"{args.predictions} ({counted(predict_clients(run.path, args.predictions), 'row')})"
     if args.json:
         print(as_json({**run.summary, "out": cfg.out, **found}))
         return 0
@@ -150,7 +150,7 @@ def result_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
         return ""
     gap = f"{100 * abs(score - level):.1f} points" if is_share(metric) else f"{abs(score - level):.3g}"
     beside = "" if isnan(level) else f", {gap} {'above' if score >= level else 'below'} chance"
-    who = coverage(summary) if MISSING in summary else f"{cfg.num_clients} clients"
+    who = coverage(summary) if MISSING in summary else counted(cfg.num_clients, "client")
     return f"{score_text(score, metric)} test {display_name(metric)}{beside}, {model_name(cfg)}, {who}"
 
 
@@ -185,7 +185,7 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     if scores:
         console.print(table)
     if len(scores) > rows and not verbose:
-        console.print(f"{len(scores) - rows} more scores: --verbose, or the report", highlight=False)
+        console.print(f"{counted(len(scores) - rows, 'more score')}: --verbose, or the report", highlight=False)
     over = f", over {who}" if (who := coverage(summary)) else ""
     headline = f"headline: {summary['headline']} = {headline_score(summary):.4f} (chance level {summary.get('chance', nan):.4f})"
     console.print(

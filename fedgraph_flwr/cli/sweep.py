@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedgraph_flwr.config import RunConfig, one_of
-from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.errors import FedGraphError, counted, sanitize
 from fedgraph_flwr.party.options import add_options
 from fedgraph_flwr.report.units import about
 
@@ -154,7 +154,7 @@ def _print(summary: SweepSummary, args: argparse.Namespace) -> None:
 def _legend(summary: SweepSummary) -> str:
     """Return how to read the table and the verdicts."""
     unit, margin = (" in %", summary.sweep.margin) if summary.in_percent else ("", 0.0)
-    within = f"it lies within {margin:g} point{'' if margin == 1 else 's'}" if margin else "it is 0"
+    within = f"it lies within {counted(margin, 'point')}" if margin else "it is 0"
     text = f"Mean over seeds{unit} ± half of its 95 % interval. Better, worse: the interval of the difference, paired by seed,"
     text += f" excludes 0; level: {within}; not decided: else, too few seeds to tell."
     return text + (" †: a score that does not cover all clients." if summary.partly else "")
@@ -174,7 +174,7 @@ def _plan(index: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: floa
     """Describe the number of runs and the estimated duration."""
     every = len({cell.identity for cell in index.sweep.cells(index.found)})
     search = f" now, {index.sweep.search.trials_each} trials per cell in total" if index.sweep.search else ""
-    text = f"{index.sweep.name}: {every} runs, {len(missing)} to do{search}"
+    text = f"{index.sweep.name}: {counted(every, 'run')}, {len(missing)} to do{search}"
     if not missing:
         return text
     side = f", {jobs} in parallel" if jobs > 1 else ""

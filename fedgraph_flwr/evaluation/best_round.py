@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedgraph_flwr.errors import counted
+
 SCORED_BY = "scored_by"
 """Key of a record: the clients of its scores, one per entry of its lists. Records of older versions may lack it."""
 
@@ -87,7 +89,7 @@ def coverage(found: Mapping[str, Any], named: int = 3) -> str:
     least = found.get(MIN_ITEMS, 0)
     rare = f", without classes of fewer than {least} items at a client (min_nodes)" if least else ""
     if not missing:
-        return f"{replied} client{'' if replied == 1 else 's'}{rare}"
+        return counted(replied, "client") + rare
     which = ", ".join(map(str, missing[:named])) + (", ..." if len(missing) > named else "")
     who = f"client{'' if len(missing) == 1 else 's'} {which} did not reply"
     return f"{replied} of {replied + len(missing)} clients ({who}){rare}"

@@ -25,7 +25,7 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.graph import ClientGraph, pack_words, read_tensors, rows_at, rows_of, unpack_words
 from fedgraph_flwr.data.schema import agreed_schema
-from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
+from fedgraph_flwr.errors import FedGraphError, counted, sanitize, unknown
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import client_files, files, load
 from fedgraph_flwr.party.tables.parties import fold
@@ -67,7 +67,7 @@ class Forgetting:
         clients = [old for old in range(len(self.graphs) + 1) if old != self.client]
         moved = [f"client {old} is client {new}" for new, old in enumerate(clients) if old != new]
         lines = [
-            f"{who} is removed; {len(self.graphs)} parties remain, and drop {self.cut} cut edges to it",
+            f"{who} is removed; {counted(len(self.graphs), 'party')} left, without {counted(self.cut, 'cut edge')} to it",
             *([f"then {', '.join(moved[:10])}"] if moved else []),
             f"cost: all rounds again ({self.rounds}); with {len(self.graphs) + 1} parties they took {self.seconds:.1f} s",
             "the survivors send what they send in any such run; what they hold of the party stays at them and is dropped",

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 from fedgraph_flwr.report.as_json import as_json
 from fedgraph_flwr.report.headline import headline_text, summaries, tiles
 from fedgraph_flwr.report.page import Page, grid, note, render
@@ -110,7 +110,7 @@ def add_sweep(page: Page, outcome: Mapping[str, Any], folder: Path, more: str = 
 def _chosen(outcome: Mapping[str, Any]) -> str:
     """Return how the verdicts come about; outcomes of older versions have no margin."""
     margin = outcome.get("margin", 0)
-    return CHOSEN.format(margin=f"{margin:g} point{'' if margin == 1 else 's'}" if margin else "0")
+    return CHOSEN.format(margin=counted(margin, "point") if margin else "0")
 
 
 def _metric(outcome: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedgraph_flwr.config.composition import group_file, group_path
 from fedgraph_flwr.config.method_names import column_name
-from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.errors import counted, sanitize
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, deviation, ended, over, paired
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE, verdict
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Row, number
@@ -137,7 +137,7 @@ class Comparison:
     @property
     def over(self) -> str:
         """The number of seeds."""
-        return "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return counted(self.seeds, "seed")
 
     def against(self, other: str) -> str:
         """Return the comparison without its first method, such as ``better than Local by 4.4 ± 1.0 points``."""
@@ -257,8 +257,7 @@ def _finding(summary: SweepSummary, setting: str, best: str, known: Sequence[Com
     level = summary.mean(setting, MAJORITY) if MAJORITY in sweep.methods else None
     chance = f" (chance {form(level.mean)})" if level else ""
     parts = [each.against(_described(sweep, each.other)) for each in known]
-    seeds = "one seed" if mean.n == 1 else f"{mean.n} seeds"
-    lead = f"{column_name(best)} has {form(mean.mean)} {metric}{chance}, over {seeds}"
+    lead = f"{column_name(best)} has {form(mean.mean)} {metric}{chance}, over {counted(mean.n, 'seed')}"
     return f"{lead}: {'; '.join(parts)}" if parts else lead
 
 

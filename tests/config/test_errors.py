@@ -7,7 +7,7 @@ import pytest
 from fedgraph_flwr.config import compose, described, from_run_config, to_json
 from fedgraph_flwr.config.lookup import function
 from fedgraph_flwr.config.schema import typed
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 
 NOISED = ["privacy.dp=client_fixed", "privacy.noise_multiplier=1", "privacy.scores=noised"]
 
@@ -61,3 +61,12 @@ def test_an_error_names_what_is_wrong_and_what_to_do(make, message):
         make()
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_number_has_its_noun_in_the_singular_or_plural():
+    assert [counted(n, noun) for n, noun in ((1, "party"), (2, "party"), (0, "client"), (1_234_567, "row"))] == [
+        "1 party",
+        "2 parties",
+        "0 clients",
+        "1234567 rows",
+    ]

@@ -60,6 +60,6 @@ def test_worth_begins_with_what_it_decides():
     found = pd.DataFrame(rows, columns=["run", "difference", "difference_low", "difference_high", "verdict"])
     found = found.assign(metric="accuracy", seeds=1)
     assert worth_text(found) == (
-        "For this party FedAvg is not shown to help (not decided): −0.3 points to Local (−3.1 to +1.5), one seed."
-        " Boosting helps this party: +10.0 points to Local (+5.0 to +15.0), one seed."
+        "For this party FedAvg is not shown to help (not decided): −0.3 points to Local (−3.1 to +1.5), 1 seed."
+        " Boosting helps this party: +10.0 points to Local (+5.0 to +15.0), 1 seed."
     )

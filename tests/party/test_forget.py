@@ -94,7 +94,7 @@ def test_the_result_is_the_run_that_never_had_the_party(made, tmp_path, capsys, 
     never = fg.run(graph=str(alone), out=str(tmp_path / "never"), **keys)
     assert cli.main(["forget", str(whole.path), "--party", "B", "--out", str(tmp_path / "replayed")]) == 0
     said = capsys.readouterr().out
-    assert "client 1 ('b') is removed; 2 parties remain, and drop" in said
+    assert "client 1 ('b') is removed; 2 parties left, without" in said
     assert f"cost: all rounds again (2); with 3 parties they took {whole.summary['total_seconds']:.1f} s" in said
     assert len(hashes(never.path)) >= 2
     assert hashes(tmp_path / "replayed") == hashes(never.path)

@@ -30,7 +30,7 @@ from tests.sweeps.conftest import one, sweep
         ),
         ((80, 82, 81), (81, 80, 82), 1, "Too few seeds to tell A from B (+0.0 ± 4.3 points), 3 seeds, A better in 1"),
         ((80, 99), (79, 81), 1, "Too few seeds to tell A from B (+9.5 ± 108.0 points), 2 seeds, A better in 2"),
-        ((80,), (79,), 1, "Too few seeds to tell A from B (+1.0 points), one seed"),
+        ((80,), (79,), 1, "Too few seeds to tell A from B (+1.0 points), 1 seed"),
         ((math.nan,), (79,), 1, ""),
     ],
 )
@@ -59,7 +59,7 @@ def test_methods_have_the_names_of_their_papers():
         "no such method, lr 0.1",
     ]
     found = compared("fedprox, mu=0.1", {0: 80.0}, "fedavg", {0: 79.0})
-    assert found.text == "Too few seeds to tell FedProx, mu=0.1 from FedAvg (+1.0 points), one seed"
+    assert found.text == "Too few seeds to tell FedProx, mu=0.1 from FedAvg (+1.0 points), 1 seed"
     assert found.name == "fedprox, mu=0.1"
 
 

@@ -102,7 +102,7 @@ def _with_files(book: Any, args: argparse.Namespace) -> Iterator[str]:
     if (count := int(late.sum())) and not args.known:
         days = rows.days[late]
         yield (
-            f"{count} new rows are of days that the book had ({day_text(days.min())} to {day_text(days.max())}), and count as"
+            f"new rows of days that the book had: {count} ({day_text(days.min())} to {day_text(days.max())}). They count as"
             " known since then. If they came later, add the files again with --known DAY"
         )
 
@@ -154,17 +154,17 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
     by_id = lost[rows.versions[lost] >= 0]
     changed = _changed(rows, by_id, at)[0]
     if count := lost.size - int(changed.sum()):
-        yield f"repeats: {count} rows repeat a payment, which counts once"
+        yield f"repeats: {count} (a repeated payment counts once)"
     corrected = by_id[changed]
     if corrected.size:
         name = rows.edges[rows.columns.edge_id].iloc[corrected[0]]
-        yield f"corrections: {corrected.size} rows are replaced by a later one with their id, such as '{name}'"
+        yield f"corrections: {corrected.size}, by later rows with the same id, such as '{name}'"
     if text := reused(rows.edges.iloc[at], rows.columns):
         yield f"ids: {text}"
     if late := int((rows.known > rows.days).sum()):
-        yield f"late: {late} rows are known later than their day"
+        yield f"late: {late} (known after their day)"
     if book.erased:
-        yield f"erased: {len(book.erased) - 1} accounts, whose rows no file has"
+        yield f"erased accounts: {len(book.erased) - 1}, whose rows no file has"
 
 
 def _lacking(book: Any, columns: Any) -> Iterator[str]:
@@ -245,9 +245,9 @@ def _erase(args: argparse.Namespace) -> Iterator[str]:
 
     book, counts = erase(BookFolder.load(args.book), args.words)
     for file, count in counts.items():
-        yield f"{file}: {count} rows removed"
+        yield f"rows removed from {file}: {count}"
     yield (
-        f"{args.book}: erased {len(args.words)} accounts; the list keeps keyed hashes of their ids, so that later files cannot"
+        f"{args.book}: erased accounts: {len(args.words)}; the list keeps keyed hashes of their ids, so that later files cannot"
         " bring them back. Client files, models and predictions made before still hold them: import, link and train again"
     )
     if book.model:

@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError, first_line, sanitize
+from fedgraph_flwr.errors import FedGraphError, counted, first_line, sanitize
 from fedgraph_flwr.party.options import JSON, add_options, answered
 from fedgraph_flwr.party.use import predict_command
 
@@ -85,10 +85,10 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
         listed["reasons"] = _reasons(inputs, listed, around, args.reasons, args.explained)
     items = len(found.logits)
     if not written:
-        print(f"{len(listed)} alerts of {items} items:")
+        print(f"{counted(len(listed), 'alert')} of {items} items:")
         print(as_csv(listed).rstrip("\n"))
         return 0, listed
-    what = f"{len(listed)} alerts of {items} items to "
+    what = f"{counted(len(listed), 'alert')} of {items} items to "
     write_outputs(args, listed, lambda: alerts_page(choice, listed, predictor, items, around), what)
     return 0, listed
 

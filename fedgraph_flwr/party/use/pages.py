@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedgraph_flwr.config.method_names import method_name
-from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.errors import counted, sanitize
 from fedgraph_flwr.evaluation.chance import predictor as predictor_of
 from fedgraph_flwr.evaluation.verdict import BETTER, LEVEL, MARGIN, NOT_DECIDED, WORSE
 from fedgraph_flwr.party.use.cases import picture
@@ -310,7 +310,7 @@ def worth_text(found: Any) -> str:
             f"{factor * value:+.{1 if unit else 3}{'f' if unit else 'g'}}".replace("-", "−")
             for value in (row.difference, row.difference_low, row.difference_high)
         )
-        seeds = "one seed" if row.seeds == 1 else f"{row.seeds} seeds"
+        seeds = counted(row.seeds, "seed")
         parts.append(f"{said[row.verdict].format(row.run)}: {change}{unit} to {first} ({low} to {high}), {seeds}.")
     return " ".join(parts)
 

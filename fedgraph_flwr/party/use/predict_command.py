@@ -315,7 +315,7 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
             print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3g}")
     changed = 0 if args.out.suffix != ".csv" else without_formulas(frame)[1]
     if changed:
-        print(f"{changed} cells look like formulas: written with a leading ' (a .parquet file has them unchanged)")
+        print(f"cells like formulas: {changed}, written with a leading ' (a .parquet file has them unchanged)")
     print(f"wrote {args.out}")
     if of == "edges" and not (args.edges or args.book):
         print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")

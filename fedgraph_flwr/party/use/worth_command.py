@@ -15,6 +15,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from fedgraph_flwr.errors import counted
 from fedgraph_flwr.party.options import JSON, add_options, answered
 
 
@@ -145,7 +146,7 @@ def _contributions(args: argparse.Namespace) -> Any:
 def _cost(row: Any) -> str:
     """Return what a run cost, as far as it is known."""
     parts = [
-        ("rounds", f"{row.rounds:.0f} round{'s' if row.rounds != 1 else ''}"),
+        ("rounds", counted(row.rounds, "round")),
         ("seconds", f"{row.seconds:.3g} s"),
         ("megabytes", f"{row.megabytes:.3g} MB per party"),
         ("epsilon", f"ε {row.epsilon:.3g}"),

@@ -305,7 +305,7 @@ def test_a_row_with_an_id_that_the_book_has_replaces_it_from_its_day_on(desk, tm
     assert of_day(desk, tmp_path, book, 0).equals(of_day(desk, tmp_path, plain, 0)), "before the correction was known"
     found = of_day(desk, tmp_path, book, 1)
     assert main(["book", "show", str(book)]) == 0
-    assert "corrections: 1 rows are replaced by a later one with their id" in capsys.readouterr().out
+    assert "corrections: 1, by later rows with the same id" in capsys.readouterr().out
     rows = request.getfixturevalue("banks")[1]
     rows = rows.assign(amount=rows.amount.where(rows.ref != fixed.ref.iloc[0], 17.5))
     made.banks(tmp_path / "banks", rows[rows.day < made.HISTORY])
@@ -339,7 +339,7 @@ def test_a_payment_that_is_booked_twice_counts_once_in_every_command(desk, tmp_p
     again = filled(desk, tmp_path / "b", first=first, second=twice)
     assert of_day(desk, tmp_path, again, 1).equals(once)
     assert main(["book", "show", str(again)]) == 0
-    assert "repeats: 4 rows repeat a payment" in capsys.readouterr().out
+    assert "repeats: 4 (a repeated payment counts once)" in capsys.readouterr().out
     assert main(["import", "--book", str(again), "--out", str(tmp_path / "again.safetensors")]) == 0
     assert main(["import", "--book", str(book), "--out", str(tmp_path / "once.safetensors")]) == 0
     files = [ClientGraph.load(tmp_path / f"{name}.safetensors") for name in ("again", "once")]
