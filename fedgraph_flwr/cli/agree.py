@@ -231,12 +231,12 @@ def _book_lost(agreement: Agreement, state: Path, last: int) -> None:
     from fedgraph_flwr.cli.describe import releases_of
     from fedgraph_flwr.config import compose
     from fedgraph_flwr.secure.audit import verified
-    from fedgraph_flwr.secure.spent import SpentPrivacy, spent
+    from fedgraph_flwr.secure.spent import SpentPrivacy, ledgers, spent
 
     entries = verified(state) if audit_chain.files_of(state) else ()
     runs = [str(entry.get("agreement", "")).partition("/") for entry in entries]
     seen = {int(number) for digest, _, number in runs if digest == agreement.digest}
-    confirmed = agreements.used(state, agreement.digest).get("known", 0)
+    confirmed = agreements.remembered(state).get(agreement.digest, {}).get("known", 0)
     lost = {*range(confirmed + 1, last + 1)} - seen
     cfg = compose([], json.dumps(agreement.values["configuration"]))
     if cfg.privacy.dp == "none" or not lost:
@@ -244,9 +244,7 @@ def _book_lost(agreement: Agreement, state: Path, last: int) -> None:
     count = (len(lost) + (min(lost) - 1 in seen)) * releases_of(cfg)  # the one before may have gone on, too
     ending = "" if cfg.privacy.unit == "client" else f"_{cfg.privacy.unit}"
     own = state / f"privacy_{agreement.values['name']}{ending}.json"
-    others = [
-        path for path in state.glob(f"privacy_*{ending}.json") if ending or not path.stem.endswith(("_row", "_payment"))
-    ]
+    others = ledgers(state, cfg.privacy.unit)
     for path in sorted({own, *others}):  # a policy's purpose may have its own
         ledger = SpentPrivacy(path, math.inf, path.stem)
         ledger.book(f"lost {agreement.digest[:12]}", cfg, count)

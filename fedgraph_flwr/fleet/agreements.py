@@ -527,15 +527,6 @@ def _record(records: dict[str, Any], agreement: Agreement) -> dict[str, Any]:
     return record
 
 
-def used(state: Path, digest: str) -> dict[str, Any]:
-    """Return what a node remembers of an agreement: the ``last`` number that is used up, and when the owner has ``withdrawn``.
-
-    Raises:
-        Refused: the record cannot be read.
-    """
-    return remembered(state).get(digest, dict(NEW))
-
-
 def confirm(state: Path, digest: str, line: int, last: int) -> None:
     """Let a node go on with a record that is older than its audit log, or than what other members have seen.
 

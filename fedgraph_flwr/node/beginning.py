@@ -4,6 +4,8 @@ The record is in the state folder, in the file that counts runs, and is written 
 """
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -172,35 +174,22 @@ class Beginning:
     def _number(self) -> str:
         return self.run.partition("/")[2]
 
-    def _record(self) -> Any:
-        return _Record(self.state, *self.run.split("/"))
-
-
-class _Record:
-    """Opens the record of one run's beginning: the agreement's record, the start, and the node's secret."""
-
-    def __init__(self, state: Path, digest: str, number: str):
-        self.digest, self.number, self._opened = digest, number, changing(state)
-
-    def __enter__(self) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    @contextmanager
+    def _record(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], bytes]]:
+        """Yield the agreement's record, the run's start, and the node's secret."""
         try:
-            records = self._opened.__enter__()
-            record = records[self.digest]
-            start = record.setdefault("starts", {}).setdefault(self.number, {})
-            return (
-                record,
-                start,
-                bytes.fromhex(record.setdefault("secret", secrets.token_hex(BYTES))),
-            )
+            with changing(self.state) as records:
+                try:
+                    record = records[self.run.partition("/")[0]]
+                    start = record.setdefault("starts", {}).setdefault(self._number, {})
+                    secret = bytes.fromhex(record.setdefault("secret", secrets.token_hex(BYTES)))
+                except MALFORMED as error:
+                    raise FedGraphError(
+                        "this node's record of agreed runs is damaged: restore agreements.json"
+                    ) from error
+                yield record, start, secret
         except Refused as error:
             raise FedGraphError(str(error)) from error
-        except MALFORMED as error:
-            raise FedGraphError(
-                "this node's record of agreed runs is damaged: restore agreements.json"
-            ) from error
-
-    def __exit__(self, *error: Any) -> None:
-        self._opened.__exit__(*error)
 
 
 def _array(raw: bytes) -> np.ndarray:

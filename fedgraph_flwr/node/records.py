@@ -5,6 +5,7 @@ They decide before the reply whether it may leave. `audit_entry` makes the lines
 
 import math
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.secure import audit
 from fedgraph_flwr.secure.beginning import BEGIN, COMMIT, OPEN
 from fedgraph_flwr.secure.policy import Ledger
-from fedgraph_flwr.secure.spent import SpentPrivacy
+from fedgraph_flwr.secure.spent import SpentPrivacy, ledgers, runs_in
 from fedgraph_flwr.wire.messages import DESCRIBE
 
 ASKED = "fedgraph-asked"
@@ -142,6 +143,16 @@ def book_releases(node: Node, client: GraphClient, count: int, repeated: bool) -
     ledger = _spent.setdefault((node.key[1], name), SpentPrivacy(path, limit, policy.purpose))
     ledger.path, ledger.limit = path, limit
     ledger.logged = partial(audit.released, Path(node.root), unit, policy.purpose)
+    if (
+        agreement := node.agreement
+    ):  # whose runs other ledgers have, if the owner changed purpose or max_epsilon
+        names = [
+            digest
+            for digest, one in remembered(Path(node.root)).items()
+            if one.get("name") == agreement.values["name"]
+        ]
+        others = [one for one in ledgers(Path(node.root), unit) if one != path]
+        ledger.besides = dict(chain(*(runs_in(one, names).items() for one in others)))
     run = node.agreed or str(node.key[0])
     booked = ledger.book(run, client.cfg, count - repeated)
     return {"unit": unit, "purpose": policy.purpose, "run": run, **booked}

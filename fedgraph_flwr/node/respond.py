@@ -15,6 +15,9 @@ from fedgraph_flwr.secure.beginning import BEGINNING
 from fedgraph_flwr.version import installed
 from fedgraph_flwr.wire.messages import ASKS_VERSIONS, DECLINED, FAILED, STARTED_BY, VERSIONS
 
+LONGEST = 2000
+"""Most characters of a refusal, which may quote the server's lists."""
+
 
 def respond(message: Message, context: Context) -> Message:
     """Reply to one message; an exception becomes an error reply, whose reason is for the user.
@@ -63,6 +66,7 @@ def respond(message: Message, context: Context) -> Message:
         raise
     except Exception as error:
         reason, trace = node.failure(error), error
+    reason = reason[:LONGEST]
     if not node.live:
         log(ERROR, reason, exc_info=trace)
     reply = Message(Error(code, node.without_paths(reason)), reply_to=message)

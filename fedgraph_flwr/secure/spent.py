@@ -41,11 +41,16 @@ class SpentPrivacy:
         limit: ``max_epsilon``.
         purpose: its name.
         logged: counts the releases of this ledger that the node's audit log lists, by entry.
+
+    Attributes:
+        booked: its entries.
+        besides: entries of other ledgers that count, too.
     """
 
     def __init__(self, path: Path | None, limit: float, purpose: str, logged: Callable[[], dict[str, int]] = dict):
         self.path, self.limit, self.purpose, self.logged = path, limit, purpose, logged
         self.booked: dict[str, dict[str, float]] = {}
+        self.besides: dict[str, dict[str, float]] = {}
 
     def book(self, run: str, cfg: RunConfig, releases: int) -> dict[str, float]:
         """Book releases of a run before they leave the node.
@@ -127,10 +132,12 @@ class SpentPrivacy:
     def _add(self, name: str, price: dict[str, float]) -> None:
         before, releases = int(self.booked.get(name, {}).get("releases", 0)), int(price["releases"])
         after = self.booked | {name: price | {"releases": before + releases}}
-        if (epsilon := spent(after)) > self.limit:
+        if (epsilon := spent(after | self.besides)) > self.limit:
+            others = "".join(sorted({f", also in {name.split()[0]}.json" for name in self.besides}))
             raise Refusal(
                 f"this node's policy allows ε ≤ {self.limit:g} at δ = {_delta(after):g} over all runs of purpose '{self.purpose}'"
-                f" (max_epsilon): now it is {spent(self.booked):.3g}, with {releases} more release(s) {epsilon:.3g}"
+                f" (max_epsilon{others}): now it is {spent(self.booked | self.besides):.3g}, with {releases} more release(s)"
+                f" {epsilon:.3g}"
             )
         self.booked = after
 
@@ -178,6 +185,18 @@ def divergence_of(entries: Iterable[Mapping[str, float]]) -> NDArray[np.float64]
 def _delta(booked: dict[str, dict[str, float]]) -> float:
     """Return δ: a run for rows has at most 1 / rows, which may be less than `DELTA`."""
     return min([DELTA, *(e.get("delta", DELTA) for e in booked.values())])
+
+
+def ledgers(state: Path, unit: str) -> list[Path]:
+    """Return the ledgers of a state folder for a ``privacy.unit``."""
+    known = {path: path.stem.rpartition("_")[2] for path in sorted(state.glob("privacy_*.json"))}
+    return [path for path, ending in known.items() if (ending if ending in ("row", "payment") else "client") == unit]
+
+
+def runs_in(path: Path, digests: Iterable[str]) -> dict[str, dict[str, float]]:
+    """Return the entries of a ledger that belong to runs of agreements, by the ledger's and their names."""
+    known = tuple(f"{digest[32:]}-" for digest in digests)
+    return {f"{path.stem} {name}": entry for name, entry in _read(path).items() if name.startswith(known)}
 
 
 def _read(path: Path) -> dict[str, dict[str, float]]:

@@ -22,14 +22,15 @@ from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import agreements, flower_patches
 from fedgraph_flwr.fleet.agreements import (
+    NEW,
     Agreement,
     Refused,
     check,
     code_digest,
     key_text,
     read,
+    remembered,
     signed_part,
-    used,
     withdraw,
     write,
 )
@@ -208,7 +209,7 @@ def test_what_members_did_not_agree_on_is_refused_and_not_counted(folder, more, 
     with pytest.raises(Refused, match=reason) as refusal:
         accepted(agreement, run, folder / "state", **checks)
     assert str(folder) not in str(refusal.value), "the server reads this"
-    assert used(folder / "state", agreement.digest)["last"] == 0
+    assert remembered(folder / "state").get(agreement.digest, NEW)["last"] == 0
 
 
 def test_keys_of_the_desk_are_not_signed(folder):
@@ -267,7 +268,7 @@ def test_an_owner_withdraws(folder, capsys):
     with pytest.raises(Refused, match="this node's owner withdrew from"):
         accepted(agreement, run_of(agreement), state)
     withdraw(state, "0" * 64, NOW)
-    assert used(state, agreement.digest)["withdrawn"]
+    assert remembered(state)[agreement.digest]["withdrawn"]
 
 
 def test_a_stranger_does_not_sign(folder, capsys):
@@ -345,7 +346,7 @@ def test_the_page_of_a_month_runs_as_printed(folder, monkeypatch):
     first, second = read(yaml_file()), read(folder / "agreement-2.yaml")
     assert started[-2:] == ["--digest", first.digest]
     assert (second.values["continues"], list(second.members.values())[3:]) == (first.digest, ["dora"])
-    assert used(Path("party/state"), first.digest)["withdrawn"]
+    assert remembered(Path("party/state"))[first.digest]["withdrawn"]
     month = ["agree new", "agree show", "agree sign", "node --agreement", "run --agreement", "agree status"]
     assert done == [*month, "agree new", "agree withdraw"]
 

@@ -17,6 +17,7 @@ from fedgraph_flwr.config.schema import OWN_SEED
 from fedgraph_flwr.errors import FedGraphError, RunFailed, unknown
 from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.node import clients as node_clients
+from fedgraph_flwr.node import respond
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import audit, beginning, secagg
 from fedgraph_flwr.secure.keyring import Keyring, read_key
@@ -130,6 +131,20 @@ def test_epsilon_does_not_fall_within_a_run(tmp_path):
         for path, content in zip(files, newer, strict=False):
             path.write_bytes(content)
     sum_of(run.opened_sum(5, [0, 1, 2], model))
+
+
+def test_another_purpose_of_the_policy_is_no_fresh_start(tmp_path):
+    """The owner's own bound has a ledger of its own, of which the agreement's bound began again."""
+    coordinator = Coordinator(tmp_path, *NOISED, epsilon=2.0)
+    for number, policy in enumerate(("max_epsilon: 50", "max_epsilon: 50\npurpose: fraud", ""), 1):
+        run = coordinator.run(number)
+        run.begin()
+        model = {MODEL: model_of(run.nodes[0])}
+        if number == 1:
+            for server_round in (1, 2, 3):
+                sum_of(run.opened_sum(server_round, [0, 1, 2], model))
+        (tmp_path / "policy.yaml").write_text(f"min_nodes: 0\n{policy}\n")
+        assert "now it is 1.85, with 1 more release(s) 2.17" in run.opened_sum(4, [0, 1, 2], model)
 
 
 def test_failing_requests_use_up_no_more_epsilon_than_rounds_have(tmp_path):
@@ -256,6 +271,18 @@ def test_a_refusal_of_a_secure_run_tells_no_value(tmp_path, caplog):
     protection = protection_of(run.cfg)
     assert protection.withheld("train") == "privacy.secagg=true", "as are other reasons of a phase with data"
     assert not any(protection.withheld(step) for step in secagg.STEPS)
+
+
+def test_a_refusal_quotes_no_long_list(tmp_path):
+    """It goes to the node's log, too."""
+    run = Coordinator(tmp_path, *SECURE).run(1)
+    run.begin()
+    keys = {c: run.ask(c, secagg.PUBLISH, 1)[secagg.SECAGG] for c in range(3)}
+    assert not isinstance(run.ask(0, secagg.DEAL, 1, keys_of(keys)), str)
+    part = {secagg.MEMBERS: np.zeros(10_000, np.int64), secagg.ENVELOPES: np.zeros((1, 1), np.uint8)}
+    refusal = run.ask(0, "train", 1, {MODEL: model_of(run.nodes[0]), secagg.SECAGG: part})
+    assert refusal.startswith("client 0 was asked to mask a sum over clients [0, 0, 0")
+    assert len(refusal) == respond.LONGEST
 
 
 @pytest.mark.parametrize("words", [SECURE, NOISED])

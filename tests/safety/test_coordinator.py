@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr import cli
-from fedgraph_flwr.fleet.agreements import used
+from fedgraph_flwr.fleet.agreements import remembered
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.secure import beginning
 from fedgraph_flwr.secure.masked import digest
@@ -54,7 +54,7 @@ def test_a_description_uses_up_no_number(coordinator):
     for client in range(3):
         assert coordinator.run(12).ask(client, DESCRIBE) == {}
         assert "has not begun here" in coordinator.run(12).ask(client, "train", 1)
-        assert used(coordinator.folder / f"state_{client}", coordinator.digest)["last"] == 0
+        assert remembered(coordinator.folder / f"state_{client}")[coordinator.digest]["last"] == 0
     assert coordinator.run(1).begin()
     later = coordinator.run(2)
     assert later.commitments([0])
