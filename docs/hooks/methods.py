@@ -11,12 +11,13 @@ import stored
 from docstrings import markdown, prose
 
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.combinations import served
 from fedgraph_flwr.config import TASKS, compose
 from fedgraph_flwr.config.composition import described, group_path
 from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.config.lookup import locate
 from fedgraph_flwr.config.parts import parts_of
-from fedgraph_flwr.launch.checks import served
+from fedgraph_flwr.launch.checks import client_class
 from fedgraph_flwr.methods.declarations import PURPOSES, declaration
 from fedgraph_flwr.methods.declared import downlink_of, uplink_of
 from fedgraph_flwr.methods.uplink import Individual, LateMean, Mean, Once, Public, Relay, Sum
@@ -138,7 +139,8 @@ def tasks_table() -> str:
     rows = []
     for names in groups().values():
         for name in names:
-            found = served(compose([f"strategy={name}"]))
+            cfg = compose([f"strategy={name}"])
+            found = served(cfg, client_class(cfg))
             cells = " | ".join("yes" if task in found else "–" for task in TASKS)
             rows.append(f"| [`{name}`](methods/{name}.md) | {cells} |")
     head = " | ".join(f"`{task}`" for task in TASKS)

@@ -5,8 +5,6 @@ combinations that a method supports. What a client sends, and so which protectio
 (`fedgraph_flwr.secure.eligibility`).
 """
 
-from dataclasses import dataclass
-
 from fedgraph_flwr import models
 from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config import TASKS, RunConfig
@@ -18,47 +16,18 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.tasks import KINDS, Task, kind_of, unread_key
 
-WHOLE = "needs a client's whole graph in every step"
 
-
-@dataclass(frozen=True)
-class Combined:
-    """What a method's client and its parts can do together.
-
-    Attributes:
-        serves: tasks that all of them serve.
-        unsampled: what does not train on sampled batches, why, and what to do; empty: all of them do.
-        unstacked: what does not train on stacked tensors; empty: all of them do.
-    """
-
-    serves: frozenset[str]
-    unsampled: tuple[str, str]
-    unstacked: str
-
-
-def combined(cfg: RunConfig, kind: type[Capable]) -> Combined:
-    """Combine the capabilities of a client's class and of the parts that a configuration chooses."""
-    own, parts = kind.capabilities, ChosenParts(cfg.strategy).all
-    strategy = f"strategy={cfg.strategy.name}"
-    whole = next((part.name for part in parts if not part.capabilities.samples), "")
-    unsampled = (f"the part '{whole}' of {strategy}, which {WHOLE}", "leave the part out") if whole else ("", "")
-    if not own.samples:
-        others = "a strategy such as fedavg (docs/methods.md lists those for each sampler)"
-        unsampled = f"{strategy}, which {own.unsampled}", others
-    apart = next((f"the part '{part.name}'" for part in parts if not part.capabilities.stacks), "")
-    return Combined(
-        tasks_of(cfg, kind).intersection(*(part.capabilities.serves for part in parts)),
-        unsampled,
-        strategy if own.stacks is None else apart,
-    )
+def served(cfg: RunConfig, kind: type[Capable]) -> frozenset[str]:
+    """Return the tasks that a client's class and all chosen parts serve."""
+    return tasks_of(cfg, kind).intersection(*(part.capabilities.serves for part in ChosenParts(cfg.strategy).all))
 
 
 def tasks_of(cfg: RunConfig, kind: type[Capable]) -> frozenset[str]:
     """Return the tasks that a client's class trains, on nodes alone if a part reads training nodes by their rows."""
-    served: frozenset[str] = kind.capabilities.serves
+    tasks: frozenset[str] = kind.capabilities.serves
     if not any(part.capabilities.of_nodes for part in ChosenParts(cfg.strategy).all):
-        return served
-    return frozenset(name for name in served if KINDS[name].ITEMS == Task.ITEMS)
+        return tasks
+    return frozenset(name for name in tasks if KINDS[name].ITEMS == Task.ITEMS)
 
 
 def check(cfg: RunConfig, kind: type[Capable], model: Model | None = None) -> None:
@@ -84,16 +53,15 @@ def unstacked(cfg: RunConfig, kind: type[Capable], model: Model) -> str:
     """Return the setting that prevents that clients are computed as one, as text; empty if they can be."""
     if cfg.privacy.unit != "client":
         return f"privacy.unit={cfg.privacy.unit}"
-    alone = combined(cfg, kind).unstacked
     if kind.capabilities.stacks is None:
-        return alone
+        return f"strategy={cfg.strategy.name}"
     if not kind_of(cfg).capabilities.classes:
         return f"task={cfg.task.name}"
     if not model.capabilities.stacks:
         norm = getattr(model, "norm", "")
         return f"model={cfg.model.name}{f' with model.norm={norm}' if norm in OVER_NODES else ''}"
-    if alone:
-        return alone
+    if apart := next((part.name for part in ChosenParts(cfg.strategy).all if not part.capabilities.stacks), ""):
+        return f"the part '{apart}'"
     if cfg.train.sampler != "none":
         return f"train.sampler={cfg.train.sampler}"
     if model.ties_weights:
@@ -141,9 +109,9 @@ def _check_served(cfg: RunConfig, kind: type[Capable]) -> None:
     serving = {strategy: (tasks_of(cfg, kind), "another strategy (docs/task-support.md lists those for each task)")}
     for part in ChosenParts(cfg.strategy).all:
         serving[f"the part '{part.name}' of {strategy}"] = part.capabilities.serves, "leave the part out"
-    for who, (served, other) in serving.items():
-        if cfg.task.name not in served:
-            accepted = " or ".join(sorted(combined(cfg, kind).serves or served))
+    for who, (tasks, other) in serving.items():
+        if cfg.task.name not in tasks:
+            accepted = " or ".join(sorted(served(cfg, kind) or tasks))
             raise FedGraphError(f"{who} does not serve task={cfg.task.name}: set task to {accepted}, or {other}")
 
 
@@ -182,13 +150,14 @@ def _check_items(cfg: RunConfig) -> None:
 def _check_sampler(cfg: RunConfig, kind: type[Capable]) -> None:
     """Refuse a sampler that the task, the method, or one of its parts cannot train with."""
     sampler, task, named = cfg.train.sampler, kind_of(cfg), f"task={cfg.task.name}"
-    served = ", ".join(name for name in TASKS if KINDS[name].capabilities.samples)
-    who, instead_of_it = combined(cfg, kind).unsampled
+    sampled = ", ".join(name for name in TASKS if KINDS[name].capabilities.samples)
+    strategy, parts = f"strategy={cfg.strategy.name}", ChosenParts(cfg.strategy).all
+    whole = next((part.name for part in parts if not part.capabilities.samples), "")
     cases = [
         (
             not task.capabilities.samples,
             f"{named}, which makes its own batches (task.batch_size)",
-            f"task to one of {served}",
+            f"task to one of {sampled}",
         ),
         (
             sampler == "clusters" and task.ITEMS != "nodes" and cfg.task.name != "edges",
@@ -205,7 +174,16 @@ def _check_sampler(cfg: RunConfig, kind: type[Capable]) -> None:
             f"{named}: its correction of the loss is derived for classes",
             "neighbors or clusters",
         ),
-        (bool(who), who, instead_of_it),
+        (
+            not kind.capabilities.samples,
+            f"{strategy}, which {kind.capabilities.unsampled}",
+            "a strategy such as fedavg (docs/methods.md lists those for each sampler)",
+        ),
+        (
+            bool(whole),
+            f"the part '{whole}' of {strategy}, which needs a client's whole graph in every step",
+            "leave the part out",
+        ),
     ]
     for refused, what, instead in cases:
         if refused:

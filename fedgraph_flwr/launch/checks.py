@@ -225,11 +225,6 @@ def not_stacked(cfg: RunConfig) -> str:
     return combinations.unstacked(cfg, client_class(cfg), probe(cfg))
 
 
-def served(cfg: RunConfig) -> frozenset[str]:
-    """Return the tasks that a run's method serves with all of its parts."""
-    return combinations.combined(cfg, client_class(cfg)).serves
-
-
 def _check_released_buffers(cfg: RunConfig, model: models.Model) -> None:
     """Reject noise on running statistics: a noisy variance may be negative, and its square root NaN.
 
