@@ -46,9 +46,9 @@ def main() -> None:
                 wait_for(started, "round 1")
                 if process.poll():
                     raise SystemExit(fleet.log("run-run"))
-                before, first = _cost(fleet), _records(rounds)
+                before, first = processor_seconds(fleet), _records(rounds)
                 while process.poll() is None:
-                    after, last = _cost(fleet), _records(rounds)
+                    after, last = processor_seconds(fleet), _records(rounds)
                     time.sleep(0.5)
                 if process.returncode:
                     raise SystemExit(fleet.log("run-run"))
@@ -79,7 +79,7 @@ def _family(fleet: Any, name: str) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def _cost(fleet: Any) -> dict[str, float]:
+def processor_seconds(fleet: Any) -> dict[str, float]:
     """Return the CPU seconds so far of all nodes, and of the server, including finished child processes."""
     cost = {"nodes": 0.0, "server": 0.0}
     for name in fleet.processes:
