@@ -10,7 +10,7 @@ other methods run on generated graphs.
 ``--verified`` compares rounds that every node computes (``privacy.coordinator=verified``) with those of a server that follows the
 protocol, both under an agreement: FedAvg, GCN of 64, graphs of Cora's size, and trees of banks' payments. Members are nodes with
 keys, state folders and audit logs, in this process; each message passes through protobuf both ways. CPU and wall seconds are of a
-round between the first and the last, of all nodes and the server, one after another; MB are of the run. ``--fleet`` starts a fleet
+round between the first and the last, of all nodes and the server, one after another; MB are of the run. ``--fleet`` starts one
 on this machine instead, and counts all of its processes. Wall seconds are left out on a busy machine. ``--write`` replaces these
 rows of ``simulations/results/verified_cost.csv``.
 """
