@@ -79,7 +79,7 @@ def _type(field: Any, kind: Any) -> str:
     """Return the annotation of a key."""
     if field.name in PLACES:
         return "Place"
-    if field.metadata.get("own"):
+    if field.metadata.get("targets"):
         return "Function"
     if field.name in NUMBERS_TOO and kind is str:
         return "str | int"

@@ -155,8 +155,8 @@ class Run:
         Raises:
             FedGraphError: as `predict`, or an id that the graph does not have.
         """
-        predictor, found = self._predictor_and_graph(graph, client, scaled)
-        return predictor.predict_pairs(found, pairs)
+        predictor, prepared_graph = self._predictor_and_graph(graph, client, scaled)
+        return predictor.predict_pairs(prepared_graph, pairs)
 
     @from_python()
     def predict(self, graph: Any = None, client: int | None = None, scaled: bool = False) -> "ItemPredictions":
@@ -174,8 +174,8 @@ class Run:
         Raises:
             FedGraphError: the run is not finished, the number or the scaling of features differs, or only clients have a model.
         """
-        predictor, found = self._predictor_and_graph(graph, client, scaled)
-        return predictor.predict(found)
+        predictor, prepared_graph = self._predictor_and_graph(graph, client, scaled)
+        return predictor.predict(prepared_graph)
 
     def _predictor_and_graph(self, graph: Any, client: int | None, scaled: bool) -> tuple["Predictor", Any]:
         """Return the predictor of a client, and the graph, or the client's graph if there is none."""
@@ -353,9 +353,9 @@ def _held(
     Raises:
         FedGraphError: several of them, or ``classes`` or ``target`` without any.
     """
-    texts = [each for each in overrides if isinstance(each, str)]
-    held = [each for each in overrides if not isinstance(each, str)]
-    given = [each for each in (*held, data, graphs) if each is not None]
+    texts = [argument for argument in overrides if isinstance(argument, str)]
+    held = [argument for argument in overrides if not isinstance(argument, str)]
+    given = [argument for argument in (*held, data, graphs) if argument is not None]
     if len(given) > 1:
         what = "data= is one graph to partition, graphs=[...] has one per client"
         raise FedGraphError(f"{what}: pass only one of them, and only once")
@@ -418,9 +418,9 @@ def load_run(path: Place) -> Run:
     Raises:
         FedGraphError: the folder holds no run.
     """
-    found = Run(path)
-    found.config  # noqa: B018 (reads the folder)
-    return found
+    stored_run = Run(path)
+    stored_run.config  # noqa: B018 (reads the folder)
+    return stored_run
 
 
 load = load_run
@@ -439,15 +439,15 @@ class SweepResult:
         failures: label and reason of each run without a score.
     """
 
-    def __init__(self, found: Mapping[str, Any], path: Path, settings: Mapping[str, Sequence[str]]):
+    def __init__(self, comparison: Mapping[str, Any], path: Path, settings: Mapping[str, Sequence[str]]):
         import pandas as pd
 
         self.path = path
-        self.verdicts = [f"{line}." for line in (*found["verdicts"], *found["equal"])]
-        self.failures = {each["run"]: each["reason"] for each in found["failures"]}
-        self.runs = [Run(path.parent / folder) for cell in found["cells"] for folder in cell["runs"]]
+        self.verdicts = [f"{line}." for line in (*comparison["verdicts"], *comparison["equal"])]
+        self.failures = {failure["run"]: failure["reason"] for failure in comparison["failures"]}
+        self.runs = [Run(path.parent / folder) for cell in comparison["cells"] for folder in cell["runs"]]
         rows = []
-        for cell in found["cells"]:
+        for cell in comparison["cells"]:
             difference = cell["difference"] or {}
             row = {"setting": cell["setting"], **dict(word.split("=", 1) for word in settings.get(cell["setting"], ()))}
             row |= {key: cell[key] for key in ("method", "choice")}
@@ -456,7 +456,7 @@ class SweepResult:
             row |= {"difference": difference.get("mean"), "difference_half": difference.get("half")}
             rows.append(row | {key: cell[key] for key in ("seconds", "bytes") if key in cell})
         self.table = pd.DataFrame(rows)
-        self._cells = found["cells"]
+        self._cells = comparison["cells"]
 
     def latex(self, cells: Literal["interval", "std"] = "interval") -> str:
         """Return the table as LaTeX with booktabs; the best method of a row, and those level with it, are bold.
@@ -547,10 +547,10 @@ def sweep(
     from fedgraph_flwr.sweeps.rows import alone
 
     one_of(keep, ("rounds", "all", "none"), "keep")
-    words = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in overrides]
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in overrides]
     texts, data, graphs = _held(words, data, graphs, classes, target)
     texts, values = lengthened(texts, keys)
-    files, words = [Path(each) for each in texts if "=" not in each], [each for each in texts if "=" in each]
+    files, words = [Path(word) for word in texts if "=" not in word], [word for word in texts if "=" in word]
     words += [f"{key}={values}" for key, values in given_values(values).items()]
     folder = Path(out) if out else None
     if len(files) > 1:
@@ -590,9 +590,9 @@ def sweep(
 
             execute(index, How(jobs, keep=kept), on_row)
         summary = present(index)
-    found = outcome(summary)
-    write_sweep(found, requested.results)
-    result = SweepResult(found, requested.results, requested.settings)
+    comparison = outcome(summary)
+    write_sweep(comparison, requested.results)
+    result = SweepResult(comparison, requested.results, requested.settings)
     requested.results.with_suffix(".tex").write_text(result.latex())
     return result
 
@@ -759,8 +759,8 @@ def keys(group: str = "") -> "pd.DataFrame":
     from fedgraph_flwr.config.key_docs import keys_of, own_keys_of, select
 
     groups, path = select(group)
-    found = own_keys_of(groups[0], path) if path else [key for each in groups for key in keys_of(each)]
-    return pd.DataFrame(map(dataclasses.asdict, found)).set_index("name")
+    entries = own_keys_of(groups[0], path) if path else [key for name in groups for key in keys_of(name)]
+    return pd.DataFrame(map(dataclasses.asdict, entries)).set_index("name")
 
 
 def _run(one: Run | Place) -> Run:
@@ -775,12 +775,12 @@ def _several(runs: Sequence[Run | Place | Iterable[Run | Place]]) -> list[Run | 
     Raises:
         FedGraphError: there are none.
     """
-    found: list[Run | Place] = []
+    entries: list[Run | Place] = []
     for one in runs:
-        found += list(one) if isinstance(one, Iterable) and not isinstance(one, Run | str | os.PathLike) else [one]
-    if not found:
+        entries += list(one) if isinstance(one, Iterable) and not isinstance(one, Run | str | os.PathLike) else [one]
+    if not entries:
         raise FedGraphError("no runs: pass what fg.run() returned, or folders of runs")
-    return found
+    return entries
 
 
 def _with_graphs(

@@ -123,10 +123,10 @@ ENTRIES = {
 
 def code_of(error: BaseException) -> str:
     """Return the code that a `FedGraphError`, or its cause, was made with, else that of the module that raised it."""
-    own = getattr(error, "code", "")
+    code = getattr(error, "code", "")
     cause = error.__cause__
-    if own or cause is error or not hasattr(cause, "exit_code"):
-        return own or _code_of_module(error)
+    if code or cause is error or not hasattr(cause, "exit_code"):
+        return code or _code_of_module(error)
     return code_of(cause)  # type: ignore[arg-type]  # None has no exit code
 
 

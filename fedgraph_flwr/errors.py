@@ -253,12 +253,12 @@ def located(error: BaseException, public: bool = False) -> str:
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
     ours = __name__.partition(".")[0]
-    own = [frame for frame in frames if frame[0] not in {ours, *LIBRARIES, *sys.stdlib_module_names}]
-    found = own or [frame for frame in frames if frame[0] == ours] or frames
+    user_frames = [frame for frame in frames if frame[0] not in {ours, *LIBRARIES, *sys.stdlib_module_names}]
+    candidates = user_frames or [frame for frame in frames if frame[0] == ours] or frames
     what = type(error).__name__ if public or not str(error) else f"{type(error).__name__}: {sanitize(error, 500)}"
-    if not found:
+    if not candidates:
         return what
-    _, code, line = found[-1]
+    _, code, line = candidates[-1]
     file = Path(code.co_filename).name if public else code.co_filename
     return f"{what} ({file}, line {line}, in {code.co_name})"
 

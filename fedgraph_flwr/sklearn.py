@@ -102,11 +102,11 @@ class _Federated(BaseEstimator):
             raise FedGraphError("fit reads the labels from the graphs' y: leave the argument y out")
         keys = {name: value for name, value in self.get_params().items() if value is not None}
         with tempfile.TemporaryDirectory() as folder:
-            own = {"task": self._task} if self._task else {}
-            keys = {**own, "progress": False, "out": str(Path(folder) / "run"), **keys}
+            defaults = {"task": self._task} if self._task else {}
+            keys = {**defaults, "progress": False, "out": str(Path(folder) / "run"), **keys}
             run = api.run([*map(self._labelled, X)] if isinstance(X, list | tuple) else self._labelled(X), **keys)
             self.predictor_ = run._predictor(None)
-            self.predictor_.tensors = {name: each.clone() for name, each in self.predictor_.tensors.items()}
+            self.predictor_.tensors = {name: tensor.clone() for name, tensor in self.predictor_.tensors.items()}
             self.score_, self.summary_, self.history_ = run.score, run.summary, run.rounds
             self._evaluation = run.config.evaluation
             self.n_features_in_ = self.predictor_.input_spec.num_features
@@ -165,7 +165,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of each class, float64 [N, C]."""
-        return np.concatenate([found.probabilities for found in self._predicted(X)])
+        return np.concatenate([predictions.probabilities for predictions in self._predicted(X)])
 
     def score(self, X: Any, y: None = None, sample_weight: np.ndarray | None = None) -> float:
         """Return ``evaluation.metric`` on the nodes of ``test_mask``, or on all labelled nodes of graphs without that mask.
@@ -195,7 +195,7 @@ class FederatedClassifier(ClassifierMixin, _Federated):
 
     def _codes(self, X: Any) -> np.ndarray:
         """Return the number of each node's class [N]."""
-        return np.concatenate([found.codes for found in self._predicted(X)])
+        return np.concatenate([predictions.codes for predictions in self._predicted(X)])
 
 
 class FederatedRegressor(RegressorMixin, _Federated):
@@ -218,7 +218,7 @@ class FederatedRegressor(RegressorMixin, _Federated):
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the numbers of each node, float64 [N], or [N, T] of several; of several graphs, one after the other."""
-        values = np.concatenate([found.values for found in self._predicted(X)])
+        values = np.concatenate([predictions.values for predictions in self._predicted(X)])
         return values[:, 0] if values.shape[1] == 1 else values
 
     def score(self, X: Any, y: None = None, sample_weight: np.ndarray | None = None) -> float:
@@ -287,7 +287,7 @@ def _known(graphs: Any, labelled: Callable[[Tensor], Tensor]) -> np.ndarray:
     listed = _listed(graphs)
     tested = all(isinstance(getattr(graph, "test_mask", None), Tensor) for graph in listed)
     known = [labelled(graph.y).view(-1) & (graph.test_mask if tested else True) for graph in listed]
-    found = torch.cat(known).numpy()
-    if not found.any():
+    mask = torch.cat(known).numpy()
+    if not mask.any():
         raise FedGraphError("no node to score: label some, and mark some of these in test_mask, or leave the mask out")
-    return found
+    return mask

@@ -117,17 +117,17 @@ class MethodContract:
 
     def test_it_runs_and_nobody_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Three rounds, whose losses, scores and parameters are numbers."""
-        found = self.go(tmp_path, monkeypatch)
-        assert found.summary["failures"] == {}
-        assert [r["round"] for r in found.rounds] == [1, 2, 3]
-        assert all(np.isfinite(r["train"]["train_loss"]) for r in found.rounds)
-        assert 0 <= found.summary["test_accuracy"] <= 1
-        assert all(np.isfinite(a).all() for a in found.arrays.values())
+        outcome = self.go(tmp_path, monkeypatch)
+        assert outcome.summary["failures"] == {}
+        assert [r["round"] for r in outcome.rounds] == [1, 2, 3]
+        assert all(np.isfinite(r["train"]["train_loss"]) for r in outcome.rounds)
+        assert 0 <= outcome.summary["test_accuracy"] <= 1
+        assert all(np.isfinite(a).all() for a in outcome.arrays.values())
 
     def test_training_lowers_the_loss(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Over 25 rounds, without dropout."""
-        found = self.go(tmp_path, monkeypatch, "rounds=25", "model.dropout=0")
-        losses = [r["train"]["train_loss"] for r in found.rounds]
+        outcome = self.go(tmp_path, monkeypatch, "rounds=25", "model.dropout=0")
+        losses = [r["train"]["train_loss"] for r in outcome.rounds]
         assert np.mean(losses[-5:]) < losses[0]
 
     def test_the_same_seed_gives_the_same_and_another_another(self, tmp_path: Path, monkeypatch: Any) -> None:
@@ -162,21 +162,21 @@ class MethodContract:
 
     def test_a_part_of_the_clients_trains_in_a_round(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Absent clients keep what is theirs."""
-        found = self.go(tmp_path, monkeypatch, "strategy.fraction=0.67", "rounds=4")
-        assert found.summary["failures"] == {}
+        outcome = self.go(tmp_path, monkeypatch, "strategy.fraction=0.67", "rounds=4")
+        assert outcome.summary["failures"] == {}
 
     def test_it_runs_under_each_protection_and_sampler_or_is_refused(self, tmp_path: Path, monkeypatch: Any) -> None:
         """A run that starts ends, with all clients; a refusal says what to set or declare."""
         for name, words in COMBINATIONS.items():
             refusal = ""
             try:
-                found = self.go(tmp_path, monkeypatch, "rounds=2", *words)
+                outcome = self.go(tmp_path, monkeypatch, "rounds=2", *words)
             except RunFailed:
                 raise
             except FedGraphError as error:
                 refusal = str(error)
             said = any(word in refusal for word in ("set ", "declare"))
-            assert said or (not refusal and found.summary["failures"] == {}), f"{name}: {refusal}"
+            assert said or (not refusal and outcome.summary["failures"] == {}), f"{name}: {refusal}"
 
     def test_a_run_goes_on_without_a_client_whose_training_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Client 2 fails in round 2, and takes part in round 3 again."""
@@ -189,9 +189,9 @@ class MethodContract:
 
         with monkeypatch.context() as patch:
             patch.setattr(InlineGrid, "_call", lossy)
-            found = self.go(tmp_path, monkeypatch)
-        assert found.summary["failures"].keys() == {"2 (train)"}
-        assert all(np.isfinite(a).all() for a in found.arrays.values())
+            outcome = self.go(tmp_path, monkeypatch)
+        assert outcome.summary["failures"].keys() == {"2 (train)"}
+        assert all(np.isfinite(a).all() for a in outcome.arrays.values())
 
     def test_no_message_holds_rows_of_a_client(self, tmp_path: Path, monkeypatch: Any) -> None:
         """No array that goes up has a client's number of nodes, edges or training nodes in its shape, unless it is declared."""
@@ -204,10 +204,10 @@ class MethodContract:
 
         with monkeypatch.context() as patch:
             patch.setattr(InlineGrid, "_call", spy)
-            found = self.go(tmp_path, monkeypatch)
-        graphs = [partition.load_client(found.cfg, i) for i in range(partition.num_clients(found.cfg))]
+            outcome = self.go(tmp_path, monkeypatch)
+        graphs = [partition.load_client(outcome.cfg, i) for i in range(partition.num_clients(outcome.cfg))]
         sizes = {size for graph in graphs for size in _sizes(graph)}
-        sized = declaration(found.cfg.strategy.name).sized
+        sized = declaration(outcome.cfg.strategy.name).sized
         records = [item for reply in seen if reply.has_content() for item in reply.content.array_records.items()]
         assert records
         for group, record in records:
@@ -220,7 +220,7 @@ class MethodContract:
         for limit in declaration(name).limits:
             one = self.go(tmp_path, monkeypatch, *limit.overrides, *limit.also)
             two = self.go(tmp_path, monkeypatch, *limit.equals, *limit.also)
-            mine, its = ([r["train"]["train_loss"] for r in found.rounds] for found in (one, two))
+            mine, its = ([r["train"]["train_loss"] for r in outcome.rounds] for outcome in (one, two))
             np.testing.assert_allclose(mine, its, rtol=limit.within, atol=limit.within)
             for key in one.arrays.keys() & two.arrays.keys():
                 np.testing.assert_allclose(one.arrays[key], two.arrays[key], rtol=limit.within, atol=limit.within)

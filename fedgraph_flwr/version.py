@@ -14,8 +14,8 @@ PROTOCOL = 3
 @cache
 def installed(*packages: str) -> dict[str, str]:
     """Return the versions of Python and of those packages that are installed."""
-    found = {"python": python_version()}
+    versions = {"python": python_version()}
     for package in packages:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            versions[package] = version(package)
+    return versions

@@ -77,12 +77,12 @@ def signed(value: float) -> str:
 
 def pages(boards: Sequence[Board], tuned: Board | None = None) -> dict[str, str]:
     """Return the pages by their names: findings (in `docs/`), scores of every setting and the tuned column (in `results/`)."""
-    found = {
+    contents = {
         FINDINGS: findings_page(boards, tuned),
         "board-scores.md": scores_page(boards),
         "board-tuned.md": tuned_page(boards[0], tuned),
     }
-    pages = {name: "\n".join(lines) + "\n" for name, lines in found.items()}
+    pages = {name: "\n".join(lines) + "\n" for name, lines in contents.items()}
     return {
         name: text if name == FINDINGS else text.replace("../simulations/results/", "") for name, text in pages.items()
     }
@@ -191,13 +191,13 @@ def plots(board: Board) -> dict[str, tuple[str, Callable[[], Figure]]]:
         return {}
     every, name = board.standings(settings), board.sweep.name
     shown = [(one.method, f"{one.ratio:.3f} {one.gain:.3f}", one.front) for one in every]
-    found: dict[str, tuple[str, Callable[[], Figure]]] = {
+    drawings: dict[str, tuple[str, Callable[[], Figure]]] = {
         f"{name}_cost": (drawn_from(shown), partial(pareto_plot, every))
     }
     if len(board.complete) > 1:
         ranks = {one.method: round(one.rank, 3) for one in every}
-        found[f"{name}_ranks"] = drawn_from(ranks, len(settings)), partial(ranks_plot, ranks, len(settings))
-    return found
+        drawings[f"{name}_ranks"] = drawn_from(ranks, len(settings)), partial(ranks_plot, ranks, len(settings))
+    return drawings
 
 
 def score_text(scores: BySeed, seeds: int) -> str:
@@ -220,12 +220,12 @@ def against(board: Board, reference: str, marked: Mapping[str, str]) -> list[str
     adjusted = board.adjusted(reference)
     body = []
     for m in others:
-        found = {s: board.difference(s, m, reference) for s in board.begun}
+        gaps = {s: board.difference(s, m, reference) for s in board.begun}
         cells = []
-        for s, gap in found.items():
+        for s, gap in gaps.items():
             text = f"{signed(gap.mean)} ± {gap.half:.1f}" if gap and gap.n > 1 else ""
             cells.append(f"**{text}**" if text and adjusted[s, m] < SIGNIFICANCE else text)
-        means = [gap.mean for s in board.complete if (gap := found.get(s))]
+        means = [gap.mean for s in board.complete if (gap := gaps.get(s))]
         if means:
             counts = sum(x > ROPE for x in means), sum(abs(x) <= ROPE for x in means), sum(x < -ROPE for x in means)
             worse, level, better = signed_rank(means)
@@ -298,8 +298,10 @@ def finding(board: Board) -> str:
 
 def verdict_counts(board: Board, method: str, reference: str) -> str:
     """Return in how many complete settings each verdict holds."""
-    found = list(board.verdicts(method, reference, board.complete).values())
-    return ", ".join(f"{what} in {found.count(what)}" for what in (BETTER, WORSE, SAME, NOT_DECIDED) if what in found)
+    verdicts = list(board.verdicts(method, reference, board.complete).values())
+    return ", ".join(
+        f"{what} in {verdicts.count(what)}" for what in (BETTER, WORSE, SAME, NOT_DECIDED) if what in verdicts
+    )
 
 
 def federated(board: Board) -> list[str]:
@@ -323,23 +325,23 @@ def answers(board: Board, tuned: Board | None = None) -> list[tuple[str, str]]:
     settings = board.complete
     if not settings:
         return [("Which method?", "unknown: no setting of the board is complete yet")]
-    own = federated(board)
-    every = [one for one in board.standings(settings) if one.method in (*own, *REFERENCES)]
-    everywhere = [m for m in own if len(board.points(m, FEDAVG, BETTER, settings)) == len(settings)]
+    methods = federated(board)
+    every = [one for one in board.standings(settings) if one.method in (*methods, *REFERENCES)]
+    everywhere = [m for m in methods if len(board.points(m, FEDAVG, BETTER, settings)) == len(settings)]
     worth = [f"{one.method} {signed(one.gain)} ({one.ratio:.1f})" for one in every if one.front and one.gain > ROPE]
-    found = [
+    pairs = [
         ("FedAvg against Local", verdict_counts(board, FEDAVG, LOCAL)),
         ("Better than FedAvg everywhere", "; ".join(everywhere) or "no method"),
-        ("Somewhere better than FedAvg", better_than_fedavg(board, own)),
+        ("Somewhere better than FedAvg", better_than_fedavg(board, methods)),
     ]
     if len(settings) > 1:
         ranked = "; ".join(f"{one.method} {one.rank:.1f}" for one in sorted(every, key=lambda one: one.rank)[:3])
-        found.append(("Best mean ranks (an illustration)", ranked))
-    found.append(("Points above FedAvg (CPU time ×)", "; ".join(worth) or "no method"))
+        pairs.append(("Best mean ranks (an illustration)", ranked))
+    pairs.append(("Points above FedAvg (CPU time ×)", "; ".join(worth) or "no method"))
     if tuned and tuned.complete:
         settings_of = f"Somewhere better than tuned FedAvg, of {len(tuned.complete)}"
-        found.append((settings_of, better_than_fedavg(tuned, own)))
-    return found
+        pairs.append((settings_of, better_than_fedavg(tuned, methods)))
+    return pairs
 
 
 def better_than_fedavg(board: Board, methods: Sequence[str]) -> str:
@@ -409,11 +411,11 @@ def chosen_values(tuned: Board, pairs: Sequence[tuple[str, str]], marked: Mappin
     values: dict[str, dict[str, list[float]]] = {}
     sweep = tuned.sweep
     for s, m in pairs:
-        own = sweep.choices(s, m, tuned.found)[tuned.tally.chosen[s, m]]
-        for override in own[len([*sweep.common, *sweep.settings[s], *sweep.methods[m]]) :]:
+        overrides = sweep.choices(s, m, tuned.found)[tuned.tally.chosen[s, m]]
+        for override in overrides[len([*sweep.common, *sweep.settings[s], *sweep.methods[m]]) :]:
             key, _, value = override.partition("=")
             values.setdefault(m, {}).setdefault(key, []).append(float(value))
-    texts = {m: {key: _range(found) for key, found in by.items()} for m, by in values.items()}
+    texts = {m: {key: _range(numbers) for key, numbers in by.items()} for m, by in values.items()}
     common = [key for key in next(iter(texts.values())) if all(key in by for by in texts.values())]
     body = []
     for m, by in texts.items():
@@ -429,7 +431,7 @@ def _range(values: Sequence[float]) -> str:
 def missing_section(boards: Sequence[Board], tuned: Board | None = None) -> list[str]:
     """List what was not run, with its cost."""
     every = [(board, board) for board in boards] + ([(tuned, boards[0])] if tuned else [])
-    left = [(board.sweep.name, s, *found) for board, known in every for s, found in board.hours(known).items()]
+    left = [(board.sweep.name, s, *cost) for board, known in every for s, cost in board.hours(known).items()]
     known = sum(hours for *_, hours, _ in left)
     body = [
         [f"`{name}`", s, str(n), ("" if whole else "at least ") + f"{hours:.2f}" if hours else "unknown"]
@@ -480,25 +482,25 @@ OWN = [
 
 def advice_section(board: Board) -> list[str]:
     """Describe what the advice gains on data sets that it has not seen."""
-    found = adviser(board)
-    gains = found.left_out()
+    guide = adviser(board)
+    gains = guide.left_out()
     lines = ["", "## Which method for your data?"]
     if len(gains) < 2:
         return lines + paragraph(
             f"No advice yet: there are complete rows for {len(gains)} data sets, and leaving one out needs two."
         )
     mean = interval(list(gains.values()))
-    each = ", ".join(f"{name} {signed(gain)}" for name, gain in gains.items())
+    listing = ", ".join(f"{name} {signed(gain)}" for name, gain in gains.items())
     verdict = (
         "beats it, so the command names a method"
-        if found.speaks()
+        if guide.speaks()
         else "does not beat it, so the command says so instead"
     )
     return lines + paragraph(f"""
         `python -m simulations.board advise KEY=VALUE ...` looks for the method that was best on the most similar
         data set. Similarity is by homophily, its gap between clients, label skew, number of nodes and share of
         cut edges. With each data set left out in turn, the advice gains {signed(mean.mean)} ± {mean.half:.1f}
-        points over always choosing FedAvg ({each}). It {verdict}.
+        points over always choosing FedAvg ({listing}). It {verdict}.
     """)
 
 

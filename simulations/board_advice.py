@@ -43,8 +43,10 @@ def measure(board: Board) -> None:
     known = properties()
     for setting in board.complete:
         if setting not in known:
-            found = measured([*board.sweep.common, *board.sweep.settings[setting], f"seed={board.sweep.seeds[0]}"])
-            known[setting] = [found[key] for key in PROPERTIES]
+            measurement = measured(
+                [*board.sweep.common, *board.sweep.settings[setting], f"seed={board.sweep.seeds[0]}"]
+            )
+            known[setting] = [measurement[key] for key in PROPERTIES]
     with DATA.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["setting", *PROPERTIES])
@@ -83,41 +85,41 @@ class Adviser:
 
     def left_out(self) -> dict[str, float]:
         """Return the mean gain over FedAvg of the advice for each data set, from the others only."""
-        found: dict[str, list[float]] = {}
+        by_group: dict[str, list[float]] = {}
         for setting, group in self.groups.items():
             known = [s for s, other in self.groups.items() if other != group]
             if known:
                 method, _ = self.choose(self.points[setting], known)
-                found.setdefault(group, []).append(self.gains[setting].get(method, math.nan))
-        return {group: fmean(gains) for group, gains in found.items()}
+                by_group.setdefault(group, []).append(self.gains[setting].get(method, math.nan))
+        return {group: fmean(gains) for group, gains in by_group.items()}
 
     def speaks(self) -> bool:
         """Whether the 95 % interval of the gain over left-out data sets is above 0."""
         gains = list(self.left_out().values())
-        return len(gains) > 1 and (found := interval(gains)).mean > found.half
+        return len(gains) > 1 and (gain := interval(gains)).mean > gain.half
 
 
 def adviser(board: Board) -> Adviser:
     """Return the adviser of the complete settings, over the methods that pool no graphs and ended on each seed."""
     points, seeds = properties(), len(board.sweep.seeds)
     settings = [s for s in board.complete if s in points]
-    found = {
+    differences = {
         m: {s: gap.mean for s in settings if (gap := board.difference(s, m, FEDAVG)) and gap.n == seeds}
         for m in board.methods
         if not board.pools(m)
     }
-    gains = {s: {m: by[s] for m, by in found.items() if len(by) == len(settings)} for s in settings}
+    gains = {s: {m: by[s] for m, by in differences.items() if len(by) == len(settings)} for s in settings}
     groups = {s: compose([*board.sweep.common, *board.sweep.settings[s]]).dataset.name for s in settings}
     return Adviser(points, gains, groups)
 
 
 def advise(board: Board, overrides: Sequence[str]) -> str:
     """Return the advice for a configuration, or why there is none."""
-    found = adviser(board)
-    if not found.speaks():
-        count = len(found.left_out())
+    guide = adviser(board)
+    if not guide.speaks():
+        count = len(guide.left_out())
         return f"No advice: on {count} left-out data sets, no choice by data properties beats always using {FEDAVG}."
     mine = measured(["protocol=board", *overrides])
-    method, nearest = found.choose([mine[key] for key in PROPERTIES], list(found.groups))
+    method, nearest = guide.choose([mine[key] for key in PROPERTIES], list(guide.groups))
     values = ", ".join(f"{key} {value:.2f}" for key, value in mine.items())
     return f"Try {method}: it was best on {nearest}, the most similar setting (your data: {values})."

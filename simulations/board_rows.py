@@ -55,14 +55,16 @@ def signed_rank(differences: Sequence[float], rope: float = ROPE, draws: int = D
 
 def p_value(scores: BySeed, others: BySeed) -> float:
     """Return the two-sided p-value of a paired t-test; NaN below two common seeds."""
-    found = paired(scores, others)
-    if found is None or found.n < 2:
+    difference = paired(scores, others)
+    if difference is None or difference.n < 2:
         return math.nan
     first, second = ended(scores), ended(others)
-    error = float(np.std([first[s] - second[s] for s in first.keys() & second.keys()], ddof=1)) / math.sqrt(found.n)
+    error = float(np.std([first[s] - second[s] for s in first.keys() & second.keys()], ddof=1)) / math.sqrt(
+        difference.n
+    )
     if error == 0:
-        return 1.0 if found.mean == 0 else 0.0
-    return float(2 * stdtr(found.n - 1, -abs(found.mean) / error))
+        return 1.0 if difference.mean == 0 else 0.0
+    return float(2 * stdtr(difference.n - 1, -abs(difference.mean) / error))
 
 
 def holm(values: Mapping[Any, float]) -> dict[Any, float]:
@@ -133,12 +135,12 @@ class Board:
     @cached_property
     def rows(self) -> dict[tuple[str, str], list[Row]]:
         """Rows of the selected choice of each setting and method."""
-        found: dict[tuple[str, str], list[Row]] = {}
+        rows: dict[tuple[str, str], list[Row]] = {}
         names = {(s, chosen): (s, m) for (s, m), chosen in self.tally.chosen.items()}
         for cell in self.sweep.cells(self.found):
             if (key := names.get((cell.setting, cell.method))) and (row := self.found.get(cell.identity)):
-                found.setdefault(key, []).append(row)
-        return found
+                rows.setdefault(key, []).append(row)
+        return rows
 
     @property
     def total(self) -> int:
@@ -163,10 +165,10 @@ class Board:
 
     def score(self, setting: str, method: str) -> BySeed:
         """Return scores by seed, in percent if they are shares, higher is better."""
-        found = self.tally.shown(setting, method)
-        if self.sweep.unfolds and len(found) < len(self.sweep.seeds):  # a trial
+        scores = self.tally.shown(setting, method)
+        if self.sweep.unfolds and len(scores) < len(self.sweep.seeds):  # a trial
             return {}
-        return {seed: self.tally.sign * value for seed, value in found.items()}
+        return {seed: self.tally.sign * value for seed, value in scores.items()}
 
     def difference(self, setting: str, method: str, reference: str) -> Interval | None:
         """Return the paired difference; None without a common seed."""
@@ -201,18 +203,18 @@ class Board:
 
         Better and worse also need significance after Holm's correction; a difference without it is not decided.
         """
-        adjusted, found = self.adjusted(reference), {}
+        adjusted, verdicts = self.adjusted(reference), {}
         for setting in settings:
             gap = self.difference(setting, method, reference)
-            found[setting] = verdict(*gap.ends[1:], margin=ROPE) if gap else NOT_DECIDED
-            if found[setting] in (BETTER, WORSE) and not adjusted[setting, method] < SIGNIFICANCE:
-                found[setting] = NOT_DECIDED
-        return found
+            verdicts[setting] = verdict(*gap.ends[1:], margin=ROPE) if gap else NOT_DECIDED
+            if verdicts[setting] in (BETTER, WORSE) and not adjusted[setting, method] < SIGNIFICANCE:
+                verdicts[setting] = NOT_DECIDED
+        return verdicts
 
     def points(self, method: str, reference: str, wanted: str, settings: Sequence[str]) -> dict[str, float]:
         """Return the mean differences in points of the settings with the wanted verdict."""
-        found = self.verdicts(method, reference, settings)
-        gaps = {s: self.difference(s, method, reference) for s in settings if found[s] == wanted}
+        verdicts = self.verdicts(method, reference, settings)
+        gaps = {s: self.difference(s, method, reference) for s in settings if verdicts[s] == wanted}
         return {s: gap.mean for s, gap in gaps.items() if gap}
 
     def standings(self, settings: Sequence[str]) -> list[Standing]:
@@ -224,7 +226,7 @@ class Board:
         known = [m for m in self.methods if not math.isnan(gains[m] + ratios[m]) and not self.pools(m)]
         points = {m: (ratios[m], gains[m]) for m in known}
         front = pareto(points)
-        found = [
+        standings = [
             Standing(
                 m,
                 gains[m],
@@ -235,7 +237,7 @@ class Board:
             )
             for i, m in enumerate(self.methods)
         ]
-        return sorted(found, key=lambda one: (math.isnan(one.ratio), one.ratio))
+        return sorted(standings, key=lambda one: (math.isnan(one.ratio), one.ratio))
 
     def gain(self, method: str, settings: Sequence[str]) -> float:
         """Return the mean points above FedAvg; NaN if a setting has none."""
@@ -248,16 +250,16 @@ class Board:
     @cached_property
     def ratios(self) -> dict[str, float]:
         """Mean ratio of each method's CPU seconds to FedAvg's, over the settings that have both."""
-        found: dict[str, list[float]] = {}
+        ratios: dict[str, list[float]] = {}
         for s, m in itertools.product(self.sweep.settings, self.methods):
             if not math.isnan(ratio := self.cost(s, m, "cpu") / self.cost(s, FEDAVG, "cpu")):
-                found.setdefault(m, []).append(ratio)
-        return {m: fmean(each) for m, each in found.items()}
+                ratios.setdefault(m, []).append(ratio)
+        return {m: fmean(values) for m, values in ratios.items()}
 
     def seconds(self, setting: str, method: str) -> float:
         """Return a run's mean CPU seconds; without a run, FedAvg's there times the method's ratio elsewhere; NaN if unknown."""
-        own = self.cost(setting, method, "cpu")
-        return self.cost(setting, FEDAVG, "cpu") * self.ratios.get(method, math.nan) if math.isnan(own) else own
+        cost = self.cost(setting, method, "cpu")
+        return self.cost(setting, FEDAVG, "cpu") * self.ratios.get(method, math.nan) if math.isnan(cost) else cost
 
     def hours_spent(self, settings: Sequence[str]) -> float:
         """Return the core hours of all runs of some settings."""
@@ -272,9 +274,9 @@ class Board:
         """Return each setting's missing runs, their core hours by the means of a known table, and whether all are known."""
         left = {s: {m: n for m in self.methods if (n := self._left(s, m))} for s in self.sweep.settings}
         return {
-            s: (sum(each.values()), *total([n * (known or self).seconds(s, m) / 3600 for m, n in each.items()]))
-            for s, each in left.items()
-            if each
+            s: (sum(counts.values()), *total([n * (known or self).seconds(s, m) / 3600 for m, n in counts.items()]))
+            for s, counts in left.items()
+            if counts
         }
 
     def _left(self, setting: str, method: str) -> int:

@@ -31,12 +31,12 @@ INK, SOFT, BEST = "black", "0.6", "C1"
 
 def cliques(ranks: Sequence[float], critical: float) -> list[tuple[float, float]]:
     """Return the largest groups of ranks within a critical difference, as their first and last rank."""
-    order, found = sorted(ranks), list[tuple[float, float]]()
+    order, groups = sorted(ranks), list[tuple[float, float]]()
     for first in order:
         last = max(rank for rank in order if rank - first <= critical)
-        if last > first and (not found or last > found[-1][1]):
-            found.append((first, last))
-    return found
+        if last > first and (not groups or last > groups[-1][1]):
+            groups.append((first, last))
+    return groups
 
 
 def ranks_plot(ranks: dict[str, float], settings: int) -> Figure:
@@ -184,7 +184,7 @@ def _differences(page: Page, board: Board, reference: str) -> Markup | None:
             for m, gap in gaps.items()
         ]
 
-    views = {setting: {"rows": found} for setting in board.begun if (found := rows(setting))}
+    views = {setting: {"rows": entries} for setting in board.begun if (entries := rows(setting))}
     how = "Mean of the differences paired by seed, with its 95 % interval: one that contains 0 shows no difference."
     look: dict[str, Any] = {"height": 90 + 30 * len(board.methods), "marks": [{"name": "", "at": 0}]}
     if not views:

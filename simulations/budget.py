@@ -72,12 +72,12 @@ def targets(rows: Sequence[dict[str, str]], share: float) -> dict[str, float]:
 
 def needed(rows: Sequence[dict[str, str]], target: dict[str, float]) -> dict[str, list[tuple[int, int] | None]]:
     """Return the round and bytes at which each method first reaches its seed's target; None if it does not."""
-    found: dict[tuple[str, str], tuple[int, int] | None] = {}
+    arrivals: dict[tuple[str, str], tuple[int, int] | None] = {}
     for row in sorted(rows, key=lambda row: int(row["round"])):
         key = row["method"], row["seed"]
-        if found.setdefault(key, None) is None and float(row["validation"]) >= target[row["seed"]]:
-            found[key] = int(row["round"]), int(row["bytes"])
-    return {name: [at for (method, _), at in found.items() if method == name] for name, _ in found}
+        if arrivals.setdefault(key, None) is None and float(row["validation"]) >= target[row["seed"]]:
+            arrivals[key] = int(row["round"]), int(row["bytes"])
+    return {name: [at for (method, _), at in arrivals.items() if method == name] for name, _ in arrivals}
 
 
 def ranked(need: dict[str, list[tuple[int, int] | None]]) -> list[str]:

@@ -148,15 +148,15 @@ def train(banks: Sequence[Bank], rules: PrivacyConfig | None, cfg: RunConfig, ro
             bound = rules.clipping_norm if rules else float("inf")
             drawn = torch.from_numpy(rows.drawn(len(bank.rows.y), cfg.privacy.sampling_rate))
             sums = bank.rows.clipped_sums(drawn, bound)
-            own = np.concatenate([sums[name].numpy().ravel() for name in names])
-            own *= read.sampling_rate / cfg.privacy.sampling_rate
+            gradient = np.concatenate([sums[name].numpy().ravel() for name in names])
+            gradient *= read.sampling_rate / cfg.privacy.sampling_rate
             if rules and rules.side == "local":
-                own = rows.released(own, bound, rules, noise.source())
+                gradient = rows.released(gradient, bound, rules, noise.source())
             elif rules:
                 count, needed = len(banks), threshold(rules.secagg_threshold, len(banks))
-                own = DistributedNoise(rules).terms({MODEL: {"w": own}}, {MODEL: 1 / count}, count, needed)
-                own = own * (count / 2.0**rules.secagg_bits)
-            total += own
+                gradient = DistributedNoise(rules).terms({MODEL: {"w": gradient}}, {MODEL: 1 / count}, count, needed)
+                gradient = gradient * (count / 2.0**rules.secagg_bits)
+            total += gradient
         parts = np.split(total / (len(banks) * read.expected_rows), np.cumsum([values[n].numel() for n in names])[:-1])
         grads = {
             n: torch.from_numpy(p).reshape(values[n].shape).to(values[n]) for n, p in zip(names, parts, strict=True)
@@ -181,11 +181,11 @@ def measured(
         rules = replace(rules, noise_multiplier=multiplier(rules, epsilon, rounds, len(banks)))
     models = [train([bank], None, cfg, rounds) for bank in banks] if setting == OWN else []
     models = models or [train(banks, rules, cfg, rounds)] * len(banks)
-    found = {
+    scores = {
         split: statistics.mean(bank.score(model, part) for bank, model in zip(banks, models, strict=True))
         for split, part in (("validation", "val"), ("test", "test"))
     }
-    return {"noise_multiplier": round(rules.noise_multiplier, 4) if rules else "", "rounds": rounds, **found}
+    return {"noise_multiplier": round(rules.noise_multiplier, 4) if rules else "", "rounds": rounds, **scores}
 
 
 def bounds() -> None:
@@ -218,11 +218,11 @@ def choose(size: int) -> None:
         print(setting, keys, measured(banks, config(size, 0.0, 0, size // 50, lr), setting, 3.0, keys), flush=True)
 
 
-def table(found: Sequence[dict[str, str]]) -> str:
+def table(records: Sequence[dict[str, str]]) -> str:
     """Return the Markdown table of means and standard deviations over seeds."""
     order = [OWN, ALL, LOCAL, SECURE, PAYMENT]
     groups: dict[tuple[Any, ...], list[dict[str, str]]] = {}
-    for row in found:
+    for row in records:
         place = (order.index(row["setting"]), float(row["epsilon"] or 0))
         groups.setdefault((*(float(row[key]) for key in CASE), *place), []).append(row)
     lines = ["# Privacy of single rows: average precision on test payments of banks", ""]

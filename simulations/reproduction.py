@@ -80,8 +80,8 @@ def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:
             values = list(ended(tally.shown(setting, method)).values())
             spread = float(match[2]) if match[2] else deviation(values)
             mean = statistics.fmean(values) if values else math.nan
-            own = strategy(tally, method).startswith(paper)
-            yield Cell(setting, method, own, float(match[1]), spread, mean, len(values))
+            of_paper = strategy(tally, method).startswith(paper)
+            yield Cell(setting, method, of_paper, float(match[1]), spread, mean, len(values))
 
 
 def strategy(tally: SweepSummary, method: str) -> str:
@@ -101,13 +101,13 @@ def counts(paper: str) -> str:
     lines = ["| | the method: within | above | below | other methods: within | above | below | not run |"]
     lines.append("|---" * 8 + "|")
     for tally in tables(paper):
-        found = list(cells(tally, paper))
+        entries = list(cells(tally, paper))
         numbers = [
-            sum(cell.verdict == verdict for cell in found if cell.own == own)
-            for own in (True, False)
+            sum(cell.verdict == verdict for cell in entries if cell.own == of_paper)
+            for of_paper in (True, False)
             for verdict in ("within", "above", "below")
         ]
-        missing = sum(cell.verdict == "missing" for cell in found)
+        missing = sum(cell.verdict == "missing" for cell in entries)
         lines.append(f"| {_link(tally)} | " + " | ".join(map(str, [*numbers, missing])) + " |")
     return "\n".join(lines)
 
@@ -162,7 +162,7 @@ def rows(paper: str) -> dict[str, tuple[list[str], float]]:
     """
     tally = main_table(paper)
     names = [column(tally, kinds) for kinds in (*BASELINES.values(), (paper,))]
-    found = {}
+    by_setting = {}
     for setting, printed in tally.sweep.paper.items():
         means = [tally.mean(setting, name) if name else None for name in names]
         match = PRINTED.match(str(printed.get(names[-1], "")))
@@ -176,8 +176,8 @@ def rows(paper: str) -> dict[str, tuple[list[str], float]]:
                 gap = paired(tally.shown(setting, best), tally.shown(setting, name)) if mean else None
                 level = name == best or (gap is not None and gap.n > 1 and gap.mean <= gap.half)
                 scores.append(f"**{text}**" if text and level else text)
-            found[setting] = [*scores, f"{float(match[1]):.1f}"], means[-1].mean - float(match[1])
-    return found
+            by_setting[setting] = [*scores, f"{float(match[1]):.1f}"], means[-1].mean - float(match[1])
+    return by_setting
 
 
 def wins(paper: str) -> tuple[int, int, float]:
@@ -193,11 +193,11 @@ def glance() -> str:
     """Return two rows per main table, lowest and highest relative to the published score; first the method with most gain."""
     lines = list(HEAD)
     for paper in sorted(papers(), key=lambda paper: (wins(paper)[0] / wins(paper)[1], wins(paper)[2]), reverse=True):
-        found = rows(paper)
+        by_setting = rows(paper)
         name = column(main_table(paper), (paper,))
-        chosen = [choose(found, key=lambda setting: found[setting][1]) for choose in (min, max)]
+        chosen = [choose(by_setting, key=lambda setting: by_setting[setting][1]) for choose in (min, max)]
         for setting in dict.fromkeys(chosen):
-            lines.append(f"| {name}, {setting} | " + " | ".join(found[setting][0]) + " |")
+            lines.append(f"| {name}, {setting} | " + " | ".join(by_setting[setting][0]) + " |")
     return "\n".join(lines)
 
 

@@ -55,10 +55,10 @@ def add(path: Path, cell: spec.Cell) -> None:
     with tempfile.TemporaryDirectory() as out:
         summary = run(configuration([*cell.overrides, "checkpoint_every=0", f"out={out}"]))
         score, place = summary["headline"].split(" at ")
-        found = [cell.setting, cell.method, cell.seed, summary["metrics"][place][score], whole_score(Path(out))]
+        row = [cell.setting, cell.method, cell.seed, summary["metrics"][place][score], whole_score(Path(out))]
     new = not path.is_file()
     with path.open("a", newline="") as file:
-        csv.writer(file).writerows([FIELDS] * new + [(*found, " ".join(cell.overrides))])
+        csv.writer(file).writerows([FIELDS] * new + [(*row, " ".join(cell.overrides))])
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -69,13 +69,13 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table(sweep: spec.Sweep, found: Sequence[dict[str, str]]) -> str:
+def table(sweep: spec.Sweep, rows: Sequence[dict[str, str]]) -> str:
     """Return the Markdown table: mean and standard deviation over seeds, in percent, and the published score."""
     lines = [f"# {sweep.title}, scored on the whole graph", "", sweep.source, ""]
     lines += ["| | method | seeds | on the whole graph | on the clients' own graphs | published |", "|---" * 6 + "|"]
     for setting in sweep.settings:
         for method in sweep.methods:
-            mine = [row for row in found if (row["setting"], row["method"]) == (setting, method)]
+            mine = [row for row in rows if (row["setting"], row["method"]) == (setting, method)]
             if mine:
                 cells = [_spread([100 * float(row[key]) for row in mine]) for key in ("whole", "own")]
                 paper = sweep.paper.get(setting, {}).get(method, "")

@@ -55,17 +55,17 @@ def _keep(where: list[str], said: list[str]) -> None:
 
 def blocks(text: str) -> list[tuple[str, list[str]]]:
     """Return paragraphs, tables and indented blocks in order."""
-    found: list[tuple[str, list[str]]] = []
+    parts: list[tuple[str, list[str]]] = []
     for chunk in re.split(r"\n\s*\n", text.strip("\n")):
         for line in chunk.splitlines():
-            listed = found and found[-1][0] == "prose" and re.match(r"\s*[-*] ", found[-1][1][-1])
+            listed = parts and parts[-1][0] == "prose" and re.match(r"\s*[-*] ", parts[-1][1][-1])
             kind = "table" if line.startswith("|") else "prose"
             kind = "equations" if line.startswith("    ") and not listed else kind
-            if not found or found[-1][0] != kind:
-                found.append((kind, []))
-            found[-1][1].append(line)
-        found.append(("end", []))
-    return [(kind, lines) for kind, lines in found if lines]
+            if not parts or parts[-1][0] != kind:
+                parts.append((kind, []))
+            parts[-1][1].append(line)
+        parts.append(("end", []))
+    return [(kind, lines) for kind, lines in parts if lines]
 
 
 def prose(text: str) -> str:

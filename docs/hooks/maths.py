@@ -46,15 +46,15 @@ def mathml(text: str, display: bool = False) -> str:
 
 def pieces(text: str) -> list[Piece]:
     """An expression in parts. Letters with accents are taken apart, so that the accent can be drawn over the letter."""
-    found, spaced = [], False
+    parts, spaced = [], False
     apart = "".join(unicodedata.normalize("NFD", sign) if sign.isalpha() else sign for sign in text)
     for match in TOKEN.finditer(apart):
         if match.lastgroup == "space":
             spaced = True
             continue
-        found.append(Piece(str(match.lastgroup), match.group(), spaced))
+        parts.append(Piece(str(match.lastgroup), match.group(), spaced))
         spaced = False
-    return found
+    return parts
 
 
 class Parser:

@@ -44,8 +44,8 @@ class Method:
         self.strategy, self.client = (self._class(keys[side]) for side in ("server", "client"))
         rules = compose([f"strategy={name}"]).strategy
         parts = parts_of(rules).values()
-        own = [locate(part.server) for part in parts if part.server]
-        self.server = own[0] if own and self.strategy is FedAvg else self.strategy
+        servers = [locate(part.server) for part in parts if part.server]
+        self.server = servers[0] if servers and self.strategy is FedAvg else self.strategy
         trained = [locate(part.client) for part in parts if part.client]
         self.client = trained[0] if trained and self.client is GraphClient else self.client
 
@@ -115,8 +115,8 @@ def methods() -> dict[str, Method]:
 
 def groups() -> dict[str, list[str]]:
     """Return the methods per purpose, by its title."""
-    found = {title: [name for name, of in methods().items() if of.purpose == key] for key, title in PURPOSES.items()}
-    return {title: names for title, names in found.items() if names}
+    by_title = {title: [name for name, of in methods().items() if of.purpose == key] for key, title in PURPOSES.items()}
+    return {title: names for title, names in by_title.items() if names}
 
 
 def table() -> str:
@@ -140,8 +140,8 @@ def tasks_table() -> str:
     for names in groups().values():
         for name in names:
             cfg = compose([f"strategy={name}"])
-            found = served(cfg, client_class(cfg))
-            cells = " | ".join("yes" if task in found else "–" for task in TASKS)
+            tasks = served(cfg, client_class(cfg))
+            cells = " | ".join("yes" if task in tasks else "–" for task in TASKS)
             rows.append(f"| [`{name}`](methods/{name}.md) | {cells} |")
     head = " | ".join(f"`{task}`" for task in TASKS)
     return "\n".join([f"| `strategy=` | {head} |", "|---|" + "---|" * len(TASKS), *rows])
@@ -190,9 +190,9 @@ def page(of: Method) -> str:
     if cost or curve:
         said += ["## Cost", *cost, *curve]
     said += ["## Compatible protections", declared(of)]
-    own = own_keys_of("strategy", _yaml(of.name))
-    if own:
-        said += ["## Keys", keys_table(own)]
+    keys = own_keys_of("strategy", _yaml(of.name))
+    if keys:
+        said += ["## Keys", keys_table(keys)]
     said += ["## Our results", *stored.results(of.name)]
     said += ["## Files", files(of).replace(", ", "  \n")]
     return linked("\n\n".join(said), of.name) + "\n"

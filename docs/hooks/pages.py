@@ -54,7 +54,7 @@ def on_config(config: Any) -> Any:
         if isinstance(node, dict):
             return {name: walk(value) for name, value in node.items()}
         if isinstance(node, list):
-            return [entry for each in node for entry in (filled[each] if each in list(filled) else [walk(each)])]
+            return [entry for child in node for entry in (filled[child] if child in list(filled) else [walk(child)])]
         return node
 
     config.nav = walk(config.nav)
@@ -180,9 +180,9 @@ def hostile() -> str:
     columns = list(dict.fromkeys(row["method"] for row in rows))
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for setting in dict.fromkeys(row["setting"] for row in rows):
-        cells = [f"{statistics.mean(found):.1f}" if (found := values[setting, column]) else "" for column in columns]
+        cells = [f"{statistics.mean(scores):.1f}" if (scores := values[setting, column]) else "" for column in columns]
         opened = [
-            f"; {statistics.mean(found):.0f}" if (found := success[setting, column]) else "" for column in columns
+            f"; {statistics.mean(scores):.0f}" if (scores := success[setting, column]) else "" for column in columns
         ]
         lines.append(f"| {setting} | " + " | ".join(map("".join, zip(cells, opened, strict=True))) + " |")
     return "\n".join(lines)

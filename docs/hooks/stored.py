@@ -18,13 +18,13 @@ ROWS = 12  # maximum rows of a table on a method's page
 @lru_cache(maxsize=4)
 def by_method(name: str) -> dict[str, list[dict[str, str]]]:
     """Return the rows of a stored CSV by their column ``method``."""
-    found = defaultdict(list)
+    rows = defaultdict(list)
     path = RESULTS / name
     if path.is_file():
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                found[row["method"]].append(row)
-    return dict(found)
+                rows[row["method"]].append(row)
+    return dict(rows)
 
 
 def size(number: float) -> str:
@@ -56,10 +56,10 @@ def budget(method: str) -> list[str]:
     curves = by_method("budget.csv")
     if method not in curves:
         return []
-    each = {name: int(rows[-1]["bytes"]) / int(rows[-1]["round"]) for name, rows in curves.items()}
+    traffic = {name: int(rows[-1]["bytes"]) / int(rows[-1]["round"]) for name, rows in curves.items()}
     text = "On ten CSBM clients with different homophily ([budget](../results/budget.md)), "
-    text += f"it sends {size(each[method])} per round"
-    ratio = f"{each[method] / each['fedavg']:.2g}"
+    text += f"it sends {size(traffic[method])} per round"
+    ratio = f"{traffic[method] / traffic['fedavg']:.2g}"
     text += "." if method == "fedavg" else ", like FedAvg." if ratio == "1" else f", {ratio} times FedAvg's."
     names = dict.fromkeys(name for name in ("local", "fedavg", method) if name in curves)
     points = {
@@ -70,7 +70,7 @@ def budget(method: str) -> list[str]:
     return [text, f'{plot(points, method)}\n<p class="note">{note}</p>']
 
 
-def plot(points: dict[str, list[tuple[int, float]]], own: str) -> str:
+def plot(points: dict[str, list[tuple[int, float]]], method: str) -> str:
     """Draw shares by round as an SVG in the page's colours, with names at the ends of the lines."""
     left, right, top, bottom = 44, 550, 10, 190
     rounds = max(x for line in points.values() for x, _ in line)
@@ -90,7 +90,7 @@ def plot(points: dict[str, list[tuple[int, float]]], own: str) -> str:
         drawn.append(f'<text x="{at(tick, low)[0]}" y="210" text-anchor="middle">{tick}</text>')
     below, order = -15.0, sorted(points, key=lambda name: -points[name][-1][1])
     for name in order:
-        kind = "own" if name == own else name
+        kind = "own" if name == method else name
         path = "M" + "L".join(f"{x},{y}" for x, y in (at(*point) for point in points[name]))
         below = max(at(*points[name][-1])[1], below + 15)
         drawn.append(
@@ -103,17 +103,17 @@ def plot(points: dict[str, list[tuple[int, float]]], own: str) -> str:
 @lru_cache(maxsize=1)
 def tables() -> dict[str, list[dict[str, str]]]:
     """Return the rows of every stored table with overrides, and the strategy that these name (``of``)."""
-    found = {}
+    rows = {}
     for path in sorted(RESULTS.glob("*.csv")):
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if not {"setting", "words", "value"} <= set(reader.fieldnames or ()):
                 continue
-            found[path.stem] = [row for row in reader if row["value"]]
-        for row in found[path.stem]:
+            rows[path.stem] = [row for row in reader if row["value"]]
+        for row in rows[path.stem]:
             named = re.search(r"(?:^| )strategy(?:\.name)?=(\S+)", row["words"])
             row["of"] = named[1] if named else ""
-    return found
+    return rows
 
 
 def results(method: str) -> list[str]:
@@ -136,29 +136,29 @@ def beside(method: str, stem: str) -> str:
     """Return a method's columns of a table, with the first column of each baseline."""
     rows = tables()[stem]
     firsts = [next((row["method"] for row in rows if row["of"] == name), None) for name in BASELINES if name != method]
-    own = list(dict.fromkeys(row["method"] for row in rows if row["of"] == method))
-    columns = list(dict.fromkeys([*filter(None, firsts), *own[:5]]))
+    own_columns = list(dict.fromkeys(row["method"] for row in rows if row["of"] == method))
+    columns = list(dict.fromkeys([*filter(None, firsts), *own_columns[:5]]))
     settings = list(dict.fromkeys(row["setting"] for row in rows if row["of"] == method))
     values = defaultdict(list)
     for row in rows:
         values[row["setting"], row["method"]].append(100 * float(row["value"]))
     lines = [f"**[{heading(RESULTS / f'{stem}.md')}](../results/{stem}.md)**, test scores in %", ""]
-    heads = [f"**{cell(column)}**" if column in own else cell(column) for column in columns]
+    heads = [f"**{cell(column)}**" if column in own_columns else cell(column) for column in columns]
     lines += ["| | " + " | ".join(heads) + " |", "|---" * (len(columns) + 1) + "|"]
     for setting in settings[:ROWS]:
         lines.append("| " + " | ".join([cell(setting), *(mean(values[setting, column]) for column in columns)]) + " |")
-    if len(settings) > ROWS or len(own) > 5:
+    if len(settings) > ROWS or len(own_columns) > 5:
         lines.append(f"| … | [the rest](../results/{stem}.md) |" + " |" * (len(columns) - 1))
     return "\n".join(lines)
 
 
-def mean(found: list[float]) -> str:
+def mean(scores: list[float]) -> str:
     """Format the mean over seeds and half of its 95 % interval; empty without values, ``failed`` if a run failed."""
-    if any(map(math.isnan, found)):
+    if any(map(math.isnan, scores)):
         return "failed"
-    if len(found) < 2:
-        return f"{found[0]:.2f} (1 seed)" if found else ""
-    return f"{statistics.mean(found):.2f} ± {interval(found).half:.2f}"
+    if len(scores) < 2:
+        return f"{scores[0]:.2f} (1 seed)" if scores else ""
+    return f"{statistics.mean(scores):.2f} ± {interval(scores).half:.2f}"
 
 
 def cell(text: str) -> str:

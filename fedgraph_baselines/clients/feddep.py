@@ -89,7 +89,7 @@ class FedDEPClient(GraphClient, method=feddep):
     def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Train the generator, generate neighbours, and delete the generator."""
         p = self.params
-        peers = Peers.of([torch.from_numpy(own).to(self.device) for own in groups.get(PROTOTYPES, {}).values()])
+        peers = Peers.of([torch.from_numpy(array).to(self.device) for array in groups.get(PROTOTYPES, {}).values()])
         whole, _ = self.encode(groups)
         part, inputs = self.encode(groups, self.impaired.graph)
         make = partial(DeepGenerator, self.cfg.model.hidden, list(WIDTHS), p.neighbours)
@@ -114,18 +114,18 @@ class FedDEPClient(GraphClient, method=feddep):
 
     def objective(self, made: DeepGenerator, part: Tensor, inputs: Any, whole: Tensor, peers: Peers) -> Tensor:
         """Return L from embeddings of the impaired graph [n, H] and the whole graph [N, H], and the peers' prototypes."""
-        p, own = self.params, self.impaired
+        p, impaired = self.params, self.impaired
         count, u = made(part)
-        trains = own.trains.to(self.device)
+        trains = impaired.trains.to(self.device)
         if not trains.numel():
             return count.sum() * 0
-        loss = F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
-        rows = made.rows(u, own.owner.to(self.device), own.place.to(self.device))
-        apart = (rows - whole[nearest(rows, own.truth.to(self.device), whole)]).square().sum() + peers.apart(rows)
+        loss = F.smooth_l1_loss(count[trains], impaired.count.to(count)[trains])
+        rows = made.rows(u, impaired.owner.to(self.device), impaired.place.to(self.device))
+        apart = (rows - whole[nearest(rows, impaired.truth.to(self.device), whole)]).square().sum() + peers.apart(rows)
         loss = loss + apart / (trains.numel() * p.neighbours * part.size(1))
         node, place = places(self.whole(count))
-        fused = fused_inputs(inputs, own.graph.edge_index, len(part), made.rows(u, node, place), node)
-        y = self.y[own.kept[own.trains].to(self.device)]
+        fused = fused_inputs(inputs, impaired.graph.edge_index, len(part), made.rows(u, node, place), node)
+        y = self.y[impaired.kept[impaired.trains].to(self.device)]
         return loss + task_loss(self.model(fused)[trains], y, self.cfg.train, self.class_weights)
 
     def take(self) -> None:

@@ -70,8 +70,8 @@ class FedFAClient(GraphClient, method=fedfa):
         if RUNNING in groups:
             shape = len(self.model.layers), self.cfg.model.hidden
             field = ArrayField(shape, self.cfg.dtype), ArrayField(shape, self.cfg.dtype, low=0)
-            for group, each in zip((RUNNING, SPREAD), field, strict=True):
-                check(groups[group], dict.fromkeys(STATISTICS, each), f"the server sent {group} statistics")
+            for group, spec in zip((RUNNING, SPREAD), field, strict=True):
+                check(groups[group], dict.fromkeys(STATISTICS, spec), f"the server sent {group} statistics")
             self.running, self.spread = (
                 {key: torch.from_numpy(groups[group][key]).to(self.device) for key in STATISTICS}
                 for group in (RUNNING, SPREAD)
@@ -106,8 +106,8 @@ class FedFAClient(GraphClient, method=fedfa):
         drawn = []
         for key, statistic, draw in zip(STATISTICS, (mean, std), noise, strict=True):
             running = self.running[key][layer]
-            own = EPS + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
-            drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], EPS)) * own).sqrt())
+            variance = EPS + (statistic.var(0) if groups > 1 else (statistic[0] - running).square())
+            drawn.append(statistic + draw * ((1 + sharing(self.spread[key][layer], EPS)) * variance).sqrt())
             if n < self.least:  # keep the received values: a mean over so few nodes is not sent
                 continue
             with torch.no_grad():

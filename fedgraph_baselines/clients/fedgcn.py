@@ -151,12 +151,12 @@ class FedGCNClient(GraphClient, method=fedgcn):
             return {}, {}
         sent: dict[str, Arrays] = {ROWS: {}, DEGREES: {}}
         for peer in self.outgoing.peers:
-            own = self.outgoing.own(peer)
+            nodes = self.outgoing.own(peer)
             # The server relays the peers' rows and could invent them, so enough of this client's own nodes must be behind z.
             enough = ((behind - of_peer[peer]) >= self.least) & (self.inner.getnnz(axis=1) >= self.policy.min_nodes)
-            enough = enough[own]
-            sent[ROWS][str(peer)] = self.packed(z[own] * enough[:, None])
-            sent[DEGREES][str(peer)] = (self.degree[own] * enough).astype(np.int64)
+            enough = enough[nodes]
+            sent[ROWS][str(peer)] = self.packed(z[nodes] * enough[:, None])
+            sent[DEGREES][str(peer)] = (self.degree[nodes] * enough).astype(np.int64)
         return sent, {}
 
     @phase
@@ -171,8 +171,8 @@ class FedGCNClient(GraphClient, method=fedgcn):
             degree[external[peer]] = degrees
         if "z" not in self.memory:
             raise FedGraphError("the server requested phase 'extend' before phase 'smooth': repeat the run")
-        own = self.memory["z"][: self.graph.num_nodes].cpu().numpy()
-        self.take(np.concatenate([own, z]), degree)
+        own_z = self.memory["z"][: self.graph.num_nodes].cpu().numpy()
+        self.take(np.concatenate([own_z, z]), degree)
         return {}, {}
 
     def from_peers(self, groups: dict[str, Arrays], group: str, places: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -183,9 +183,9 @@ class FedGCNClient(GraphClient, method=fedgcn):
         """
         sent: dict[int, np.ndarray] = by_client(groups.get(group, {}), f"of group '{group}'")
         for peer in sorted(sent.keys() | places.keys()):
-            found, expected = (len(np.atleast_1d(of.get(peer, ()))) for of in (sent, places))
-            if found != expected:
-                sent_ = f"client {peer} sent client {self.graph.client} {found} rows of {group}, expected {expected}"
+            count, expected = (len(np.atleast_1d(of.get(peer, ()))) for of in (sent, places))
+            if count != expected:
+                sent_ = f"client {peer} sent client {self.graph.client} {count} rows of {group}, expected {expected}"
                 raise FedGraphError(f"{sent_}: their graphs differ in the edges between them; link all parties again")
         for peer, rows in sent.items():
             axes = () if group == DEGREES else (self.graph.num_features,)

@@ -72,10 +72,10 @@ class FedGTAClient(GraphClient, method=fedgta, requires=(one_type,)):
             shape = self.params.kinds, self.params.orders, self.graph.num_classes
             return {SMOOTHED: {"moments": np.zeros(shape)}}, {CONFIDENCE: 0.0}
         for_moments, for_confidence = self.smoothed()
-        found = moments(for_moments, self.params.orders, self.params.kinds == 2)
-        if (largest := found.abs().max()) > LARGE:  # the server reads only the direction
-            found = found / largest
-        return {SMOOTHED: {"moments": to_numpy(found)}}, {CONFIDENCE: confidence(for_confidence, self.degree)}
+        mixed_moments = moments(for_moments, self.params.orders, self.params.kinds == 2)
+        if (largest := mixed_moments.abs().max()) > LARGE:  # the server reads only the direction
+            mixed_moments = mixed_moments / largest
+        return {SMOOTHED: {"moments": to_numpy(mixed_moments)}}, {CONFIDENCE: confidence(for_confidence, self.degree)}
 
     @cached_property
     def labelled(self) -> tuple[Tensor, Tensor]:

@@ -104,10 +104,10 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
 
     def ends(self, types: Tensor) -> Tensor:
         """Return masks of the nodes that are first and second ends of each type's links, bool [2, k, N]."""
-        found = torch.zeros(2, self.model.types, self.graph.num_nodes, dtype=torch.bool, device=self.device)
-        for touched, end in zip(found, self.pairs[0], strict=True):
+        masks = torch.zeros(2, self.model.types, self.graph.num_nodes, dtype=torch.bool, device=self.device)
+        for touched, end in zip(masks, self.pairs[0], strict=True):
             touched[types, end] = True
-        return found
+        return masks
 
     def nodes_behind(self, types: Tensor) -> Tensor:
         """Return how many nodes each type's means cover, [k]: 1 / Σ w², so that a hub with most of the links counts as one."""

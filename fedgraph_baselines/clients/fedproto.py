@@ -88,8 +88,8 @@ class FedProtoClient(GraphClient, method=prototypes):
         y = self.batch.y
         if self.params.distance == "nodes":
             return F.mse_loss(h, torch.where(self.known[y, None], goal[y], h.detach()))
-        own, count = class_means(h, y, len(self.known))
-        return torch.linalg.vector_norm((own - goal)[self.known & (count > 0)], dim=1).sum()
+        means, count = class_means(h, y, len(self.known))
+        return torch.linalg.vector_norm((means - goal)[self.known & (count > 0)], dim=1).sum()
 
     def send(self) -> ReplyContent:
         """Send per class the sum of its nodes' embeddings, in float64, and their number."""

@@ -249,18 +249,18 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
 
     def objective(self, count: Tensor, rows: Tensor, h: Tensor, classifier: Model) -> Tensor:
         """Compute M L without the peers' part."""
-        own = self.impaired
-        trains = own.trains.to(self.device)
+        impaired = self.impaired
+        trains = impaired.trains.to(self.device)
         if not trains.numel():
             return count.sum() * 0
-        loss = F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
+        loss = F.smooth_l1_loss(count[trains], impaired.count.to(count)[trains])
         x = self.graph.x.to(self.dtype)
-        best = nearest(rows.cpu(), own.truth, self.searched)
+        best = nearest(rows.cpu(), impaired.truth, self.searched)
         loss = loss + self.per_row * (rows - x[best].to(rows)).square().sum()
         node, place = places(self.whole(count.detach()))
-        graph = with_neighbours(own.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
+        graph = with_neighbours(impaired.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
         logits = classifier.train()(classifier.prepare(graph, self.device, self.dtype))[trains]
-        return loss + task_loss(logits, self.y[own.kept[own.trains]], self.cfg.train, self.class_weights)
+        return loss + task_loss(logits, self.y[impaired.kept[impaired.trains]], self.cfg.train, self.class_weights)
 
     # --- the graph with generated neighbours --------------------------------------------------------------------------
 

@@ -113,14 +113,14 @@ class FedSageTrueClient(FedGradClient):
 
     def extend(self, external_x: Tensor) -> None:
         """Prepare inputs of the extended graph: own nodes first, then the B external nodes."""
-        graph, own = self.graph, self.graph.num_nodes
-        outgoing = torch.stack([graph.cut_out[0], own + torch.searchsorted(self.external, graph.cut_out[1])])
-        incoming = torch.stack([own + torch.searchsorted(self.external, graph.cut_in[1]), graph.cut_in[0]])
+        graph, count = self.graph, self.graph.num_nodes
+        outgoing = torch.stack([graph.cut_out[0], count + torch.searchsorted(self.external, graph.cut_out[1])])
+        incoming = torch.stack([count + torch.searchsorted(self.external, graph.cut_in[1]), graph.cut_in[0]])
         extended = Graph(
             x=torch.cat([graph.x, external_x]),
             edge_index=torch.cat([graph.edge_index, outgoing, incoming], dim=1),
             y=torch.cat([graph.y, graph.y.new_full((external_x.size(0),), -1)]),
-            **unsplit(own + external_x.size(0)),
+            **unsplit(count + external_x.size(0)),
             num_classes=graph.num_classes,
         )
         self.external_x = external_x

@@ -79,8 +79,8 @@ def alignment(q: Tensor, p: Tensor, temperature: float, negatives: str = "both")
     q, p = F.normalize(q, dim=1), F.normalize(p, dim=1)
     score = q @ p.T
     if negatives == "both":
-        own = torch.eye(len(q), dtype=torch.bool, device=q.device)
-        score = torch.cat([score, (q @ q.T).masked_fill(own, -torch.inf)], 1)
+        diagonal = torch.eye(len(q), dtype=torch.bool, device=q.device)
+        score = torch.cat([score, (q @ q.T).masked_fill(diagonal, -torch.inf)], 1)
     return -(score / temperature).log_softmax(1).diagonal().mean()
 
 

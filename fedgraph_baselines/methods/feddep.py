@@ -57,7 +57,7 @@ class Peers:
         """Join the prototypes [K, H] of each client."""
         if not prototypes:
             return cls(torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.int64))
-        mean, sizes = torch.cat(list(prototypes)), torch.tensor([len(own) for own in prototypes])
+        mean, sizes = torch.cat(list(prototypes)), torch.tensor([len(rows) for rows in prototypes])
         column = torch.arange(int(sizes.max()))
         place = torch.where(column < sizes[:, None], (sizes.cumsum(0) - sizes)[:, None] + column, len(mean))
         return cls(mean, place.to(mean.device))

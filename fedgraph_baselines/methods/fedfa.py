@@ -42,13 +42,13 @@ class Params:
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model, and means of feature statistics from which the server computes their variance over clients."""
-    found: dict[str, Reducer] = {**model_only(cfg, params)[TRAIN]}
+    reducers: dict[str, Reducer] = {**model_only(cfg, params)[TRAIN]}
     if params.p:
         shape = (cfg.model.layers - 1, cfg.model.hidden)
-        found[RUNNING] = Mean({key: ArrayField(shape, cfg.dtype) for key in STATISTICS}, trained=True)
+        reducers[RUNNING] = Mean({key: ArrayField(shape, cfg.dtype) for key in STATISTICS}, trained=True)
         gaps = {f"{kind} {key}": ArrayField(shape, "float64") for kind in ("gap", "square") for key in STATISTICS}
-        found[GAPS] = Mean(gaps, weight="uniform", trained=True)
-    return {TRAIN: found}
+        reducers[GAPS] = Mean(gaps, weight="uniform", trained=True)
+    return {TRAIN: reducers}
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

@@ -56,9 +56,9 @@ class Boundary:
     @classmethod
     def of(cls, cut: Tensor, owner: Tensor, num_nodes: int) -> "Boundary":
         """Build from ``cut_out`` or ``cut_in`` of a graph [2, E], and the owner of each edge's other end [E]."""
-        own, other = cut.cpu().numpy()
+        column, other = cut.cpu().numpy()
         nodes, owners, row = external_nodes(other, owner.cpu().numpy())
-        edges = sp.csr_matrix((np.ones(row.size), (row, own)), shape=(nodes.size, num_nodes))
+        edges = sp.csr_matrix((np.ones(row.size), (row, column)), shape=(nodes.size, num_nodes))
         return cls(nodes, owners, edges)
 
     @property

@@ -50,7 +50,7 @@ class Params:
 def fused(ids: list[np.ndarray], values: list[np.ndarray], weights: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """Average the clients' values of each node: ids [N_i], values [N_i, K] → all ids [U], ascending, and [U, K]."""
     nodes, place = np.unique(np.concatenate(ids), return_inverse=True)
-    share = np.repeat(weights if any(weights) else np.ones(len(ids)), [len(own) for own in ids])
+    share = np.repeat(weights if any(weights) else np.ones(len(ids)), [len(part) for part in ids])
     total, weight = np.zeros((nodes.size, values[0].shape[1])), np.zeros(nodes.size)
     np.add.at(total, place, share[:, None] * np.concatenate(values))
     np.add.at(weight, place, share)
@@ -73,11 +73,11 @@ def pseudo_graph(h: np.ndarray, neighbours: int) -> tuple[np.ndarray, np.ndarray
 
 
 def among(
-    nodes: np.ndarray, own: np.ndarray, entries: tuple[np.ndarray, np.ndarray, np.ndarray]
+    nodes: np.ndarray, members: np.ndarray, entries: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Select the entries with both ends among own nodes, in local numbering: nodes [U] and own [N] ids, both ascending."""
+    """Select the entries with both ends among ``members``, in local numbering: nodes [U] and members [N] ids, both ascending."""
     local = np.full(nodes.size, -1)
-    local[np.searchsorted(nodes, own)] = np.arange(own.size)
+    local[np.searchsorted(nodes, members)] = np.arange(members.size)
     row, col = local[entries[0]], local[entries[1]]
     inside = (row >= 0) & (col >= 0)
     return {"row": row[inside], "col": col[inside], "weight": entries[2][inside]}

@@ -51,12 +51,12 @@ def matched(centroids: np.ndarray, centres: np.ndarray) -> np.ndarray:
     """Match clusters to centres [k, D] one to one, greedily by descending cosine; return the cluster of each centre, [k]."""
     k = len(centres)
     likeness = unit_rows(centres) @ unit_rows(centroids).T
-    found = np.full(k, -1)
+    clusters = np.full(k, -1)
     for _ in range(k):
         centre, cluster = np.unravel_index(likeness.argmax(), likeness.shape)
-        found[centre] = cluster
+        clusters[centre] = cluster
         likeness[centre], likeness[:, cluster] = -np.inf, -np.inf
-    return found
+    return clusters
 
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:

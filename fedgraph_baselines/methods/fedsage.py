@@ -53,15 +53,15 @@ class Params:
     rounding: str = choice("nearest", ("nearest", "floor"))
 
 
-def drawn_neighbours(edge_index: Tensor, num_nodes: int, count: int, each: int) -> Tensor:
-    """Draw ``each`` in-neighbours, with repetition, of ``count`` random nodes: [count, each]; −1 if no node has neighbours."""
+def drawn_neighbours(edge_index: Tensor, num_nodes: int, count: int, draws: int) -> Tensor:
+    """Draw ``draws`` in-neighbours, with repetition, of ``count`` random nodes: [count, draws]; −1 if no node has neighbours."""
     source, order = edge_index[0], edge_index[1].argsort(stable=True)
     degree = edge_index[1].bincount(minlength=num_nodes)
     receivers = degree.nonzero().view(-1)
     if not receivers.numel():
-        return torch.full((count, each), -1)
+        return torch.full((count, draws), -1)
     chosen = receivers[torch.randint(receivers.numel(), (count,))]
-    offset = (torch.rand(count, each) * degree[chosen, None]).long()
+    offset = (torch.rand(count, draws) * degree[chosen, None]).long()
     return source[order][(degree.cumsum(0) - degree)[chosen, None] + offset]
 
 

@@ -57,13 +57,13 @@ class Params:
 
 def finch(items: np.ndarray) -> np.ndarray:
     """Return the cluster of each item [n, D] in the coarsest partition that FINCH keeps, [n]."""
-    found = _joined(items)
+    clusters = _joined(items)
     while True:
-        count = found.max() + 1
-        coarser = _joined(_means(items, found))
+        count = clusters.max() + 1
+        coarser = _joined(_means(items, clusters))
         if coarser.max() == 0 or count - (coarser.max() + 1) <= 1:
-            return found
-        found = coarser[found]
+            return clusters
+        clusters = coarser[clusters]
 
 
 def bank(means: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,8 +78,8 @@ def bank(means: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     rows, labels = [], []
     for label in np.flatnonzero(known.any(axis=0)):
-        own = means[known[:, label], label].astype(np.float64)
-        clusters = _means(own, finch(own))
+        prototypes = means[known[:, label], label].astype(np.float64)
+        clusters = _means(prototypes, finch(prototypes))
         rows.append(clusters)
         labels.append(np.full(len(clusters), label))
     if not rows:

@@ -65,7 +65,7 @@ def halves(similarity: np.ndarray, members: Sequence[int]) -> tuple[list[int], l
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model, and with ``series=gradient`` the norm of a gradient."""
     norms = params.plus and params.series == "gradient"
-    found: dict[str, Reducer] = {MODEL: Individual(ARRAYS, why="every update is compared with every other")}
+    reducers: dict[str, Reducer] = {MODEL: Individual(ARRAYS, why="every update is compared with every other")}
     if norms:
-        found[METRICS] = Individual({GRADIENT: NumberField(0)}, why="clients are clustered by these norms")
-    return {TRAIN: found}
+        reducers[METRICS] = Individual({GRADIENT: NumberField(0)}, why="clients are clustered by these norms")
+    return {TRAIN: reducers}

@@ -62,7 +62,7 @@ def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tenso
 
     Shapes: candidates [R, P] → [R].
     """
-    found = []
+    blocks = []
     squares = torch.empty(0) if isinstance(x, Tensor) else _squares(x)
     for start in range(0, rows.size(0), BLOCK):
         some, near = candidates[start : start + BLOCK], rows[start : start + BLOCK]
@@ -72,8 +72,8 @@ def nearest(rows: Tensor, candidates: Tensor, x: Tensor | SparseMatrix) -> Tenso
         else:
             apart = squares[known] - 2 * _overlap(near, known, x)  # without ‖row‖², which all its candidates share
         best = apart.masked_fill(some < 0, torch.inf).argmin(1, keepdim=True)
-        found.append(some.gather(1, best).squeeze(1))
-    return torch.cat(found) if found else candidates.new_zeros(0)
+        blocks.append(some.gather(1, best).squeeze(1))
+    return torch.cat(blocks) if blocks else candidates.new_zeros(0)
 
 
 @torch.no_grad()

@@ -6,9 +6,9 @@ import numpy as np
 def cosines(vectors: np.ndarray) -> np.ndarray:
     """Compute S_ij = ⟨a_i, a_j⟩ / (‖a_i‖ ‖a_j‖) of rows [n, D] → [n, n], symmetric, diagonal 1; 0 for a zero row and others."""
     rows = unit_rows(vectors)
-    found = np.clip(rows @ rows.T, -1, 1)
-    np.fill_diagonal(found, 1)
-    return found
+    matrix = np.clip(rows @ rows.T, -1, 1)
+    np.fill_diagonal(matrix, 1)
+    return matrix
 
 
 def unit_rows(vectors: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ class FedDEP(GraphStrategy, method=feddep):
             groups = {
                 client: {
                     ENCODER: arrays,
-                    PROTOTYPES: {str(j): own for j, own in prototypes.items() if j != client and len(own)},
+                    PROTOTYPES: {str(j): rows for j, rows in prototypes.items() if j != client and len(rows)},
                 }
                 for client in everyone
             }

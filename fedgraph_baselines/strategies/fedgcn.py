@@ -59,7 +59,7 @@ class FedGCN(GraphStrategy, method=fedgcn):
             )
         sums = relayed(replies, SUMS)
         ranges = {SPANS: spans} if spans else {}
-        replies = self.request_all("smooth", {client: {**own, **ranges} for client, own in sums.items()})
+        replies = self.request_all("smooth", {client: {**arrays, **ranges} for client, arrays in sums.items()})
         if self.params.hops == 2:
             rows, degrees = (relayed(replies, group) for group in (ROWS, DEGREES))
             self.request_all("extend", {client: {**rows[client], **degrees[client]} for client in rows})

@@ -93,7 +93,7 @@ class FedGL(GraphStrategy, method=fedgl):
 
     def before_train(self, arrays: Arrays) -> GroupsFor:
         """Send each client the pseudo labels and graph of its nodes."""
-        return {int(client): {PSEUDO: found} for client, found in self.memory.get(PSEUDO, {}).items()}
+        return {int(client): {PSEUDO: group} for client, group in self.memory.get(PSEUDO, {}).items()}
 
     before_evaluate = before_train  # predictions use the pseudo graph
 
@@ -106,10 +106,10 @@ class FedGL(GraphStrategy, method=fedgl):
     def discover(self, replies: list[Reply]) -> None:
         """Compute pseudo labels and the pseudo graph for the clients that replied; others keep theirs."""
         ids, weights = [self.ids(reply.client) for reply in replies], self.weights([reply.client for reply in replies])
-        z = [np.where((own := r.groups[NODES]["z"]) < THRESHOLD, 0, own) for r in replies]
+        z = [np.where((array := r.groups[NODES]["z"]) < THRESHOLD, 0, array) for r in replies]
         nodes, fused_z = fused(ids, z, weights)
         _, h = fused(ids, [reply.groups[NODES]["h"] for reply in replies], weights)
         label, entries = pseudo_labels(fused_z), pseudo_graph(h, self.params.neighbours)
-        found = self.memory.setdefault(PSEUDO, {})
-        for reply, own in zip(replies, ids, strict=True):
-            found[str(reply.client)] = {"label": label[np.searchsorted(nodes, own)], **among(nodes, own, entries)}
+        groups = self.memory.setdefault(PSEUDO, {})
+        for reply, array in zip(replies, ids, strict=True):
+            groups[str(reply.client)] = {"label": label[np.searchsorted(nodes, array)], **among(nodes, array, entries)}

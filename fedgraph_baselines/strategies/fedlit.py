@@ -78,13 +78,13 @@ class FedLIT(GraphStrategy, method=fedlit):
 
         def in_order(place: int, values: Arrays) -> Arrays:
             """Split each branch's arrays into slices, in the order of the centres."""
-            found: Arrays = {}
+            slices: Arrays = {}
             for name, array in values.items():
                 if name.startswith(BRANCHES):
-                    found |= {f"{name}/{g}": array[cluster] for g, cluster in enumerate(orders[place])}
+                    slices |= {f"{name}/{g}": array[cluster] for g, cluster in enumerate(orders[place])}
                 else:
-                    found[name] = array
-            return found
+                    slices[name] = array
+            return slices
 
         origin = {f"{n}/{g}": part for n in arrays if n.startswith(BRANCHES) for g, part in enumerate(arrays[n])}
         mean = reduced.mean(MODEL, weights, in_order, {**arrays, **origin})

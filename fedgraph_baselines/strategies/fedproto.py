@@ -32,10 +32,10 @@ class FedProto(GraphStrategy, method=prototypes):
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Compute Eq. (6); no parameters are shared. A class with a noised count below 1/2 keeps its prototype."""
-        total, found = reduced[PROTOTYPES]["sum"], reduced[PROTOTYPES]["count"]
-        known = found > 0.5
+        total, count = reduced[PROTOTYPES]["sum"], reduced[PROTOTYPES]["count"]
+        known = count > 0.5
         if known.any():
-            self.keep(np.where(known[:, None], total / np.maximum(found, 1)[:, None], 0), known)
+            self.keep(np.where(known[:, None], total / np.maximum(count, 1)[:, None], 0), known)
         return arrays
 
     def keep(self, pooled: np.ndarray, known: np.ndarray) -> None:

@@ -140,8 +140,8 @@ class FedTAD(GraphStrategy, method=fedtad):
         teacher_logits = [teacher(inputs) for teacher in teachers]
         known = sum(
             (
-                by_class(F.cross_entropy(logits, y, reduction="none"), y, own)
-                for logits, own in zip(teacher_logits, share, strict=True)
+                by_class(F.cross_entropy(logits, y, reduction="none"), y, weights)
+                for logits, weights in zip(teacher_logits, share, strict=True)
             ),
             x.new_zeros(()),
         )
@@ -188,5 +188,7 @@ def by_class(values: Tensor, y: Tensor, share: Tensor) -> Tensor:
 
 def disagreement(student: Tensor, teachers: list[Tensor], y: Tensor, share: Tensor) -> Tensor:
     """Return d(θ) from logits [n, C] of the student and of each teacher, y [n] and Φ [clients, C]."""
-    apart = [by_class((student - logits).abs().mean(1), y, own) for logits, own in zip(teachers, share, strict=True)]
+    apart = [
+        by_class((student - logits).abs().mean(1), y, weights) for logits, weights in zip(teachers, share, strict=True)
+    ]
     return torch.stack(apart).sum()

@@ -86,9 +86,9 @@ class FedTGP(FedProto):
                 F.cross_entropy(-distances(sent[batch], generator()) - delta[batch], y[batch]).backward()
                 optimizer.step()
         with torch.no_grad():
-            found = {"mean": generator().numpy(), "known": np.ones(self.shape[0], bool)}
+            group = {"mean": generator().numpy(), "known": np.ones(self.shape[0], bool)}
         state = {name: value.copy() for name, value in as_arrays(generator.state_dict()).items()}
-        self.memory = {PROTOTYPES: found, GENERATOR: state}
+        self.memory = {PROTOTYPES: group, GENERATOR: state}
 
 
 def margin(sent: Tensor, y: Tensor, threshold: float) -> float:

@@ -58,13 +58,13 @@ class GCFL(GraphStrategy, method=gcfl):
             for cluster in self.clusters:
                 present = [replies[place] for place in self.present(cluster, replies)]
                 members, weights = self.members(cluster), self.weights([reply.client for reply in present])
-                own = (
+                mean = (
                     weighted_mean([r.arrays for r in present], weights)
                     if any(weights)
                     else self.models.get(members[0], self.arrays)
                 )
                 self.models |= {
-                    client: {name: a.copy() for name, a in own.items()} for client in members
+                    client: {name: a.copy() for name, a in mean.items()} for client in members
                 }  # files want copies
         return weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
 
@@ -120,8 +120,8 @@ class GCFL(GraphStrategy, method=gcfl):
             return False
         weights = self.weights([replies[place].client for place in present])
         p = np.ones(len(present)) if self.params.mean == "uniform" or not any(weights) else np.array(weights)
-        p, own = p / p.sum(), gram[np.ix_(present, present)]
-        mean, largest = np.sqrt(max(p @ own @ p, 0.0)), np.sqrt(own.diagonal().max())
+        p, products = p / p.sum(), gram[np.ix_(present, present)]
+        mean, largest = np.sqrt(max(p @ products @ p, 0.0)), np.sqrt(products.diagonal().max())
         return bool(mean < self.params.eps1 and largest > self.params.eps2)
 
     def split(self, cluster: int) -> None:

@@ -148,19 +148,19 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(agreement: Agreement, args: argparse.Namespace, own: str = "") -> list[str]:
+def _print(agreement: Agreement, args: argparse.Namespace, own_key: str = "") -> list[str]:
     """Print what members sign, and return the digests of code that this installation does not know.
 
     Raises:
         FedGraphError: a member gave another key, or a file is another's, or the key is none that the version before has.
     """
-    proofs = proofs_of(agreement, args.peers, own)
+    proofs = proofs_of(agreement, args.peers, own_key)
     before = opened(args.before) if args.before else _before(agreement)
     if before and before.digest != agreement.values["continues"]:
         raise FedGraphError(f"{args.before} is not the version that {agreement.path} continues")
-    if replaced := own and args.replaced:
+    if replaced := own_key and args.replaced:
         had = before.values["members"].get(replaced, {}).get("key") if before else None
-        if had != own:
+        if had != own_key:
             where = before.path if before else "the version before, which is not here (--before FILE)"
             raise FedGraphError(f"this key is not that of {replaced} in {where}")
     known = _known_code(args.code)
@@ -191,8 +191,8 @@ def _status(args: argparse.Namespace) -> int:
     if not args.file.is_dir():
         _print_status(opened(args.file), args.state, records)
         return 0
-    found, ignored = accepted(args.file, records if args.state else None)
-    for agreement in found:
+    versions, ignored = accepted(args.file, records if args.state else None)
+    for agreement in versions:
         try:
             agreement.check_version(records)
             _print_status(agreement, args.state, records)
@@ -243,9 +243,9 @@ def _book_lost(agreement: Agreement, state: Path, last: int) -> None:
         return
     count = (len(lost) + (min(lost) - 1 in seen)) * releases_of(cfg)  # the one before may have gone on, too
     ending = "" if cfg.privacy.unit == "client" else f"_{cfg.privacy.unit}"
-    own = state / f"privacy_{agreement.values['name']}{ending}.json"
+    file = state / f"privacy_{agreement.values['name']}{ending}.json"
     others = ledgers(state, cfg.privacy.unit)
-    for path in sorted({own, *others}):  # a policy's purpose may have its own
+    for path in sorted({file, *others}):  # a policy's purpose may have its own
         ledger = SpentPrivacy(path, math.inf, path.stem)
         ledger.book(f"lost {agreement.digest[:12]}", cfg, count)
         print(f"{path.name} has what runs up to {last} may have spent besides: ε is {spent(ledger.booked):.3g} now")
@@ -301,13 +301,15 @@ def described(
     if values["changed"]:
         yield f"joined, left or counts otherwise since the version before: {', '.join(values['changed'])}"
     ours = (__name__.partition(".")[0], BASELINES, *packages())
-    if own := [target for target in named_code(cfg).values() if target.partition(".")[0].partition(":")[0] not in ours]:
-        yield f"NOT DESCRIBED, since this is no code of this package: {', '.join(own)}; read it before you sign"
+    if foreign_code := [
+        target for target in named_code(cfg).values() if target.partition(".")[0].partition(":")[0] not in ours
+    ]:
+        yield f"NOT DESCRIBED, since this is no code of this package: {', '.join(foreign_code)}; read it before you sign"
     else:
         yield from run_lines(cfg, values["runs"])
     secure, noised = cfg.privacy.secagg, agreement.noised
     what = "one sum per round over all members" if secure else "each member's updates"
-    if not own and link_rules(cfg) is None:
+    if not foreign_code and link_rules(cfg) is None:
         yield f"the coordinator learns: {what}{', with noise' if cfg.privacy.dp != 'none' else ''}; whatever the lines above name"
         relays = any(isinstance(one, Relay) for _, _, one in shown(uplink_of(locate(cfg.strategy.client), cfg)))
         model = "the model, and what is forwarded to it" if relays else "the model"
@@ -321,39 +323,39 @@ def described(
         yield f"accepted: {values['accepted']}"
     yield from _waits(values["absent"], secure, noised)
     yield "configuration, as far as it is not what this package uses by itself:"
-    found = unusual(cfg, values["configuration"])
-    yield from (f"  {key}: {_shown(found[key])}" for key in sorted(found.keys() - {*agreements.FREE}))
+    settings = unusual(cfg, values["configuration"])
+    yield from (f"  {key}: {_shown(settings[key])}" for key in sorted(settings.keys() - {*agreements.FREE}))
     yield from _changes(agreement, before)
     yield f"{_signed(agreement)}; digest {agreement.digest}"
 
 
-def proofs_of(agreement: Agreement, peers: Path | None, own: str = "") -> dict[str, str]:
+def proofs_of(agreement: Agreement, peers: Path | None, own_key: str = "") -> dict[str, str]:
     """Return how members' keys are known, by name.
 
     Raises:
         FedGraphError: a member gave another key, or one who signs compares and has none.
     """
-    found: dict[str, str] = {}
+    proofs: dict[str, str] = {}
     for client, key in agreement.pins.items():
         name, text = agreement.members[client], agreements.key_text(key)
         files = [peers / f"{stem}.pub" for stem in (name, f"node_{client}")] if peers else []
         if file := next(filter(Path.is_file, files), None):
             if _public_text(file) != text:
                 raise FedGraphError(f"{agreement.path} has another key of {name} than {file}: compare them with {name}")
-            found[name] = f"as {file}"
-        elif text == own:
-            found[name] = "yours"
-        elif own and peers:
+            proofs[name] = f"as {file}"
+        elif text == own_key:
+            proofs[name] = "yours"
+        elif own_key and peers:
             raise FedGraphError(f"--peers {peers} has no key of {name}: expected {name}.pub or node_{client}.pub")
-    return found
+    return proofs
 
 
 def _before(agreement: Agreement) -> Agreement | None:
     """Return the version before, if it is in the agreement's folder."""
     for path in sorted(agreement.path.parent.glob("*.yaml")) if agreement.values["continues"] else ():
         with contextlib.suppress(Refused):
-            if (found := agreements.read(path)).digest == agreement.values["continues"]:
-                return found
+            if (version := agreements.read(path)).digest == agreement.values["continues"]:
+                return version
     return None
 
 
@@ -376,9 +378,9 @@ def _content(agreement: Agreement) -> dict[str, Any]:
         name: value | {"key": agreements.fingerprint(agreements.public_key(value["key"]))}
         for name, value in agreement.values["members"].items()
     }
-    found = flat(agreement.values | {"members": named})
+    content = flat(agreement.values | {"members": named})
     place = ("version", "continues", "changed")
-    return {key: value for key, value in found.items() if key not in place and not key.startswith("signatures.")}
+    return {key: value for key, value in content.items() if key not in place and not key.startswith("signatures.")}
 
 
 def _shown(value: Any) -> str:
@@ -462,9 +464,9 @@ def _codes(bundles: list[str]) -> str | list[str]:
 
 def _known_code(bundles: list[str]) -> dict[str, str]:
     """Return where the code of bundles, and that of this installation, is from, by digest."""
-    found = {agreements.code_digest(_bundle(Path(file))): f"that of {file}" for file in bundles}
-    found |= {_installed(): "that of this installation"}
-    return {digest: f"{source} ({digest[:12]})" for digest, source in found.items()}
+    origins = {agreements.code_digest(_bundle(Path(file))): f"that of {file}" for file in bundles}
+    origins |= {_installed(): "that of this installation"}
+    return {digest: f"{source} ({digest[:12]})" for digest, source in origins.items()}
 
 
 def _bundle(app: Path) -> bytes:

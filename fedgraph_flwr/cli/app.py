@@ -287,17 +287,17 @@ def options(command: str) -> dict[str, list[str]]:
     """Return the options of a command, under "", and those of each of its actions."""
 
     def shown(parser: argparse.ArgumentParser) -> list[str]:
-        own = [action for action in parser._actions if action.help != argparse.SUPPRESS]
-        return [option for action in own for option in action.option_strings]
+        actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+        return [option for action in actions for option in action.option_strings]
 
     parser = dict(next(action.choices for action in _parser([command])._actions if action.choices) or {})[command]
-    found = {"": shown(parser)}
+    by_action = {"": shown(parser)}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found |= {name: shown(inner) for name, inner in action.choices.items()}
+            by_action |= {name: shown(inner) for name, inner in action.choices.items()}
         elif action.choices and not action.option_strings:
-            found |= {str(name): [] for name in action.choices}
-    return found
+            by_action |= {str(name): [] for name in action.choices}
+    return by_action
 
 
 def _as_interrupt(signum: int, frame: Any) -> None:

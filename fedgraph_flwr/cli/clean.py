@@ -110,10 +110,10 @@ def _kept(item: "_Item", age: float, args: argparse.Namespace) -> str:
 
 def age(text: str) -> float:
     """Convert an age such as ``30d`` to seconds."""
-    found = re.fullmatch(r"(\d{1,5})([hdw])", text)
-    if not found:
+    match = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if not match:
         raise argparse.ArgumentTypeError(f"expected a number with h, d or w, such as 30d, got '{sanitize(text, 40)}'")
-    return int(found[1]) * _UNITS[found[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
 @dataclass(frozen=True)
@@ -137,12 +137,12 @@ class _Item:
     def changed(self) -> float:
         """Return the time of the last change, in seconds."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        times = [found.st_mtime for path in paths if (found := _stat(path))]
+        times = [stat.st_mtime for path in paths if (stat := _stat(path))]
         return max(times, default=self.folder.stat().st_mtime)
 
     def size(self) -> int:
         """Return the bytes of the files; a live run replaces some meanwhile."""
-        return sum(found.st_size for path in self.files if (found := _stat(path)))
+        return sum(stat.st_size for path in self.files if (stat := _stat(path)))
 
     def delete(self) -> bool:
         """Delete the files, and folders that are empty then; return False if a process uses them.
@@ -184,7 +184,7 @@ def _stat(path: Path) -> os.stat_result | None:
 def _halves(folder: Path) -> list[Path]:
     """Return what killed writers left in a folder: the names of a live one's files change within the hour."""
     before = time.time() - 3600
-    return [path for path in leftovers(folder) if (found := _stat(path)) and found.st_mtime < before]
+    return [path for path in leftovers(folder) if (stat := _stat(path)) and stat.st_mtime < before]
 
 
 def _items(folder: Path, keep_best: bool) -> Iterator[_Item]:
@@ -220,9 +220,9 @@ def _run(folder: Path, keep_best: bool) -> _Item:
     for state in states:
         files += _tensors(state, keep_best, ("best", "last") if best else ("last",))
         files += [] if keep_best else [path for path in state.iterdir() if path.suffix in (".json", ".txt")]
-    found = [path for path in files if path.is_file() and not _linked(path, folder)]
+    paths = [path for path in files if path.is_file() and not _linked(path, folder)]
     resumable = not finished and checkpoint.is_file()
-    return _Item(folder, found, resumable, folder / SERVER, "" if finished else _start(folder))
+    return _Item(folder, paths, resumable, folder / SERVER, "" if finished else _start(folder))
 
 
 def _start(folder: Path) -> str:
@@ -259,5 +259,5 @@ def _tensors(client: Path, keep_best: bool, preferred: Sequence[str] = ("best", 
     models = [client / f"model_{name}.safetensors" for name in preferred]
     kept = next((path for path in models if path.is_file()), None) if keep_best else None
     names = ("last", "round_*", "model_*", "term_*")
-    found = [path for name in names for path in sorted(client.glob(f"{name}.safetensors")) if path != kept]
-    return [*found, *_halves(client)]
+    paths = [path for name in names for path in sorted(client.glob(f"{name}.safetensors")) if path != kept]
+    return [*paths, *_halves(client)]

@@ -109,10 +109,10 @@ def _runs() -> list[str]:
 
 def _own_folders(words: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Return the arguments without ``--conf DIR``, and the user's config folders."""
-    rest, folders, each = [], [], iter(words)
-    for word in each:
+    rest, folders, arguments = [], [], iter(words)
+    for word in arguments:
         if word == "--conf":
-            folders.append(next(each, ""))
+            folders.append(next(arguments, ""))
         elif word.startswith("--conf="):
             folders.append(word.partition("=")[2])
         else:
@@ -124,8 +124,8 @@ def _own_folders(words: Sequence[str]) -> tuple[list[str], list[Path]]:
 def _names(group: str, folders: Iterable[Path]) -> list[str]:
     """Return the names that a group accepts, as `config.group_names` does, plus imported datasets."""
     places = [*folders, conf_dir(), *packages().values()]
-    found = sorted({path.stem for place in places for path in (place / group).glob("*.yaml")})
-    return [*found, *(imported_names() if group == "dataset" else ())]
+    names = sorted({path.stem for place in places for path in (place / group).glob("*.yaml")})
+    return [*names, *(imported_names() if group == "dataset" else ())]
 
 
 def _from(accepted: Iterable[str], last: str) -> list[str]:
@@ -135,5 +135,5 @@ def _from(accepted: Iterable[str], last: str) -> list[str]:
 @cache
 def _known() -> dict[str, Any]:
     """Return commands, options, keys and their values, which `python -m benchmarks.generated` writes."""
-    found: dict[str, Any] = json.loads((Path(__file__).parent / "completion.json").read_bytes())
-    return found
+    vocabulary: dict[str, Any] = json.loads((Path(__file__).parent / "completion.json").read_bytes())
+    return vocabulary

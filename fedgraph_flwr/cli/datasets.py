@@ -54,9 +54,9 @@ def _rows() -> list[dict[str, Any]]:
 
     rows = []
     for name, source in SOURCES.items():
-        found = "yes" if is_available(name) else "no" if source.kind == "files" else "download"
+        availability = "yes" if is_available(name) else "no" if source.kind == "files" else "download"
         folder = data_root() / source.folder
-        row = dict(zip(_HEADER, (name, *source.sizes, found, source.folder or "generated"), strict=True))
+        row = dict(zip(_HEADER, (name, *source.sizes, availability, source.folder or "generated"), strict=True))
         files = {str(folder / file): (folder / file).is_file() for file in source.files}
         rows.append({**row, "about": f"{source.kind}, {source.origin}", "files": files})
     for name in imported_names():

@@ -227,7 +227,7 @@ def _remove(args: argparse.Namespace) -> int:
         if not path.is_file():
             raise FedGraphError(f"{path}: no such file; expected a node's public key or an operator's certificate")
     for path in [path for path in args.files if path.suffix == ".crt"]:
-        fresh = [revoke_operator(keys, found) for found in (path, *earlier(path))]
+        fresh = [revoke_operator(keys, certificate) for certificate in (path, *earlier(path))]
         done = "removed" if any(fresh) else "was already removed"
         print(f"{path} {done}; {keys / REVOKED_OPERATORS} keeps it out. Requests in progress end first")
     nodes = [path for path in args.files if path.suffix != ".crt"]
@@ -268,8 +268,8 @@ def _renew(args: argparse.Namespace) -> int:
 
 def _status(args: argparse.Namespace) -> int:
     check_connection(args.name)
-    found = overview(args.name)
-    print(as_json(found) if args.json else "\n".join(lines(found)))
+    content = overview(args.name)
+    print(as_json(content) if args.json else "\n".join(lines(content)))
     return 0
 
 
@@ -278,16 +278,16 @@ def accepts_defaults(policy: Path) -> Finding:
     from fedgraph_flwr.config import compose
     from fedgraph_flwr.secure.policy import read_policy
 
-    found = partial(Finding, "policy")
+    finding = partial(Finding, "policy")
     try:
         rules = read_policy(str(policy))
     except FedGraphError as error:
-        return found(False, str(error))
+        return finding(False, str(error))
     try:
         rules.check_run(compose(["engine=fleet"]))
     except FedGraphError as error:
-        return found(None, f"runs must set what differs from their defaults: {error}")
-    return found(True, f"{policy} accepts a run of default keys")
+        return finding(None, f"runs must set what differs from their defaults: {error}")
+    return finding(True, f"{policy} accepts a run of default keys")
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -296,7 +296,7 @@ def _check(args: argparse.Namespace) -> int:
     wrong = 0
     authority, graph = args.ca or args.key.parent / "ca.crt", client_file(args.graph) if args.graph else None
     findings = check(check_address(args.server, "--server"), args.key, authority, graph, args.schema)
-    for found in itertools.chain(findings, [accepts_defaults(args.policy)] if args.policy else []):
-        print(f"{found.what:10} {_MARKS[found.right]:4} {found.explanation}", flush=True)
-        wrong += found.right is False
+    for finding in itertools.chain(findings, [accepts_defaults(args.policy)] if args.policy else []):
+        print(f"{finding.what:10} {_MARKS[finding.right]:4} {finding.explanation}", flush=True)
+        wrong += finding.right is False
     return 1 if wrong else 0

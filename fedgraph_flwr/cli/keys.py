@@ -34,20 +34,20 @@ def text(requested: str, parts: bool = False) -> str:
     if path:
         above = path.read_text().split("\n\n")[0].splitlines()
         head = [line.lstrip("# ").rstrip() for line in above if line.startswith("#")]
-        own = own_keys_of(groups[0], path)
-        others = _parts({key.name for key in own}) if groups[0] == "strategy" else []
+        keys = own_keys_of(groups[0], path)
+        others = _parts({key.name for key in keys}) if groups[0] == "strategy" else []
         hint = f"{len(others)} more keys of parts that it does not use: fedgraph-flwr keys {requested} --all"
         more = ["[optional parts]", *map(line, others)] if parts else [hint]
-        return "\n".join([*head, *map(line, own), *(more if others else [])])
+        return "\n".join([*head, *map(line, keys), *(more if others else [])])
     lines = []
-    for each in groups:
-        lines += [f"[{each}]", *map(line, keys_of(each)), *_names(each)]
+    for group in groups:
+        lines += [f"[{group}]", *map(line, keys_of(group)), *_names(group)]
     return "\n".join(lines)
 
 
-def _parts(own: set[str]) -> list[Key]:
+def _parts(names: set[str]) -> list[Key]:
     """Return the keys of optional parts that a method does not use by default."""
-    return [key for key in part_keys() if key.name not in own]
+    return [key for key in part_keys() if key.name not in names]
 
 
 def _names(group: str) -> list[str]:

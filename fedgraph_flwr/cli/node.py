@@ -185,9 +185,9 @@ def agreement_options(args: argparse.Namespace, plain: bool) -> tuple[list[str |
     if plain:
         raise FedGraphError("--agreement needs the patches of Flower, which check it: run without --plain, on Linux")
     with refusals():
-        found, ignored = accepted(args.agreement, remembered(args.state))
+        versions, ignored = accepted(args.agreement, remembered(args.state))
     digests = []
-    for agreement in found:
+    for agreement in versions:
         file = agreement.path
         if args.peers:
             proofs_of(agreement, args.peers)
@@ -251,8 +251,8 @@ class ServerAddress:
 
     def unreachable(self) -> str:
         """Return why the server cannot be reached; empty if it responds."""
-        found = self.reach()
-        return "" if found.right else found.explanation
+        finding = self.reach()
+        return "" if finding.right else finding.explanation
 
     def reach(self) -> Finding:
         """Try to reach the server."""
@@ -385,17 +385,19 @@ class Node:
 
     def _look(self) -> None:
         """Say why the server cannot be reached, or that its certificate ends soon."""
-        server, found = self.server, self.server.reach()
-        self.refused = found.certificate
-        if found.days is not None:
-            self.server_ends = time.time() + found.days * _DAY
-        if not found.right:
-            self.reason = why = found.explanation
+        server, finding = self.server, self.server.reach()
+        self.refused = finding.certificate
+        if finding.days is not None:
+            self.server_ends = time.time() + finding.days * _DAY
+        if not finding.right:
+            self.reason = why = finding.explanation
             self.printed[why] += 1
             if self.printed[why] <= SAME:
                 say(f"warning: no connection to the server {server.host}:{server.port}: {why}; the node keeps trying")
-        elif found.days is not None and found.days < WARNED:
-            say(f"warning: the certificate of {server.host}:{server.port} ends in {found.days} days: tell the operator")
+        elif finding.days is not None and finding.days < WARNED:
+            say(
+                f"warning: the certificate of {server.host}:{server.port} ends in {finding.days} days: tell the operator"
+            )
 
     def _watch(self) -> None:
         """Look when the SuperNode loses its connection, and each day."""
@@ -447,9 +449,9 @@ class Node:
             return
         self.secret.touch(mode=0o600)
         self.secret.write_bytes(secrets.token_bytes(32))
-        own = ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
+        isolation = ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
         command = [*_PROGRAM, "supernode", "--wake", str(self.wake[1]), "--heartbeat", str(self.heartbeat), "--"]
-        command += [*self.options, *address, *own]
+        command += [*self.options, *address, *isolation]
         self.supernode = Process(command, quiet, (self.wake[1],), on_line=self._read)
         self._start_executor()
 
@@ -485,8 +487,8 @@ class Node:
                     os.kill(int(text), signal.SIGKILL)
 
     def _read(self, line: str) -> None:
-        if found := re.search(r"Exit Code: (\d{1,4})\b", line):
-            self.code = int(found[1])
+        if match := re.search(r"Exit Code: (\d{1,4})\b", line):
+            self.code = int(match[1])
         elif "SuperNode ID:" in line or "Connection successful" in line:
             self._connected()
         elif "401 Unauthorized" in line and "/v1/runtime/" not in line:  # that is on this machine

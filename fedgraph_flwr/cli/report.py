@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     out = args.page or first / "report.html"
     sweeps = [outcomes_of(folder) for folder in args.folders]
     if all(sweeps):
-        page = write_sweeps([path for found in sweeps for path in found], out)
+        page = write_sweeps([path for paths in sweeps for path in paths], out)
     elif len(args.folders) == 1 and not (first / CONFIG).is_file() and first.is_dir() and listed(first):
         page = write_listing(first, out)
     else:

@@ -121,15 +121,15 @@ def main(args: argparse.Namespace) -> int:
         hint = f"to resume: fedgraph-flwr run resume={cfg.out}" if run.resumable else nothing
         print(f"interrupted; {hint}", file=sys.stderr)
         return 130
-    found = {} if args.no_report else {"report": str(run.report())}
+    outputs = {} if args.no_report else {"report": str(run.report())}
     if args.predictions:
-        found["predictions"] = f"{args.predictions} ({counted(predict_clients(run.path, args.predictions), 'row')})"
+        outputs["predictions"] = f"{args.predictions} ({counted(predict_clients(run.path, args.predictions), 'row')})"
     if args.json:
-        print(as_json({**run.summary, "out": cfg.out, **found}))
+        print(as_json({**run.summary, "out": cfg.out, **outputs}))
         return 0
     # files or a partition may decide how many clients there are
     print_summary(run.summary, dataclasses.replace(cfg, num_clients=run.config.num_clients), args.verbose)
-    for what, place in found.items():
+    for what, place in outputs.items():
         print(f"{what}: {place}")
     return 0
 

@@ -216,8 +216,8 @@ class Parties:
 
 def statuses_of(runs: Path) -> dict[str, dict[str, Any]]:
     """Return the status of each run by its folder's name, without those that are damaged."""
-    found = {path.parent.name: read_status(path.parent) for path in runs.glob(f"*/{STATUS}")}
-    return {name: status for name, status in found.items() if status and _readable(status)}
+    statuses = {path.parent.name: read_status(path.parent) for path in runs.glob(f"*/{STATUS}")}
+    return {name: status for name, status in statuses.items() if status and _readable(status)}
 
 
 def _readable(status: dict[str, Any]) -> bool:

@@ -45,10 +45,10 @@ def listing(root: Path, filters: Mapping[str, str]) -> list[dict[str, Any]]:
     from fedgraph_flwr.report.listing import listed
 
     runs = listed(root, filters)
-    found = [(Path(run["run"]), run) for run in runs]
+    pairs = [(Path(run["run"]), run) for run in runs]
     return [
         finite({**run, "run": str(path.relative_to(root)), "config": {}, "status": read_status(path)})
-        for path, run in found
+        for path, run in pairs
     ]
 
 

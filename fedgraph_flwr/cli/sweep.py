@@ -33,12 +33,12 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``sweep``."""
     about = "sweep files, or overrides with several values"
     parser.add_argument("overrides", nargs="+", metavar="FILE or key=value,value", help=about)
-    own: dict[str, Any] = {
+    details: dict[str, Any] = {
         "search": {"default": 0},
         "margin": {"type": float, "default": None},
         "cells": {"default": "interval"},
     }
-    add_options(parser, _OPTIONS, keep=_KEEP, **own)
+    add_options(parser, _OPTIONS, keep=_KEEP, **details)
 
 
 _KEEP = {"nargs": "?", "const": "all", "default": "rounds"}
@@ -137,14 +137,16 @@ def _print(summary: SweepSummary, args: argparse.Namespace) -> None:
     from fedgraph_flwr.sweeps.outcome import outcome
     from fedgraph_flwr.sweeps.table import failures, main_table
 
-    found, path = outcome(summary), summary.sweep.results
-    page = write_sweep(found, path)
-    path.with_suffix(".tex").write_text(latex(found["cells"], args.cells))
+    comparison, path = outcome(summary), summary.sweep.results
+    page = write_sweep(comparison, path)
+    path.with_suffix(".tex").write_text(latex(comparison["cells"], args.cells))
     if args.json:
-        print(as_json({**found, "table": path.with_suffix(".md"), "page": page}))
+        print(as_json({**comparison, "table": path.with_suffix(".md"), "page": page}))
         return
-    print("\n".join(["", *(f"{line}." for line in found["verdicts"]), "", *main_table(summary, intervals=True), ""]))
-    print("\n".join([_legend(summary), *(f"{line}." for line in found["equal"]), ""]))
+    print(
+        "\n".join(["", *(f"{line}." for line in comparison["verdicts"]), "", *main_table(summary, intervals=True), ""])
+    )
+    print("\n".join([_legend(summary), *(f"{line}." for line in comparison["equal"]), ""]))
     for line in failures([*summary.failures, *summary.missed]):
         print(line.removeprefix("- "), file=sys.stderr)
     print(f"table: {path.with_suffix('.md')}, and {path.stem}.tex")

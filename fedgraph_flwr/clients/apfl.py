@@ -36,10 +36,12 @@ class Apfl(ClientPart):
             floats = {n: t for n, t in client.model.state_dict().items() if t.is_floating_point()}
             memory["model"] = copied(floats)
             memory["alpha"] = torch.tensor(self.keys.alpha, dtype=client.dtype, device=client.device)
-        own = {name: nn.Parameter(memory["model"][name]) for name, _ in client.model.named_parameters()}  # same storage
-        mover = make_optimizer(own.values(), client.cfg.train)
+        tensors = {
+            name: nn.Parameter(memory["model"][name]) for name, _ in client.model.named_parameters()
+        }  # same storage
+        mover = make_optimizer(tensors.values(), client.cfg.train)
         mover.load_state(flatten(memory.get("optimizer", {})))
-        client.round_state["apfl"] = own, mover
+        client.round_state["apfl"] = tensors, mover
 
     def end(self, client: GraphClient) -> None:
         """Keep v_i's moments."""
@@ -49,7 +51,7 @@ class Apfl(ClientPart):
 
     def gradient(self, client: GraphClient, inner: Step, optimizer: Optimizer) -> Tensor:
         """Take one step of v_i, and of α_i at first; leaves the gradient of w_i in the parameters."""
-        own, mover = client.round_state["apfl"]
+        tensors, mover = client.round_state["apfl"]
         current, alpha = dict(client.model.named_parameters()), client.memory["alpha"]
         with with_parameters(client, self.parameters(client)), only(client):
             client.gradient(optimizer)
@@ -58,15 +60,15 @@ class Apfl(ClientPart):
                 if name in client.memory["model"]:
                     client.memory["model"][name].copy_(buffer)
         if self.keys.adaptive and not client.steps:
-            apart = [((own[name] - current[name]) * grad).sum() for name, grad in grads.items()]
+            apart = [((tensors[name] - current[name]) * grad).sum() for name, grad in grads.items()]
             moved = alpha - client.cfg.train.lr * torch.stack(apart).sum().detach()
             client.memory["alpha"] = moved.clamp(0, 1)
         for name, grad in grads.items():
-            own[name].grad = alpha * grad
+            tensors[name].grad = alpha * grad
         update(client, mover)
         return inner(optimizer)
 
     def parameters(self, client: GraphClient) -> Mapping[str, Tensor]:
         """v̄_i, exactly w_i at α_i = 0 and v_i at 1."""
-        current, own = client.model.state_dict(), client.memory.get("model", {})
-        return {name: torch.lerp(current[name], v, client.memory["alpha"]) for name, v in own.items()}
+        current, tensors = client.model.state_dict(), client.memory.get("model", {})
+        return {name: torch.lerp(current[name], v, client.memory["alpha"]) for name, v in tensors.items()}

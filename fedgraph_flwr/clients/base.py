@@ -205,8 +205,8 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
 
     def describe(self) -> dict[str, Any]:
         """Return the client's description, which the server receives before round 1 (in secure sums: `announced`)."""
-        found = describe(self.cfg, self.graph, self.num_train, self.task.width)
-        return found | ({"min_nodes": self.policy.min_nodes} if self.policy.min_nodes > 1 else {})
+        description = describe(self.cfg, self.graph, self.num_train, self.task.width)
+        return description | ({"min_nodes": self.policy.min_nodes} if self.policy.min_nodes > 1 else {})
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the groups of arrays that come with a model to train or evaluate."""

@@ -159,10 +159,10 @@ class BoostingClient(GraphClient):
                     f"strategy.run={self.params.run} predicts other items than task={self.cfg.task.name} of this run: pass a run"
                     " with the same task, split and client files"
                 )
-            own = self._plain().parts if self.params.inputs == "both" else []
-            self.inputs = Gathered([*own, (logits.double().numpy(), np.arange(len(logits)))])
-        found: Gathered = self.inputs
-        return found
+            columns = self._plain().parts if self.params.inputs == "both" else []
+            self.inputs = Gathered([*columns, (logits.double().numpy(), np.arange(len(logits)))])
+        inputs: Gathered = self.inputs
+        return inputs
 
     @property
     def rows(self) -> np.ndarray:
@@ -227,7 +227,7 @@ class BoostingClient(GraphClient):
     def bin_counts(self, edges: Edges) -> Floats:
         """Return the counts of the training items' values, as `boosting.bin_counts`."""
         parts = [boosting.bin_counts(x, edges) for x in self.x.at(self.rows).blocks()]
-        return np.sum([np.zeros(sum(len(own) + 1 for own in edges)), *parts], axis=0)
+        return np.sum([np.zeros(sum(len(bounds) + 1 for bounds in edges)), *parts], axis=0)
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the base rate, or how many trees of the model are those of ``init``, and the edges of bins."""
@@ -313,12 +313,12 @@ class BoostingClient(GraphClient):
 
     def fit_trees(self) -> float:
         """Fit this round's trees with LightGBM, from the base rate and the client's earlier trees."""
-        own: Arrays = as_arrays(self.memory.get(OWN, {})) or empty_forest()
+        forest: Arrays = as_arrays(self.memory.get(OWN, {})) or empty_forest()
         rows, val = self.rows, self.task.masks["val"].nonzero().view(-1).cpu().numpy()
         first = {name: array.copy() for name, array in self.first.items()}
         start = raw_scores(first, self.x, self.objective.outputs)
-        raw = raw_scores(own, self.x, self.objective.outputs) + start
-        done = int(np.bincount(own["output"]).max(initial=0))
+        raw = raw_scores(forest, self.x, self.objective.outputs) + start
+        done = int(np.bincount(forest["output"]).max(initial=0))
         left = self.params.trees - done
         planned = min(self.params.per_round or left, left)
         trained = self.trained_outputs()
@@ -332,11 +332,11 @@ class BoostingClient(GraphClient):
             )
             self.ended = stopped or planned == left
             self.memory["ended"] = torch.tensor(self.ended)
-            own = joined([own, self.new])
-            self.memory[OWN] = {name: torch.from_numpy(np.array(array)) for name, array in own.items()}
-            raw = raw_scores(own, self.x, self.objective.outputs) + start
+            forest = joined([forest, self.new])
+            self.memory[OWN] = {name: torch.from_numpy(np.array(array)) for name, array in forest.items()}
+            raw = raw_scores(forest, self.x, self.objective.outputs) + start
         if not self.shared:
-            self.model.hold(joined([first, own]))
+            self.model.hold(joined([first, forest]))
         return self.loss_of(raw[rows], rows)
 
     def trained_outputs(self) -> np.ndarray:
@@ -376,8 +376,10 @@ class BoostingClient(GraphClient):
         """Edges of the bins: the server's, or the client's own if nothing is shared."""
         columns = self.model.columns
         if BINS not in self.memory:
-            found = boosting.agreed_edges(columns, self.params.bins, self.bin_counts)
-            self.memory[BINS] = {key: torch.from_numpy(value) for key, value in boosting.packed_edges(found).items()}
+            bin_edges = boosting.agreed_edges(columns, self.params.bins, self.bin_counts)
+            self.memory[BINS] = {
+                key: torch.from_numpy(value) for key, value in boosting.packed_edges(bin_edges).items()
+            }
         return boosting.unpacked_edges(as_arrays(self.memory[BINS]), columns, self.params.bins)
 
     @cached_property
@@ -404,7 +406,7 @@ class BoostingClient(GraphClient):
         places[forest["start"][tree] + node] = np.arange(len(tree))
         if self.floor <= 1:
             at = np.concatenate(
-                [places[leaves(forest, x[:0])], *(places[leaves(forest, own)] for own in x.blocks())], axis=1
+                [places[leaves(forest, x[:0])], *(places[leaves(forest, part)] for part in x.blocks())], axis=1
             )
             return boosting.histograms(self.binned, width, g * weights, h * weights, at, tree)
         known, sums = ~np.isnan(targets), np.zeros((len(tree), x.shape[1], width, 3))
@@ -413,13 +415,13 @@ class BoostingClient(GraphClient):
         for k in np.unique(tree):
             branches, start = self._branches[k], forest["start"][k]
             branches.extend(forest, k, edges)
-            at, own = places[start + branches.at], np.flatnonzero(tree == k)
-            bins = branches.bins(node[own])
-            few = np.bincount(at[known[:, k] & (at >= 0)], minlength=len(tree))[own] < self.floor
-            sums[own] = boosting.histograms(
+            at, part = places[start + branches.at], np.flatnonzero(tree == k)
+            bins = branches.bins(node[part])
+            few = np.bincount(at[known[:, k] & (at >= 0)], minlength=len(tree))[part] < self.floor
+            sums[part] = boosting.histograms(
                 bins, width, (g * weights)[:, [k]], (h * weights)[:, [k]], at[None], 0 * tree
-            )[own]
-            sums[own[few]] = 0.0
+            )[part]
+            sums[part[few]] = 0.0
         return sums
 
     def sent_sums(self, forest: Arrays, tree: np.ndarray, node: np.ndarray) -> dict[str, Arrays]:

@@ -105,15 +105,15 @@ def with_parameters(client: Any, tensors: Mapping[str, Tensor], optimizer: Optim
         tensors: values by name; other tensors keep their values.
         optimizer: optimiser for training inside the context; None: a new one.
     """
-    own, previous = client.model.state_dict(), client.optimizer
-    kept = {name: tensor.clone() for name, tensor in own.items()}
+    state, previous = client.model.state_dict(), client.optimizer
+    kept = {name: tensor.clone() for name, tensor in state.items()}
     client.optimizer = optimizer
     try:
         with torch.random.fork_rng(devices=[client.device] if client.device.type == "cuda" else []):
-            assign(own, tensors)
+            assign(state, tensors)
             yield
     finally:
-        assign(own, kept)
+        assign(state, kept)
         client.optimizer = previous
 
 

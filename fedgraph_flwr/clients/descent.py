@@ -44,8 +44,8 @@ def written_out(client: Any) -> tuple[Tensor, dict[str, Tensor]] | None:
 def grads(client: Any, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Return the objective and its gradients with respect to the named tensors; None where it does not depend on one."""
     loss = with_terms(client, client.loss())
-    found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    return loss, dict(zip(tensors, found, strict=True))
+    gradients = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    return loss, dict(zip(tensors, gradients, strict=True))
 
 
 @seam

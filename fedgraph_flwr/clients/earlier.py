@@ -55,11 +55,11 @@ def in_node(
         trained: accept only models of runs in which the node trained before it saved them.
         runs: digests of agreements, of whose runs the model must be; None: of any run.
     """
-    found = sorted(state.rglob("client_*/model_*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
-    found.sort(key=lambda path: path.parent.name != f"client_{client:04d}")
+    paths = sorted(state.rglob("client_*/model_*.safetensors"), key=lambda path: -path.stat().st_mtime_ns)
+    paths.sort(key=lambda path: path.parent.name != f"client_{client:04d}")
     if runs is not None:
-        found = [path for path in found if any(f"-{one[32:]}-" in path.parent.parent.name for one in runs)]
-    return next((path for path in found if received and _holds(path, received, trained)), None)
+        paths = [path for path in paths if any(f"-{one[32:]}-" in path.parent.parent.name for one in runs)]
+    return next((path for path in paths if received and _holds(path, received, trained)), None)
 
 
 def _holds(path: Path, received: Mapping[str, Any], trained: bool) -> bool:
@@ -84,11 +84,13 @@ def take(client: GraphClient, path: Path | None) -> None:
     Raises:
         FedGraphError: a private parameter has another shape, or a client to be evaluated has no file.
     """
-    own = {name for name, t in client.model.state_dict().items() if name not in client.shared and t.is_floating_point()}
+    names = {
+        name for name, t in client.model.state_dict().items() if name not in client.shared and t.is_floating_point()
+    }
     reads = (*client.predicts_with, *client.chosen_parts.predicts_with)
     evaluates = bool(client.cfg.evaluate)
     if path is None:
-        if evaluates and (own or reads) and not client.other_clients:
+        if evaluates and (names or reads) and not client.other_clients:
             raise FedGraphError(
                 f"client {client.graph.client} has no private state of the run evaluate={client.cfg.evaluate}, without which its"
                 " model is not complete: restore the state folder, or use init= to train it"
@@ -98,7 +100,7 @@ def take(client: GraphClient, path: Path | None) -> None:
     model: dict[str, Tensor] = {name: t for name, t in tree.get("model", {}).items() if name not in client.shared}
     client.model.fit_to(model, str(path))
     expected = client.model.state_dict()
-    for name in sorted(own | model.keys()):
+    for name in sorted(names | model.keys()):
         shapes = [list(tensors[name].shape) if name in tensors else None for tensors in (model, expected)]
         if shapes[0] != shapes[1]:
             raise FedGraphError(

@@ -55,8 +55,8 @@ class Ala(ClientPart):
 
     def upper(self, client: GraphClient) -> dict[str, Tensor]:
         """The parameters of the last p layers that travel; they alias the model."""
-        found = client.model.shared(self.keys.mixed)
-        return {name: t for name, t in found.items() if name in client.shared and t.requires_grad}
+        tensors = client.model.shared(self.keys.mixed)
+        return {name: t for name, t in tensors.items() if name in client.shared and t.requires_grad}
 
     def aggregated(self, client: GraphClient) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Θ̂_i of the last p layers, empty where it is Θ, and W_i; nothing of the client is changed."""

@@ -81,8 +81,8 @@ class FedGradClient(GraphClient):
     def train(self) -> float:
         """Compute `gradients`, and return the mean loss at the incoming parameters."""
         self.model.train()
-        loss, found = grads(self, self.leaves())
-        self.gradients = {name: grad for name, grad in found.items() if grad is not None}
+        loss, gradients = grads(self, self.leaves())
+        self.gradients = {name: grad for name, grad in gradients.items() if grad is not None}
         return float(loss.detach()) / self.num_train
 
     def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:

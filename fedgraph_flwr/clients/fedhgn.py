@@ -82,8 +82,8 @@ class FedHGNClient(GraphClient, method=coefficients):
 
     def send(self) -> ReplyContent:
         """Return β of the client's types."""
-        own = {n: b.detach()[self.rows[n]].cpu().numpy() for n, b in self.model.coefficients.items()}
-        return {COEFFICIENTS: own}, {}
+        betas = {n: b.detach()[self.rows[n]].cpu().numpy() for n, b in self.model.coefficients.items()}
+        return {COEFFICIENTS: betas}, {}
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batch of each step: all training nodes."""

@@ -120,8 +120,8 @@ class FedOMDClient(GraphClient, method=fedomd, requires=(network(OrthoGCN, "fedo
         if self.target:
             target = self.target["moments"]
             span = self.target.get("span", target.new_ones(len(target)))
-            own = self._moments(out.hidden) if moments is None else moments
-            loss = loss + self.params.beta * discrepancy(own, target, span, self.params.cmd_norm)
+            statistics = self._moments(out.hidden) if moments is None else moments
+            loss = loss + self.params.beta * discrepancy(statistics, target, span, self.params.cmd_norm)
         return loss
 
     def predict(self) -> Tensor:

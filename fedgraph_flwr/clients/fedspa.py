@@ -102,8 +102,8 @@ def _mean_squared_grads(values: Tensor, parameters: list[torch.nn.Parameter]) ->
     step = max(_BATCH_ELEMENTS // sum(p.numel() for p in parameters), 1)
     for index in torch.arange(values.numel(), device=values.device).split(step):
         rows = F.one_hot(index, values.numel()).to(values.dtype)
-        for mean, each in zip(total, torch.func.vmap(grads)(rows), strict=True):
-            mean += each.square().sum(0) / values.numel()
+        for mean, gradients in zip(total, torch.func.vmap(grads)(rows), strict=True):
+            mean += gradients.square().sum(0) / values.numel()
     return total
 
 

@@ -126,8 +126,8 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         if exchange.hop < exchange.hops:
             return self.sealed({k: m.arrays() for k, m in exchange.messages().items()}, f"acquire {step}"), {"done": 0}
         self.finish_rows()
-        found = {"support": self.support.astype(np.int32), "reached": self.reached}
-        return {"rows": found, **self.acquired(step)}, {"done": 1}
+        coverage = {"support": self.support.astype(np.int32), "reached": self.reached}
+        return {"rows": coverage, **self.acquired(step)}, {"done": 1}
 
     def acquired(self, step: int) -> dict[str, Arrays]:
         """Return the group in the last reply of Algorithm 3: s_u of the client's own nodes."""
@@ -187,16 +187,16 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
 
     def finish_rows(self) -> None:
         """Store Ā^[i] with its columns restricted to the support."""
-        found, self.found = self.found, []
-        self.support, rows = hops.supported([hops.joined(parts) for parts in zip(*found, strict=True)])
+        totals, self.found = self.found, []
+        self.support, rows = hops.supported([hops.joined(parts) for parts in zip(*totals, strict=True)])
         self.set_rows(rows)
 
     def set_rows(self, rows: Matrix) -> None:
         """Prepare the products with all rows, for scores, and with those of training nodes, for gradients."""
         self.rows = rows
-        own, combinations = self.graph.num_nodes, len(self.model.structure_weights)
+        count, combinations = self.graph.num_nodes, len(self.model.structure_weights)
         train = self.train_nodes.cpu().numpy()
-        chosen = rows[np.concatenate([train + j * own for j in range(combinations)])]
+        chosen = rows[np.concatenate([train + j * count for j in range(combinations)])]
         self.reached = hops.filled(chosen)
         self.few = hops.nodes_behind(chosen, train.size) < self.policy.min_nodes
         self.inputs.rows, self.train_rows = self.operand(rows), self.operand(chosen)
@@ -212,8 +212,8 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         width, dtype = self.model.structure_width, np.float64 if self.dtype == torch.float64 else np.float32
         if self.params.features == "degree":
             self.refuse_single("the degree of each node", "set strategy.features=hop2vec")
-            own, n = self.graph, self.graph.num_nodes
-            ends = ((own.edge_index[0], own.cut_out[0]), (own.edge_index[1], own.cut_in[0]))
+            graph, n = self.graph, self.graph.num_nodes
+            ends = ((graph.edge_index[0], graph.cut_out[0]), (graph.edge_index[1], graph.cut_in[0]))
             outgoing, incoming = (torch.cat(end).bincount(minlength=n).numpy() for end in ends)
             return structure_features.degree_one_hot(outgoing, incoming, width).astype(dtype)
         drawn = structure_features.hop2vec(self.graph.num_nodes, width, self.cfg.seed, self.graph.client)

@@ -105,8 +105,8 @@ class PrivateFedStructClient(FedStructClient):
         with torch.no_grad():
             embedded = {kind: self.embedded(kind == "train").cpu().numpy() for kind in wanted}
         contents = {i: {kind: block @ embedded[kind] for kind in wanted} for i, block in self.met.items()}
-        own = contents.pop(self.graph.client)
-        self.parts = {kind: self.spread({self.graph.client: own[kind]}) for kind in wanted}
+        part = contents.pop(self.graph.client)
+        self.parts = {kind: self.spread({self.graph.client: part[kind]}) for kind in wanted}
         self.embedding = embedding
         return self.sealed(contents, f"embed {self.embedding}"), {}
 
@@ -135,9 +135,9 @@ class PrivateFedStructClient(FedStructClient):
             raise FedGraphError(
                 f"client {self.graph.client} received no sealed part of s̄ from clients {missing}, whose nodes its own rows meet"
             )
-        for kind, own in self.parts.items():
+        for kind, part in self.parts.items():
             others = {j: arrays[kind] for j, arrays in inbox.items()}
-            self.parts[kind] = (own + self.spread(others) if others else own).requires_grad_(kind == "train")
+            self.parts[kind] = (part + self.spread(others) if others else part).requires_grad_(kind == "train")
 
     def part_fields(self, sender: int) -> dict[str, ArrayField]:
         """Return the fields of a client's parts."""
@@ -182,18 +182,18 @@ class PrivateFedStructClient(FedStructClient):
         check_shapes(groups[STRUCTURE], {"s": shape}, "the server sent gradients of own nodes")
         upstream = torch.tensor(groups[STRUCTURE]["s"], dtype=self.dtype, device=self.device)
         names = [name for name, _ in self.model.g.named_parameters()]
-        found = torch.autograd.grad(self.embedded(True), [s, *self.model.g.parameters()], upstream)
-        self.s = self.stepper.step({"s": s.detach()}, {"s": found[0] / labelled})["s"]
-        return {"g": {name: to_numpy(part) for name, part in zip(names, found[1:], strict=True)}}, {}
+        gradients = torch.autograd.grad(self.embedded(True), [s, *self.model.g.parameters()], upstream)
+        self.s = self.stepper.step({"s": s.detach()}, {"s": gradients[0] / labelled})["s"]
+        return {"g": {name: to_numpy(part) for name, part in zip(names, gradients[1:], strict=True)}}, {}
 
     # --- private state between messages -------------------------------------------------------------------------------
 
     def save(self) -> Tree:
         """Return s_u and its optimiser's moments, the blocks, and own parts of this round."""
         blocks = {str(i): hops.parts_of(block) for i, block in self.met.items()}
-        own = {"own_s": self.s, "embedding": torch.tensor(self.embedding), "stepper": self.stepper.state()}
+        state = {"own_s": self.s, "embedding": torch.tensor(self.embedding), "stepper": self.stepper.state()}
         met = {str(j): rows for j, rows in self.met_rows.items()}
-        return {**super().save(), **own, "parts": self.parts, "met_rows": met, "blocks": blocks}
+        return {**super().save(), **state, "parts": self.parts, "met_rows": met, "blocks": blocks}
 
     def load(self, tree: Tree) -> None:
         """Restore what `save` returned."""

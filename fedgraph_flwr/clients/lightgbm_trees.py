@@ -120,12 +120,12 @@ def fit(
     if softmax:
         trees, ended = _fitted(rules, train, val, params.patience, iterations)
         return _without(trees, trained), ended
-    found, ended = [], True
+    forests, ended = [], True
     for output in np.flatnonzero(trained).tolist():
         trees, done = _fitted(rules, train.of(output), val.of(output), params.patience, iterations)
-        found.append(trees | {"output": np.full(len(trees["output"]), output, np.int32)})
+        forests.append(trees | {"output": np.full(len(trees["output"]), output, np.int32)})
         ended = ended and done
-    return joined(found), ended
+    return joined(forests), ended
 
 
 def _fitted(
@@ -169,8 +169,10 @@ def _tree(values: dict[str, str]) -> Arrays:
         raise FedGraphError("LightGBM split a column by categories: expected numbers only")
     # Bits 2 and 3: how missing values are found; without any in training, LightGBM reads them as 0.
     default = np.where((kind >> 2) & 3 == 2, (kind & 2) > 0, read["threshold"] >= 0)
-    children = (np.where(own < 0, splits + ~own, own) for own in (whole["left_child"], whole["right_child"]))
-    left, right = (np.concatenate([own, np.zeros(count, np.int64)]).astype(np.int32) for own in children)
+    children = (
+        np.where(indices < 0, splits + ~indices, indices) for indices in (whole["left_child"], whole["right_child"])
+    )
+    left, right = (np.concatenate([indices, np.zeros(count, np.int64)]).astype(np.int32) for indices in children)
     return {
         "start": np.zeros(1, np.int32),
         "feature": np.concatenate([whole["split_feature"], np.full(count, -1)]).astype(np.int32),
@@ -190,5 +192,5 @@ def _without(forest: Arrays, trained: NDArray[np.bool_]) -> Arrays:
     ends = np.append(forest["start"][1:], len(forest["feature"]))
     size = ends - forest["start"]
     nodes = np.repeat(kept, size)
-    found = {name: array[kept if name in ("start", "output") else nodes] for name, array in forest.items()}
-    return found | {"start": (size[kept].cumsum() - size[kept]).astype(np.int32)}
+    arrays = {name: array[kept if name in ("start", "output") else nodes] for name, array in forest.items()}
+    return arrays | {"start": (size[kept].cumsum() - size[kept]).astype(np.int32)}

@@ -74,10 +74,10 @@ class Forged(Protection):
         self.client = client
         self.own: Arrays = {}
 
-    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+    def take(self, phase: str, groups: dict[str, Arrays], client_groups: Collection[str]) -> Taken:
         """Note the client's own parameters, which it trains if it receives none."""
         self.own = {key: to_numpy(tensor) for key, tensor in self.client.shared.items()}
-        return self.inner.take(phase, groups, own)
+        return self.inner.take(phase, groups, client_groups)
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
         """Forge the model."""

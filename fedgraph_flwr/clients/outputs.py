@@ -34,8 +34,8 @@ def outputs_of(run: Path, graph: Any) -> tuple[Tensor, Tensor]:
         if (path := run / f"models_{at}.safetensors").is_file():
             tensors |= unflatten(read_tensors(path)[0]).get(str(graph.client), {})
         if kept := StateFolder.find_model(run / "state", "best" if at == "best" else "last", graph.client):
-            own = unflatten(read_tensors(kept)[0])
-            tensors, memory = tensors | own.get("model", {}), own.get("method", {})
+            tree = unflatten(read_tensors(kept)[0])
+            tensors, memory = tensors | tree.get("model", {}), tree.get("method", {})
         kind = locate(cfg.strategy.client)
         client: GraphClient = kind(cfg, graph)
         client.model.fit_to({name: tensors[name] for name in client.model.state_dict() if name in tensors}, f"{run}")

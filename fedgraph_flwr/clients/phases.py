@@ -45,8 +45,8 @@ def messages_of(kind: type, uplink: Uplink, around: Collection[str]) -> dict[str
     summed = {phase for phase, groups in uplink.items() if phase == TRAIN or sums(groups)}
     before = {phase for phase in summed if isinstance(uplink[phase], Once)}
     of_sums = max(sum(counts.get(phase, 1) for phase in part) for part in (before, summed - before))
-    own = {phase: counts.get(phase, 1) for phase in (DESCRIBE, LABELS, TRAIN, EVALUATE, *phases(kind))}
-    return own | dict.fromkeys(around, of_sums)
+    limits = {phase: counts.get(phase, 1) for phase in (DESCRIBE, LABELS, TRAIN, EVALUATE, *phases(kind))}
+    return limits | dict.fromkeys(around, of_sums)
 
 
 def unknown_phase(client: Any, name: str) -> FedGraphError:

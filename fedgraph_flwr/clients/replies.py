@@ -114,9 +114,9 @@ def binding(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def taken(client: GraphClient, name: str, groups: dict[str, Arrays], config: Mapping[str, Any]) -> Taken:
     """Take out of a message what the run's protection needs of it."""
-    found = client.protection.take(name, groups, {*client.own_requests, *client.chosen_parts.own_requests})
+    message = client.protection.take(name, groups, {*client.own_requests, *client.chosen_parts.own_requests})
     summed = sums(client.uplink_of.get(name, {}))
-    return client.protection.follow(name, partial(binding, config), found) if summed else found
+    return client.protection.follow(name, partial(binding, config), message) if summed else message
 
 
 def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -221,8 +221,8 @@ def summed_groups(client: GraphClient, name: str, config: Mapping[str, Any]) -> 
     groups = sums(client.uplink_of.get(name, {}))
     if not config.get("keep_model"):
         return groups
-    own = [group for group in groups if group not in {MODEL, *client.chosen_parts.sends}]
-    return own if {*own} - {CLIPPED} else []
+    method_groups = [group for group in groups if group not in {MODEL, *client.chosen_parts.sends}]
+    return method_groups if {*method_groups} - {CLIPPED} else []
 
 
 def protected(

@@ -141,7 +141,7 @@ class RowGradients:
 
         Matrix products of another height round a row in another way. Rows are therefore filled up to a whole block.
         """
-        found: list[_Tap] = []
+        taps: list[_Tap] = []
         size = part.numel()
         part = F.pad(part, (0, self._block(values) - size), value=int(part[0]))
 
@@ -150,7 +150,7 @@ class RowGradients:
             bias = bias if bias in values else ""
             out = a @ values[weight] + values[bias] if bias else a @ values[weight]
             out = out if out.requires_grad else out.requires_grad_()
-            found.append(_Tap(a.detach(), out, weight, bias))
+            taps.append(_Tap(a.detach(), out, weight, bias))
             return out
 
         h = _rows_of(self.x, self.ends[:, part])  # [U, B, F]
@@ -163,13 +163,13 @@ class RowGradients:
                 both = both + layer(_rows_of(self.attr, part[None]), f"{READOUT}edge")
             h = layer(both.relu(), f"{READOUT}last")
         loss = F.cross_entropy(h[0], self.y[part], reduction="sum")
-        grads = torch.autograd.grad(loss, [tap.out for tap in found])
-        for tap, grad in zip(found, grads, strict=True):
+        grads = torch.autograd.grad(loss, [tap.out for tap in taps])
+        for tap, grad in zip(taps, grads, strict=True):
             tap.a, tap.grad = tap.a[:, :size], grad[:, :size]
-        finite = torch.stack([t.isfinite().all(2).all(0) for tap in found for t in (tap.a, tap.grad)]).all(0)
-        for tap in found if not bool(finite.all()) else ():  # of parameters that a server chose: these rows count as 0
+        finite = torch.stack([t.isfinite().all(2).all(0) for tap in taps for t in (tap.a, tap.grad)]).all(0)
+        for tap in taps if not bool(finite.all()) else ():  # of parameters that a server chose: these rows count as 0
             tap.a, tap.grad = (torch.where(finite[None, :, None], t, 0.0) for t in (tap.a, tap.grad))
-        return found
+        return taps
 
 
 def _check_payments(graph: ClientGraph, payments: int, last: int) -> None:
@@ -185,10 +185,10 @@ def _check_payments(graph: ClientGraph, payments: int, last: int) -> None:
             f" others of its accounts: import with day=before features=payments,last={last}"
         )
     if recipe is None or not 0 < recipe.last <= last:
-        found = f"last={recipe.last}" if recipe else "no recipe"
+        setting = f"last={recipe.last}" if recipe else "no recipe"
         raise FedGraphError(
             f"privacy.unit=payment needs columns that read at most the last privacy.look_back={last} payments at each end, but"
-            f" this party's file has {found}: import it with features=payments,last={last}, or set dataset.last={last}"
+            f" this party's file has {setting}: import it with features=payments,last={last}, or set dataset.last={last}"
         )
     if graph.far_x.numel():
         raise FedGraphError(

@@ -32,10 +32,10 @@ GRAPH = "graph"
 def state_for_prediction(client: Any) -> Tree:
     """Return what a client's prediction reads: what ``predicts_with`` names, and the graph that it belongs to."""
     kept = (*client.predicts_with, *client.chosen_parts.predicts_with)
-    found = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
+    state = {key: tree for key, tree in client.for_prediction().items() if key in kept} if kept else {}
     if client.other_clients:
-        found[GRAPH] = client.saved_models.digest_of(client.graph)
-    return found
+        state[GRAPH] = client.saved_models.digest_of(client.graph)
+    return state
 
 
 class SavedModels:

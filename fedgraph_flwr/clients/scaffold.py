@@ -68,11 +68,11 @@ class Scaffold(Variates):
     def renewed(self, client: GraphClient) -> dict[str, Named]:
         """Return c_i by Eq. (4)."""
         state = self.state(client)
-        found: Named = state["first"]
+        variates: Named = state["first"]
         if averages_steps(self.keys.option, client.cfg.train):
             way, reach, correction = self.moved(client), client.steps * client.cfg.train.lr, state["correction"]
-            found = {name: -correction[name] - way[name] / reach for name in found}
-        return {CONTROL: own(client, CONTROL) | found}
+            variates = {name: -correction[name] - way[name] / reach for name in variates}
+        return {CONTROL: own(client, CONTROL) | variates}
 
     def send(self, client: GraphClient) -> dict[str, Arrays]:
         """Return c_i⁺ − c_i, zero where nothing trained."""

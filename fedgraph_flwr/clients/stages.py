@@ -14,13 +14,13 @@ def later_inputs(client: Any, whole: ClientGraph, inputs: Any) -> LaterInputs:
     Raises:
         FedGraphError: the method or the task does not predict nodes from the model's inputs only.
     """
-    if (found := client.task.later(client, inputs)) is not None:
-        return found
+    if (pairs := client.task.later(client, inputs)) is not None:
+        return pairs
     if whole.until(0) is whole:
         return []
     cfg = client.cfg
-    own = ("predict", "predict_shared", "logits", "inputs_of")
-    plain = inherits(client, own) and not client.chosen_parts.all
+    methods = ("predict", "predict_shared", "logits", "inputs_of")
+    plain = inherits(client, methods) and not client.chosen_parts.all
     if not plain or cfg.task.name != "nodes":
         raise FedGraphError(
             f"strategy={cfg.strategy.name} with task={cfg.task.name} does not support edges that only later stages may read"

@@ -326,8 +326,8 @@ class StateFolder:
     def find_model(cls, root: Path, name: str, client: int | None = None) -> Path | None:
         """Return the latest model that `write_model` wrote below a folder; with ``client``, only of that client."""
         owner = "client_*" if client is None else f"client_{client:04d}"
-        found = [*root.rglob(f"{owner}/model_{name}.safetensors"), *root.glob(f"model_{name}.safetensors")]
-        return max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+        paths = [*root.rglob(f"{owner}/model_{name}.safetensors"), *root.glob(f"model_{name}.safetensors")]
+        return max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[None]:
@@ -405,11 +405,11 @@ def restore_state(client: GraphClient, tree: Tree) -> None:
     Raises:
         FedGraphError: the state belongs to another model, or has another precision.
     """
-    found = tree.get("model", {})
-    client.model.fit_to(found, "the state")
-    if problem := unlike(found, state_of(client)["model"]):
+    tensors = tree.get("model", {})
+    client.model.fit_to(tensors, "the state")
+    if problem := unlike(tensors, state_of(client)["model"]):
         raise FedGraphError(problem)
-    client.model.load_state_dict(found, strict=False)
+    client.model.load_state_dict(tensors, strict=False)
     if "optimizer" in tree:
         client.optimizer = make_optimizer(client.parameters(), client.cfg.train)
         client.optimizer.load_state({name: t.to(client.device) for name, t in flatten(tree["optimizer"]).items()})

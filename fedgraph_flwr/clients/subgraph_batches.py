@@ -89,10 +89,10 @@ class ClusterBatches(Epochs):
 
     def subgraph(self, nodes: NDArray[np.int64]) -> tuple[ClientGraph, NDArray[np.int64]]:
         """Return the graph of some nodes, ascending, with their edges in the order of the whole graph's, and these edges."""
-        found = self.edges.between(nodes)
-        position = self.order[found.position]
+        entries = self.edges.between(nodes)
+        position = self.order[entries.position]
         kept = np.argsort(position)
-        edge_index = torch.from_numpy(np.stack([found.col[kept], found.rows[kept]]))
+        edge_index = torch.from_numpy(np.stack([entries.col[kept], entries.rows[kept]]))
         graph = self.graph.with_edges(edge_index, torch.from_numpy(position[kept]))
         held = torch.from_numpy(nodes)
         fields = {key: rows_of(getattr(graph, key), held) for key in ("y", *MASKS)}
@@ -172,13 +172,13 @@ class SaintBatches(Epochs):
         """Return the batch of a step, by the arguments of `key`; its features are valid until the next batch."""
         nodes = self.sampler.sample(self.key(server_round, exchange, index))
         held = self.sampler.nodes(nodes)
-        found = self.edges.between(nodes)
-        target, source = found.rows, found.col
+        entries = self.edges.between(nodes)
+        target, source = entries.rows, entries.col
         factor = np.ones(len(source))
         proper = target != source
         pairs = self.sampler.pairs(nodes[target[proper]], nodes[source[proper]])
         factor[proper] = held[target[proper]] / pairs
-        layer = self.neighbours.layer(nodes, ScaledEntries.of(found, factor), len(nodes))
+        layer = self.neighbours.layer(nodes, ScaledEntries.of(entries, factor), len(nodes))
         rows, y = self.training.among(nodes)
         shares = torch.from_numpy(1 / held).to(self.device, self.dtype)[rows] / max(len(self.training.y), 1)
         return Batch(BatchInputs(self.rows.take(nodes), (layer,) * self.hops), rows, y, shares)

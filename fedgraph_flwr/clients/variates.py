@@ -61,11 +61,11 @@ class Variates(ClientPart):
         Raises:
             FedGraphError: it did not come with the model.
         """
-        if not (found := self.state(client).get("common")):
+        if not (variate := self.state(client).get("common")):
             raise FedGraphError(
                 f"the server's message has no group '{VARIATES}' of phase 'train', which the client needs"
             )
-        return dict(found)
+        return dict(variate)
 
     def begin(self, client: GraphClient) -> None:
         """Remember where training starts."""

@@ -126,9 +126,9 @@ class Declared:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self.value
-        own = {name: getattr(instance, name) for name in self.computed}
-        own |= {name: vars(instance)[name] for name in vars(self.value).keys() & vars(instance).keys()}
-        return replace(self.value, **own) if own else self.value
+        changes = {name: getattr(instance, name) for name in self.computed}
+        changes |= {name: vars(instance)[name] for name in vars(self.value).keys() & vars(instance).keys()}
+        return replace(self.value, **changes) if changes else self.value
 
 
 class Capable:
@@ -148,8 +148,8 @@ class Capable:
     def __init_subclass__(cls, values: type | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         family: Any = values or type(cls.capabilities)
-        found = {field.name: _value(cls, field.name) for field in fields(family)}
-        said = {name: value for name, value in found.items() if value is not _UNSAID}
+        entries = {field.name: _value(cls, field.name) for field in fields(family)}
+        said = {name: value for name, value in entries.items() if value is not _UNSAID}
         computed = tuple(name for name, value in said.items() if isinstance(value, property))
         fixed = {name: value for name, value in said.items() if name not in computed}
         cls.capabilities = Declared(family(**fixed), computed)
@@ -162,10 +162,10 @@ def _value(kind: type[Capable], name: str) -> Any:
     """Return what a class declares of a name, or inherits."""
     ending = {name, *kind.ended_by.get(name, ())}
     classes = _own(kind) if name in kind.again else iter(kind.__mro__)
-    decisive = next((each for each in classes if vars(each).keys() & ending), None)
+    decisive = next((parent for parent in classes if vars(parent).keys() & ending), None)
     return vars(decisive).get(name, _UNSAID) if decisive else _UNSAID
 
 
 def _own(kind: type[Capable]) -> Iterator[type]:
     """Yield a class and the mixins before its first base that has capabilities itself."""
-    return takewhile(lambda each: each is kind or not issubclass(each, Capable), kind.__mro__)
+    return takewhile(lambda parent: parent is kind or not issubclass(parent, Capable), kind.__mro__)

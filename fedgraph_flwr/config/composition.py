@@ -139,10 +139,10 @@ def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     """
     for key, why in unread(cfg, given).items():
         raise FedGraphError(f"{key}={given[key]} {why}, or leave it out")
-    found = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
-    if found and "num_clients" in given and cfg.num_clients != found:
-        held = f"graph={cfg.graph} holds {found} client files"
-        raise FedGraphError(f"num_clients={cfg.num_clients}, but {held}: leave num_clients out, or set it to {found}")
+    count = len(list(Path(cfg.graph).expanduser().glob("client_*.safetensors"))) if cfg.graph else 0
+    if count and "num_clients" in given and cfg.num_clients != count:
+        held = f"graph={cfg.graph} holds {count} client files"
+        raise FedGraphError(f"num_clients={cfg.num_clients}, but {held}: leave num_clients out, or set it to {count}")
     return cfg
 
 
@@ -231,8 +231,8 @@ def from_run_config(run_config: Any, foreign: bool = False) -> RunConfig:
         foreign: whether a server sent it to a node; then it must not name files or variables of the node.
     """
     overrides, base = str(run_config.get("overrides", "")), str(run_config.get("config", ""))
-    own = ("overrides", "config", "num-clients")
-    plain = [f"{key}={value}" for key, value in run_config.items() if key not in own and value != ""]
+    reserved_keys = ("overrides", "config", "num-clients")
+    plain = [f"{key}={value}" for key, value in run_config.items() if key not in reserved_keys and value != ""]
     if foreign and base and not base.startswith("{"):
         raise FedGraphError("the server's config= is not JSON: a node reads no file named by a server")
     try:
@@ -379,7 +379,7 @@ def described(group: str) -> dict[str, dict[str, Any]]:
     """
     if group not in GROUPS:
         raise unknown("group", group, GROUPS)
-    found = {}
+    descriptions = {}
     for name in group_names(group):
         path = group_path(group, name)
         first = path.read_text().partition("\n")[0] if path else ""
@@ -389,8 +389,8 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         if group == "strategy":
             with contextlib.suppress(FedGraphError):  # a user's method whose package is not on the path
                 keys = own_defaults(keys["server"], keys["client"]) | defaults(keys) | flat(keys)
-        found[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": keys}
-    return found
+        descriptions[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": keys}
+    return descriptions
 
 
 def group_file(group: str, name: str) -> dict[str, Any]:
@@ -434,9 +434,9 @@ _SHORT = {"strategy": "server", "dataset": "source"}
 def _named(given: dict[str, Any]) -> dict[str, Any]:
     """Return the overrides, with the class name as name of an unnamed method of ``strategy.server=`` or ``client=``."""
     sides = [str(given.get(f"strategy.{side}", "")) for side in ("client", "server")]
-    own = [target for target in sides if is_own(target) and not target.startswith("fedgraph_flwr.")]
-    if own and ("strategy" not in given or group_path("strategy", str(given["strategy"]))):
-        return {"strategy.name": own[0].partition(":")[2], **given}
+    targets = [target for target in sides if is_own(target) and not target.startswith("fedgraph_flwr.")]
+    if targets and ("strategy" not in given or group_path("strategy", str(given["strategy"]))):
+        return {"strategy.name": targets[0].partition(":")[2], **given}
     return given
 
 
@@ -453,8 +453,8 @@ def _group(group: str, name: str) -> Layer:
         short = {"name": name.partition(":")[2], _SHORT[group]: name} if group in _SHORT else {"name": name}
         return name, {group: short}
     path = group_path(group, name)
-    if group == "dataset" and path is None and _is_name(name) and (own := imported_path(name)).is_file():
-        return str(own), {group: {"name": name}, **_own_defaults(own)}
+    if group == "dataset" and path is None and _is_name(name) and (file := imported_path(name)).is_file():
+        return str(file), {group: {"name": name}, **_own_defaults(file)}
     body = group_file(group, name)
     if group == "protocol":
         return str(path), body
@@ -509,7 +509,7 @@ def _has_recipe(dataset: str, given: Mapping[str, Any]) -> bool:
 def _wishes(group: str, name: str) -> dict[str, str]:
     path = group_path(group, name)
     if group == "dataset" and path is None and _is_name(name):
-        return _own_wishes(own) if (own := imported_path(name)).is_file() else {}
+        return _own_wishes(file) if (file := imported_path(name)).is_file() else {}
     body = load(path) if path else {}
     return {wish: str(body[wish]) for wish in _WISHES[group] if wish in body}
 
@@ -523,8 +523,8 @@ def _by_task(dataset: str, task: str, given: Mapping[str, Any], chosen: Mapping[
     if given.get("graph") or (fleet and not {"dataset", "dataset.name"} & {*chosen, *given}):
         return []
     path = group_path("dataset", dataset)
-    found = load(path).get(_BY_TASK, {}).get(task) if path else None
-    return [(f"{path} ({_BY_TASK}.{task})", found)] if found else []
+    keys = load(path).get(_BY_TASK, {}).get(task) if path else None
+    return [(f"{path} ({_BY_TASK}.{task})", keys)] if keys else []
 
 
 def _layers(given: dict[str, Any]) -> list[Layer]:
@@ -557,15 +557,15 @@ def _layers(given: dict[str, Any]) -> list[Layer]:
     own_strategies = dataset_part.pop("strategies", {})
     chosen_below = [part.pop("defaults", {}) for part in (strategy_part, dataset_part)]
 
-    own = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
+    preferences = [_wishes("strategy", strategy), _wishes("dataset", dataset)]
     file = Path(str(given.get("dataset.path", ""))).expanduser() if dataset == "file" else Path()
     if file.is_file():
-        own.append(_own_wishes(file))
-    partition = choose("partition", *chosen_below, by_protocol, *own)
+        preferences.append(_own_wishes(file))
+    partition = choose("partition", *chosen_below, by_protocol, *preferences)
     task = choose("task", by_protocol)
     of_task = _wishes("task", task)
     by_recipe = {"model": of_task[_RECIPE]} if _RECIPE in of_task and _has_recipe(dataset, given) else {}
-    model = choose("model", *chosen_below, *own, by_protocol, by_recipe, of_task)
+    model = choose("model", *chosen_below, *preferences, by_protocol, by_recipe, of_task)
 
     layers += [selected, _group("partition", partition), _group("model", model), _group("task", task)]
     layers += _by_task(dataset, task, given, chosen)
@@ -599,8 +599,8 @@ def _lift(node: dict[str, Any], group: str, cls: Any) -> None:
     known = {f.name for f in dataclasses.fields(cls)}
     if group == "strategy":  # a method's key may have the name of a part, whose value is a section
         known -= {part for part in KEYS if not isinstance((params | body).get(part, {}), dict)}
-    if own := {key: body.pop(key) for key in list(body) if key not in known}:
-        body["params"] = params | own
+    if extras := {key: body.pop(key) for key in list(body) if key not in known}:
+        body["params"] = params | extras
 
 
 _LIFTED = {**EXTENSIBLE, "attack": AttackConfig}
@@ -656,13 +656,13 @@ def _select(
     if group == "strategy":
         lengthen(body, merged.get(group, {}))
     before = merged.get(group, {}).get("name", _NAMES[group])
-    own, name = set(body.get("params") or {}), str(body.get("name", before))
-    new = own - accepted
+    extras, name = set(body.get("params") or {}), str(body.get("name", before))
+    new = extras - accepted
     if new and source == "override" and group not in ("strategy", "attack") and not _is_code(group, name, merged):
         known, key = {f.name for f in dataclasses.fields(_LIFTED[group])} - {"params"}, min(new)
         where = places.get(f"{group}.{key}", f"override {group}.{key}")
         raise unknown(f"{group} key", key, known | accepted, where, _elsewhere(f"{group}.{key}", [(source, merged)]))
-    accepted |= own
+    accepted |= extras
     if "name" in body and (source != "override" or (group == "model" and name != before)):
         merged[group] = {**merged.get(group, {}), "params": {}}  # another selection starts from its own keys
     return new

@@ -154,7 +154,7 @@ def check_aliases(text: str) -> str:
         if seen > MAX_NODES:
             raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES:,} values: write them out")
         entries = node.value if isinstance(node, yaml.CollectionNode) else ()
-        waiting += [each for entry in entries for each in (entry if isinstance(entry, tuple) else (entry,))]
+        waiting += [child for entry in entries for child in (entry if isinstance(entry, tuple) else (entry,))]
     return text
 
 
@@ -176,22 +176,22 @@ def parse_yaml(text: str, loader: Any = yaml.SafeLoader) -> Any:
         raise yaml.YAMLError(sanitize(error)) from error
 
 
-def _of_short_numbers(found: Any) -> Any:
+def _of_short_numbers(tree: Any) -> Any:
     """Return parsed YAML; values of aliases are as many as `check_aliases` lets through.
 
     Raises:
         yaml.YAMLError: it has an integer of more than `MAX_BITS`.
     """
-    waiting = [found]
+    waiting = [tree]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            waiting += [*each, *each.values()]
-        elif isinstance(each, list | tuple | set):
-            waiting += each
-        elif isinstance(each, int) and each.bit_length() > MAX_BITS:
-            raise yaml.YAMLError(f"it has an integer of {each.bit_length():,} bits, expected at most {MAX_BITS:,}")
-    return found
+        node = waiting.pop()
+        if isinstance(node, dict):
+            waiting += [*node, *node.values()]
+        elif isinstance(node, list | tuple | set):
+            waiting += node
+        elif isinstance(node, int) and node.bit_length() > MAX_BITS:
+            raise yaml.YAMLError(f"it has an integer of {node.bit_length():,} bits, expected at most {MAX_BITS:,}")
+    return tree
 
 
 class _Texts(yaml.BaseLoader):
@@ -232,14 +232,14 @@ def _loaded(path: Path, changed: int, size: int) -> dict[str, Any]:
     except Exception as error:
         raise FedGraphError(f"{path} is not valid YAML ({first_line(error)})") from error
     try:
-        found = _of_short_numbers(resolved(loaded) if isinstance(loaded, DictConfig) else {"": None})
+        body = _of_short_numbers(resolved(loaded) if isinstance(loaded, DictConfig) else {"": None})
     except yaml.YAMLError as error:
         raise FedGraphError(no_yaml(path, error)) from error
     except OmegaConfBaseException as error:
         raise FedGraphError(f"{path}: {str(error).splitlines()[0]}") from error
-    if found and all(value is None for value in found.values()):  # OmegaConf reads a single value as a key without one
+    if body and all(value is None for value in body.values()):  # OmegaConf reads a single value as a key without one
         raise FedGraphError(f"{path} must contain keys with values, such as rounds: 20, got a list or a single value")
-    return found
+    return body
 
 
 def resolved(body: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
@@ -260,19 +260,19 @@ def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 def lines_of(text: str) -> dict[str, int]:
     """Return the line of every dotted key of a YAML text, and of every ``key=value`` in a value."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
 
     def walk(node: Any, prefix: str) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
-                found[f"{prefix}{key.value}"] = key.start_mark.line + 1
+                lines[f"{prefix}{key.value}"] = key.start_mark.line + 1
                 walk(value, f"{prefix}{key.value}.")
         elif isinstance(node, yaml.SequenceNode):
             for item in node.value:
                 walk(item, prefix)
         elif node and "=" in node.value:  # none of an empty text
             for word in node.value.split():
-                found.setdefault(word, node.start_mark.line + 1)
+                lines.setdefault(word, node.start_mark.line + 1)
 
     walk(yaml.compose(text), "")
-    return found
+    return lines

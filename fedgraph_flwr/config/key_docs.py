@@ -53,8 +53,8 @@ class Key:
 def sections() -> dict[str, type]:
     """Return the dataclass of each group of keys; ``run`` has the top-level keys."""
     hints = get_type_hints(RunConfig)
-    found = {name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)}
-    return {"run": RunConfig, **found}
+    classes = {name: cls for name, cls in hints.items() if isinstance(cls, type) and is_dataclass(cls)}
+    return {"run": RunConfig, **classes}
 
 
 def select(selection: str) -> tuple[list[str], Path | None]:
@@ -112,10 +112,10 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
     declared = {"strategy": _method_keys, "model": _model_keys}[group](body) if group in ("strategy", "model") else {}
     known = {key.name: key for key in keys_of(group)} | declared
     for part in parts.chosen(body) if group == "strategy" else ():
-        own = f"{group}.{section_of(part)}."
-        declared |= {name: key for name, key in known.items() if name.startswith(own)}
+        prefix = f"{group}.{section_of(part)}."
+        declared |= {name: key for name, key in known.items() if name.startswith(prefix)}
         if is_own(part):
-            declared |= {key.name: key for key in _declared(parts.part(part).keys, own).values()}
+            declared |= {key.name: key for key in _declared(parts.part(part).keys, prefix).values()}
     plain = {key: value for key, value in body.items() if key != "declares"}
     for name, value in flat(plain).items():
         full = f"{group}.{name!s}"
@@ -139,10 +139,10 @@ def _model_keys(body: Mapping[str, Any]) -> dict[str, Key]:
     """Return the keys of a model's ``__init__`` by name."""
     networks = importlib.import_module("fedgraph_flwr.models")  # takes a second
     chosen = ModelConfig(str(body["name"]))
-    own, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
+    keys, comments = _declared(networks.own_schema(chosen), "model."), keyword_comments(networks.network(chosen))
     common = _declared(ModelConfig, "model.")
     declared = {f"model.{key}": common[key] for key in networks.COMMON}
-    return declared | {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in own.items()}
+    return declared | {f"model.{n}": dataclasses.replace(key, meaning=comments.get(n, "")) for n, key in keys.items()}
 
 
 @cache
@@ -167,10 +167,10 @@ def _comments_in(source_of: Any) -> dict[str, str]:
         source = inspect.cleandoc("\n" + inspect.getsource(source_of))
     except OSError:  # created at run time
         return {}
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            found[token.start[0]] = token.string.lstrip("# ")
+            texts[token.start[0]] = token.string.lstrip("# ")
     (tree,) = ast.parse(source).body
     function = isinstance(tree, ast.FunctionDef)
     nodes = tree.args.kwonlyargs if function else tree.body  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def _comments_in(source_of: Any) -> dict[str, str]:
     for node in nodes:
         if function or (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             name = node.arg if function else node.target.id
-            lines = [found[line] for line in range(last + 1, (node.end_lineno or 0) + 1) if line in found]
+            lines = [texts[line] for line in range(last + 1, (node.end_lineno or 0) + 1) if line in texts]
             comments |= {name: " ".join(lines)} if lines else {}
         last = node.end_lineno
     return comments

@@ -41,11 +41,11 @@ def locate(target: str) -> Any:
 
 def named_code(cfg: RunConfig) -> dict[str, str]:
     """Return the values of a configuration that name code loaded by clients as ``module:name``, by key."""
-    found = {"strategy.client": cfg.strategy.client}
+    targets = {"strategy.client": cfg.strategy.client}
     if ":" in cfg.model.name:
-        found["model"] = cfg.model.name
-    found |= {f"strategy part {section_of(target)}": target for target in _own_parts(cfg)}
-    return found | {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
+        targets["model"] = cfg.model.name
+    targets |= {f"strategy part {section_of(target)}": target for target in _own_parts(cfg)}
+    return targets | {f"evaluation.metrics ({name})": target for name, target in cfg.evaluation.own.items()}
 
 
 def _own_parts(cfg: RunConfig) -> list[str]:
@@ -61,10 +61,10 @@ def function(target: str, key: str) -> Callable[..., Any]:
     Raises:
         FedGraphError: it cannot be imported or called.
     """
-    found = locate(target)
-    if not callable(found):
+    member = locate(target)
+    if not callable(member):
         raise FedGraphError(f"{key}={target} is not callable: expected module:function")
-    return found
+    return member
 
 
 def maker(target: str, key: str) -> Callable[..., Any]:
@@ -76,15 +76,15 @@ def maker(target: str, key: str) -> Callable[..., Any]:
     Raises:
         FedGraphError: it cannot be imported or called, or is not the user's.
     """
-    found = function(target, key)
-    for name in {target.partition(":")[0], str(getattr(found, "__module__", None) or "builtins")}:
+    factory = function(target, key)
+    for name in {target.partition(":")[0], str(getattr(factory, "__module__", None) or "builtins")}:
         top = name.partition(".")[0]
         if top in sys.stdlib_module_names or top in (__name__.partition(".")[0], BASELINES) or _is_library(name, top):
             raise FedGraphError(
                 f"{key}={target} is a function of {top}, which is not written for this package: pass one of your own module,"
                 " on PYTHONPATH or in a package that depends on fedgraph-flwr"
             )
-    return found
+    return factory
 
 
 _ON_US = re.compile(r"fedgraph[-_]flwr\b", re.IGNORECASE)

@@ -58,11 +58,11 @@ class Point:
 @cache
 def point(name: str) -> Point | None:
     """Return the operating point that a name describes; None for any other name, or numbers out of range."""
-    found = next((match for form in _FORMS if (match := form.fullmatch(name))), None)
-    if found is None:
+    hit = next((match for form in _FORMS if (match := form.fullmatch(name))), None)
+    if hit is None:
         return None
-    numbers = {key: float(value) for key, value in found.groupdict().items() if key != "kind"}
-    made = Point(found["kind"], **numbers)
+    numbers = {key: float(value) for key, value in hit.groupdict().items() if key != "kind"}
+    made = Point(hit["kind"], **numbers)
     shares = made.kind not in ("recall@fpr", "precision@recall") or 0 < made.first <= 1
     costs = made.kind != "cost" or (made.first > 0 and made.second > 0)
     return made if shares and costs else None

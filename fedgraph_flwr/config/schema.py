@@ -98,9 +98,9 @@ def number(
     return field(default=default, metadata=metadata)
 
 
-def choice(default: str | int, accepted: Sequence[str | int], own: bool = False, points: bool = False) -> Any:
-    """Return a field for strings or integers; with ``own`` also for ``module:name``, with ``points`` for those of `operating`."""
-    return field(default=default, metadata={"choices": tuple(map(str, accepted)), "own": own, "points": points})
+def choice(default: str | int, accepted: Sequence[str | int], targets: bool = False, points: bool = False) -> Any:
+    """Return a field for strings or integers; also for ``module:name`` (``targets``), and scores of `operating` (``points``)."""
+    return field(default=default, metadata={"choices": tuple(map(str, accepted)), "targets": targets, "points": points})
 
 
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -145,7 +145,7 @@ def check(section: Any, group: str) -> None:
     """
     for f in dataclasses.fields(section):
         value, key = getattr(section, f.name), _full(group, f.name)
-        free = (f.metadata.get("own") and is_own(value)) or (f.metadata.get("points") and point(str(value)))
+        free = (f.metadata.get("targets") and is_own(value)) or (f.metadata.get("points") and point(str(value)))
         if "choices" in f.metadata and not free:
             one_of(str(value), _choices_of(f), key)
         for item in value if "listed" in f.metadata else ():
@@ -160,7 +160,7 @@ def check(section: Any, group: str) -> None:
 
 def _choices_of(f: "Field[Any]") -> tuple[str, ...]:
     """Return what a field of choices accepts, for display."""
-    more = ("module:name",) if f.metadata["own"] else ()
+    more = ("module:name",) if f.metadata["targets"] else ()
     return f.metadata["choices"] + more + (tuple(FORMS.split(", ")) if f.metadata.get("points") else ())
 
 
@@ -172,8 +172,8 @@ def default_of(f: "Field[Any]") -> Any:
 def _default(section: Any, key: str) -> str:
     """Return the default of a section's key as text."""
     outer, _, rest = key.partition(".")
-    found = next(f for f in fields(section) if f.name == outer)
-    return _default(found.type, rest) if rest else _text(default_of(found))
+    entry = next(f for f in fields(section) if f.name == outer)
+    return _default(entry.type, rest) if rest else _text(default_of(entry))
 
 
 @cache
@@ -445,14 +445,14 @@ SHARES = frozenset(chain(*TASKS.values())) - UNBOUNDED.keys()
 
 def sign_of(metric: str) -> float:
     """Return 1 if a higher value of a metric is better, else -1."""
-    found = point(metric)
-    return found.sign if found else UNBOUNDED.get(metric, 1.0)
+    operating_point = point(metric)
+    return operating_point.sign if operating_point else UNBOUNDED.get(metric, 1.0)
 
 
 def bounded_metric(metric: str) -> bool:
     """Return whether a built-in metric has values in [0, 1]."""
-    found = point(metric)
-    return found.bounded if found else metric not in UNBOUNDED
+    operating_point = point(metric)
+    return operating_point.bounded if operating_point else metric not in UNBOUNDED
 
 
 AVERAGES = ("clients", "test_nodes", "nodes")
@@ -468,7 +468,7 @@ class EvaluationConfig(Section, group="evaluation"):
     """Evaluation: metrics, and the headline score (`test_accuracy` in the summary)."""
 
     # metric of the headline score and, on validation nodes, of the round selection
-    metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), own=True, points=True)
+    metric: str = choice("accuracy", tuple(dict.fromkeys(chain(*TASKS.values()))), targets=True, points=True)
     # further metrics: scores at an operating point such as precision@50, recall@fpr=0.01 or cost@100/1, or module:function
     metrics: list[str] = field(default_factory=list)
     # mean over clients: unweighted | weighted by test nodes | weighted by all nodes
@@ -719,18 +719,18 @@ class StrategyConfig(Section, group="strategy"):
     moon: MoonKeys = field(default_factory=MoonKeys)
     sam: SamKeys = field(default_factory=SamKeys)
     # variates that clients keep and the server sums, which correct local gradients
-    variates: str = choice("none", ("none", "scaffold", "feddyn", "feddc"), own=True)
+    variates: str = choice("none", ("none", "scaffold", "feddyn", "feddc"), targets=True)
     scaffold: ScaffoldKeys = field(default_factory=ScaffoldKeys)
     feddyn: FedDynKeys = field(default_factory=FedDynKeys)
     feddc: FedDCKeys = field(default_factory=FedDCKeys)
     # what stays personal: the head, normalisation layers, or a second model (Ditto, APFL, fine-tuning, FedALA)
-    personalization: str = choice("none", ("none", "head", "norm", "ditto", "apfl", "finetune", "ala"), own=True)
+    personalization: str = choice("none", ("none", "head", "norm", "ditto", "apfl", "finetune", "ala"), targets=True)
     ditto: DittoKeys = field(default_factory=DittoKeys)
     apfl: ApflKeys = field(default_factory=ApflKeys)
     finetune: FinetuneKeys = field(default_factory=FinetuneKeys)
     ala: AlaKeys = field(default_factory=AlaKeys)
     # what the server makes of the mean of the clients' models
-    server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"), own=True)
+    server_optimizer: str = choice("average", ("average", "momentum", "adam", "yogi", "adagrad"), targets=True)
     momentum: MomentumKeys = field(default_factory=MomentumKeys)
     adam: AdamKeys = field(default_factory=AdamKeys)
     yogi: YogiKeys = field(default_factory=YogiKeys)
@@ -929,7 +929,7 @@ BACKDOORS = "backdoor_central|backdoor_distributed"
 class AdversaryConfig(Section, group="adversary"):
     """Malicious clients of a simulation: ``adversary.kind=sign_flip adversary.clients=[1]``."""
 
-    kind: str = choice("none", tuple(ADVERSARIES), own=True)  # kind of attack, or module:Class
+    kind: str = choice("none", tuple(ADVERSARIES), targets=True)  # kind of attack, or module:Class
     # malicious clients; []: none (the success of a backdoor's trigger is still measured)
     clients: list[int] = field(default_factory=list)
     # factor of the update (sign_flip 5, scaling 10), standard deviation of the noise (gaussian 1, free_rider 0.001),
@@ -1148,7 +1148,7 @@ def kind_of(hint: Any) -> str:
     """Describe a type for display."""
     inner, origin = get_args(hint), get_origin(hint) or hint
     if origin in (UnionType, Union):
-        return " or ".join("null" if each is type(None) else kind_of(each) for each in inner)
+        return " or ".join("null" if member is type(None) else kind_of(member) for member in inner)
     if origin in (list, tuple):
         return _LISTS.get(inner[0], "a list") if inner else "a list"
     return "keys with values" if origin is dict or is_dataclass(origin) else _KINDS.get(hint, "a value")
@@ -1173,22 +1173,22 @@ def accepted(f: "Field[Any]", hint: Any) -> str:
 
 def key_field(name: str) -> "tuple[Field[Any] | None, Any]":
     """Return the field and the type of a key, by its dotted name; None for an unknown key."""
-    found, hint = None, RunConfig
+    entry, hint = None, RunConfig
     for part in name.split("."):
         if not is_dataclass(hint):
             return None, None
-        found = next((f for f in fields(hint) if f.name == part), None)
+        entry = next((f for f in fields(hint) if f.name == part), None)
         hint = get_type_hints(hint).get(part)  # type: ignore[assignment]
-    return found, hint
+    return entry, hint
 
 
 def expected(name: str) -> str:
     """Describe a key's type, range and default; empty for an unknown key, or one without a single default."""
-    found, hint = key_field(name)
-    if found is None or found.default is MISSING:
+    entry, hint = key_field(name)
+    if entry is None or entry.default is MISSING:
         return ""
-    values = accepted(found, hint)
-    return f"{kind_of(hint)}{f', {values}' if values else ''}; the default is {found.default!r}"
+    values = accepted(entry, hint)
+    return f"{kind_of(hint)}{f', {values}' if values else ''}; the default is {entry.default!r}"
 
 
 class MisfitError(Exception):
@@ -1222,7 +1222,7 @@ def instance(schema: Any, values: Any, key: str = "") -> Any:
         raise MisfitError(key, values)
     for name in values:
         if name not in hints:
-            raise MisfitError(f"{prefix}{name}", values[name], [f"{prefix}{each}" for each in hints])
+            raise MisfitError(f"{prefix}{name}", values[name], [f"{prefix}{field_name}" for field_name in hints])
     return schema(**{name: convert(hints[name], value, f"{prefix}{name}") for name, value in values.items()})
 
 
@@ -1249,9 +1249,9 @@ def convert(hint: Any, value: Any, key: str) -> Any:
     if origin in (UnionType, Union):
         if type(value) in inner:
             return value
-        for each in inner:
+        for member in inner:
             with suppress(MisfitError):
-                return convert(each, value, key)
+                return convert(member, value, key)
         raise MisfitError(key, value)
     if origin in (list, tuple) and isinstance(value, list | tuple):
         try:

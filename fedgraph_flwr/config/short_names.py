@@ -55,20 +55,22 @@ def full_names(given: Mapping[str, Any]) -> dict[str, str]:
         names[key] = alias if alias in GROUPS and key not in TOP and "." not in key else _in_section(key)
     short = [key for key, name in names.items() if "." not in name and name not in TOP]
     sections = {name.partition(".")[0] for name in names.values()}
-    unused, own = {"task", "adversary"} - sections, set[str]()  # whose keys need a choice first
+    unused, extras = {"task", "adversary"} - sections, set[str]()  # whose keys need a choice first
     for group, value in ((names[key], value) for key, value in given.items() if short and names[key] in EXTENSIBLE):
         for name in value if isinstance(value, list | tuple) else str(value).split(","):
             if path := group_path(group, str(name).lower()):
-                own |= {each.name for each in own_keys_of(group, path)}
+                extras |= {entry.name for entry in own_keys_of(group, path)}
     for key in short:
         word = key.lower().replace("-", "_")
-        found = {name for name in NESTED if name.partition(".")[2] == word and name.partition(".")[0] not in unused}
-        found |= {name for name in own if word in name.split(".")[1:]}
-        found |= {KEY_ALIASES.get(word, "").partition(",")[0]} & (NESTED | TOP | own)
-        if 1 < len(found) <= LISTED:
-            raise FedGraphError(f"key '{key}' could be {' or '.join(sorted(found))}: pass one of them")
-        if len(found) == 1:
-            [names[key]] = found
+        candidates = {
+            name for name in NESTED if name.partition(".")[2] == word and name.partition(".")[0] not in unused
+        }
+        candidates |= {name for name in extras if word in name.split(".")[1:]}
+        candidates |= {KEY_ALIASES.get(word, "").partition(",")[0]} & (NESTED | TOP | extras)
+        if 1 < len(candidates) <= LISTED:
+            raise FedGraphError(f"key '{key}' could be {' or '.join(sorted(candidates))}: pass one of them")
+        if len(candidates) == 1:
+            [names[key]] = candidates
     for key, name in names.items():
         if key != name:
             if twice := [other for other in names if other != key and names[other] == name]:
@@ -95,10 +97,10 @@ def _value(key: str, value: Any, text: bool) -> Any:
 
     One word of a key that takes a list is a list, as ``text`` of the command line or not.
     """
-    found, hint = key_field(key)
+    entry, hint = key_field(key)
     if hint == list[str] and isinstance(value, str) and value.isidentifier():
         return f"[{value}]" if text else [value]
-    names = group_names(key) if key in GROUPS else found.metadata.get("choices", ()) if found else ()
+    names = group_names(key) if key in GROUPS else entry.metadata.get("choices", ()) if entry else ()
     if not names or not isinstance(value, str):
         return value
 
@@ -131,7 +133,7 @@ def lengthened(overrides: Sequence[str], keys: Mapping[str, Any]) -> tuple[list[
     def read(key: str, value: Any, text: bool) -> Any:
         if key != "tune" or not isinstance(value, str):
             return _value(key, value, text)
-        return ",".join(names.get(each, each) for each in value.split(","))
+        return ",".join(names.get(entry, entry) for entry in value.split(","))
 
     full = {key: names.get(key, key) for key, _, _ in texts} | {key: names[key] for key in keys}
     longer = [f"{full[key]}{sign}{read(full[key], value, True)}" for key, value, sign in texts]

@@ -33,13 +33,13 @@ class _End:
         order = np.lexsort((way, record, book.time[record], account))
         place = np.empty(2 * size, dtype=np.int64)
         place[order] = np.arange(2 * size)
-        own = place[side * size : (side + 1) * size, None]
-        earlier = own - np.arange(1, last + 1)
+        positions = place[side * size : (side + 1) * size, None]
+        earlier = positions - np.arange(1, last + 1)
         event = order[np.maximum(earlier, 0)]
-        found, self.way = record[event], way[event]
-        self.passed = book.time[:, None] - book.time[found]
+        records, self.way = record[event], way[event]
+        self.passed = book.time[:, None] - book.time[records]
         self.seen = (earlier >= 0) & (account[event] == ends[side][:, None]) & (self.passed > 0)
-        self.other, self.cents = ends[1 - self.way, found], book.cents[found]
+        self.other, self.cents = ends[1 - self.way, records], book.cents[records]
 
 
 def capped_values(
@@ -84,12 +84,12 @@ def capped_values(
         received = receiver.seen & (receiver.way == IN) & (receiver.passed <= seconds)
         paid = _distinct(payer.other, paid)
         both = (paid[:, k] & (received & (receiver.other == payer.other[:, k, None])).any(axis=1) for k in range(last))
-        yield f"common_{w}", np.sum([each.astype(np.int64) for each in both], axis=0)
+        yield f"common_{w}", np.sum([mask.astype(np.int64) for mask in both], axis=0)
 
 
 def _distinct(other: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return the first occurrence of each account among some records of a row [n, R]."""
-    found = inside.copy()
+    occurrences = inside.copy()
     for k in range(1, other.shape[1]):
-        found[:, k] &= ~(found[:, :k] & (other[:, :k] == other[:, k, None])).any(axis=1)
-    return found
+        occurrences[:, k] &= ~(occurrences[:, :k] & (other[:, :k] == other[:, k, None])).any(axis=1)
+    return occurrences

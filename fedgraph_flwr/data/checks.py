@@ -149,17 +149,17 @@ def _end(graph: Graph, rows: FieldRows) -> int | None:
 
 def _check_own(graph: Graph) -> None:
     """Check the columns of the party's own records, and the book."""
-    own, width = graph.own_columns, graph.num_edge_features
-    if not isinstance(own, dict) or set(own) - {"edges", "nodes", "recipe", "until", "told"}:
-        raise FedGraphError(f"own_columns must have the keys edges, nodes, recipe, until and told, got {own!r}")
-    _whole(own.get("edges", 0), "edges of own_columns", 0, width + 1)
-    _whole(own.get("nodes", 0), "nodes of own_columns", 0, graph.num_features + 1)
-    _whole(own.get("until", 0), "until of own_columns", -(2**62))
-    for pair in _list(own.get("told", []), "told of own_columns"):
+    description, width = graph.own_columns, graph.num_edge_features
+    if not isinstance(description, dict) or set(description) - {"edges", "nodes", "recipe", "until", "told"}:
+        raise FedGraphError(f"own_columns must have the keys edges, nodes, recipe, until and told, got {description!r}")
+    _whole(description.get("edges", 0), "edges of own_columns", 0, width + 1)
+    _whole(description.get("nodes", 0), "nodes of own_columns", 0, graph.num_features + 1)
+    _whole(description.get("until", 0), "until of own_columns", -(2**62))
+    for pair in _list(description.get("told", []), "told of own_columns"):
         for place in _list(pair, "a pair of told of own_columns", 2):
             _whole(place, "told of own_columns", 0, width)
-    if own.get("recipe") is not None:
-        Recipe.from_dict(own["recipe"], "own_columns")
+    if description.get("recipe") is not None:
+        Recipe.from_dict(description["recipe"], "own_columns")
     _tensor(graph.book, "book", torch.int64, (len(graph.book) if len(graph.book) in (4, 5) else 5, None))
     _tensor(graph.book_ids, "book_ids", torch.uint8, (None, None))
     _within(graph.book[:2].reshape(-1), "accounts of book", graph.num_nodes + len(graph.book_ids))

@@ -79,12 +79,12 @@ def generate(spec: Csbm, *, seed: int, num_clients: int, name: str = "csbm") -> 
     edges = []
     for client, (start, n) in enumerate(zip(np.cumsum(sizes) - sizes, sizes, strict=True)):
         block = slice(start, start + n)
-        own = np.random.default_rng([seed, 1, client])
-        y[block] = own.permutation(np.arange(n) % spec.classes)
-        own.standard_normal(dtype=np.float32, out=x[block])
+        client_rng = np.random.default_rng([seed, 1, client])
+        y[block] = client_rng.permutation(np.arange(n) % spec.classes)
+        client_rng.standard_normal(dtype=np.float32, out=x[block])
         x[block] /= np.sqrt(spec.features)
         x[block] += np.sqrt(spec.mu / n) * centroid[y[block]]  # Eq. (16)
-        edges.append(_block_edges(y[block], spec, levels[client], own, num_clients - 1) + start)
+        edges.append(_block_edges(y[block], spec, levels[client], client_rng, num_clients - 1) + start)
     group = np.repeat(np.arange(num_clients), sizes)
     if spec.cut_degree and num_clients > 1:
         edges.append(_cut_edges(y, group, spec, rng))
@@ -153,15 +153,15 @@ def _block_edges(y: np.ndarray, spec: Csbm, homophily: float, rng: np.random.Gen
         fix = "lower it, or raise dataset.nodes or dataset.nodes_per_client"
         raise TooManyClients(f"dataset.degree {spec.degree:g} is too high for a client of {n} nodes: {fix}", fewer)
     members = [np.flatnonzero(y == c) for c in range(classes)]
-    found = []
+    pairs = []
     for a in range(classes):
         count = len(members[a])
         first, second = _triangle(_draw(count * (count - 1) // 2, same, rng))
-        found.append(np.stack([members[a][first], members[a][second]]))
+        pairs.append(np.stack([members[a][first], members[a][second]]))
         for b in range(a):
             code = _draw(count * len(members[b]), different, rng)
-            found.append(np.stack([members[a][code // len(members[b])], members[b][code % len(members[b])]]))
-    return np.concatenate(found, axis=1)
+            pairs.append(np.stack([members[a][code // len(members[b])], members[b][code % len(members[b])]]))
+    return np.concatenate(pairs, axis=1)
 
 
 def _draw(pairs: int, probability: float, rng: np.random.Generator) -> np.ndarray:

@@ -304,8 +304,8 @@ def load_each(cfg: DatasetConfig) -> list[Graph]:
     names = cfg.name.split("+")
     if len(set(names)) < len(names):
         raise FedGraphError(f"dataset.name={cfg.name} lists a dataset twice: each is one client, so name each once")
-    found = [load(replace(cfg, name=name)) for name in names]
-    return [graph for graph in found if isinstance(graph, Graph)]
+    graphs = [load(replace(cfg, name=name)) for name in names]
+    return [graph for graph in graphs if isinstance(graph, Graph)]
 
 
 def load(cfg: DatasetConfig, *, seed: int = 0, num_clients: int = 10) -> Graph | HeteroGraph:
@@ -384,8 +384,8 @@ def _checked(graph: Graph | HeteroGraph, where: str) -> Graph | HeteroGraph:
 
 def cached_path(cfg: DatasetConfig) -> Path:
     """Return the path of the converted graph; a hash of the dataset's keys distinguishes variants."""
-    own = f"-{hashlib.sha256(json.dumps(cfg.params, sort_keys=True).encode()).hexdigest()[:8]}" if cfg.params else ""
-    return cache_dir() / f"{cfg.name}{own}-v{CACHE_VERSION}.safetensors"
+    suffix = f"-{hashlib.sha256(json.dumps(cfg.params, sort_keys=True).encode()).hexdigest()[:8]}" if cfg.params else ""
+    return cache_dir() / f"{cfg.name}{suffix}-v{CACHE_VERSION}.safetensors"
 
 
 def is_available(name: str) -> bool:
@@ -467,8 +467,8 @@ def _staged(
 
 def _files(source: Source, folder: Path) -> list[str]:
     """Return the names of a source's files in a folder."""
-    found = {path.name for path in folder.glob(source.more)} if source.more else set()
-    return [*source.files, *sorted(found - set(source.files))]
+    names = {path.name for path in folder.glob(source.more)} if source.more else set()
+    return [*source.files, *sorted(names - set(source.files))]
 
 
 @contextlib.contextmanager

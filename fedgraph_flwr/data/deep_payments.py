@@ -65,7 +65,12 @@ def chains(people: Ints, count: int, depth: int, rng: np.random.Generator) -> Ch
 
 
 def planted(
-    found: Chains, people: Ints, home: Ints, days: tuple[float, float], sizes: tuple[int, int], rng: np.random.Generator
+    all_chains: Chains,
+    people: Ints,
+    home: Ints,
+    days: tuple[float, float],
+    sizes: tuple[int, int],
+    rng: np.random.Generator,
 ) -> tuple[Ints, Ints, Ints, NDArray[np.bool_], Ints, NDArray[np.float64]]:
     """Return source, target, time, label, number of the chain and amount (0 for any) of all payments of chains.
 
@@ -73,31 +78,31 @@ def planted(
     reads no later payments can see the fans.
 
     Args:
-        found: chains.
+        all_chains: chains.
         people: accounts that may be the other end of a fan's payment, ascending.
         home: group of each, ascending; both ends of a fan's payment are of one group.
         days: number of days, and those of a window.
         sizes: smallest and largest fan.
         rng: source of draws.
     """
-    count, places = found.members.shape
+    count, places = all_chains.members.shape
     middle, window = places // 2, days[1] * DAY
     start = rng.random((count,)) * (days[0] - days[1]) * DAY
     hop = np.arange(places - 1)
     moment = start[:, None] + window * (0.5 + (hop + rng.random((count, places - 1))) / (2 * (places - 1)))
-    laundering = found.label[:, None] & ((hop == middle - 1) | (hop == middle))
-    chain, place = np.nonzero(found.fan)
+    laundering = all_chains.label[:, None] & ((hop == middle - 1) | (hop == middle))
+    chain, place = np.nonzero(all_chains.fan)
     size = rng.integers(sizes[0], sizes[1] + 1, chain.size)
     chain, place = np.repeat(chain, size), np.repeat(place, size)
-    member = found.members[chain, place]
+    member = all_chains.members[chain, place]
     at = np.searchsorted(people, member)
     first, size_of = np.searchsorted(home, home), np.bincount(home)[home]
     step = 1 + (rng.integers(1, people.size, member.size) - 1) * (size_of[at] - 1) // (people.size - 1)
     other = people[first[at] + (at - first[at] + step) % size_of[at]]
     before = place < middle
     return (
-        np.concatenate([found.members[:, :-1].ravel(), np.where(before, other, member)]),
-        np.concatenate([found.members[:, 1:].ravel(), np.where(before, member, other)]),
+        np.concatenate([all_chains.members[:, :-1].ravel(), np.where(before, other, member)]),
+        np.concatenate([all_chains.members[:, 1:].ravel(), np.where(before, member, other)]),
         np.concatenate([moment.ravel(), start[chain] + rng.random(chain.size) * window / 2]).astype(np.int64),
         np.concatenate([laundering.ravel(), np.zeros(chain.size, dtype=bool)]),
         np.concatenate([np.repeat(np.arange(count), places - 1), chain]),

@@ -53,7 +53,7 @@ def log_counts(ends: Ints, time: Ints, windows: Sequence[int]) -> NDArray[np.flo
     if not time.size:
         return np.zeros((0, len(COUNTS) * len(windows)))
     counts = [window_counts(ends[0], ends[1], time, window) for window in windows]
-    return np.concatenate([np.log1p(found) for found in counts], axis=1)
+    return np.concatenate([np.log1p(matrix) for matrix in counts], axis=1)
 
 
 def ports(source: Ints, target: Ints, time: Ints) -> Ints:
@@ -78,6 +78,6 @@ def _ranks(owner: Ints, other: Ints, time: Ints) -> Ints:
     code = near * (1 + other.max(initial=0)) + other[order]
     _, first, pair = np.unique(code, return_index=True, return_inverse=True)
     met = np.cumsum(np.isin(np.arange(near.size), first))  # pairs up to each edge in `order`
-    found = np.empty(owner.size, dtype=np.int64)
-    found[order] = (met - met[np.searchsorted(near, near)])[first][pair]
-    return found
+    ranks = np.empty(owner.size, dtype=np.int64)
+    ranks[order] = (met - met[np.searchsorted(near, near)])[first][pair]
+    return ranks

@@ -229,8 +229,8 @@ def shared_columns(graph: Graph, share: Sequence[str] | str) -> list[Column]:
     logs = {c.name: c.form for c in (recipe.node_columns if recipe else ()) if c.form.log}
     schema = agreed_schema(graph.schema, graph.name or "the graph")
     flags = {name for name, c in (schema.nodes.get(NODE, {}) if schema else {}).items() if c.kind == "flag"}
-    found = _named([entry for entry in parse_share(share) if not entry.pattern.startswith(EDGES)], names, "nodes")
-    return [Column(names[p], p, found[p].form, logs.get(names[p]), names[p] in flags) for p in sorted(found)]
+    entries = _named([entry for entry in parse_share(share) if not entry.pattern.startswith(EDGES)], names, "nodes")
+    return [Column(names[p], p, entries[p].form, logs.get(names[p]), names[p] in flags) for p in sorted(entries)]
 
 
 def _named(entries: Sequence[Entry], names: Sequence[str], what: str) -> dict[int, Entry]:
@@ -239,7 +239,7 @@ def _named(entries: Sequence[Entry], names: Sequence[str], what: str) -> dict[in
     Raises:
         FedGraphError: an entry names no column.
     """
-    found: dict[int, Entry] = {}
+    by_place: dict[int, Entry] = {}
     for entry in entries:
         places = [place for place, name in enumerate(names) if fnmatch.fnmatchcase(name, entry.pattern)]
         if not places and entry.pattern.isdigit() and int(entry.pattern) < len(names):
@@ -247,8 +247,8 @@ def _named(entries: Sequence[Entry], names: Sequence[str], what: str) -> dict[in
         if not places:
             raise unknown(f"column of {what} in share", entry.pattern, names)
         for place in places:
-            found.setdefault(place, entry)
-    return found
+            by_place.setdefault(place, entry)
+    return by_place
 
 
 def shared_records(graph: Graph, share: Sequence[str] | str) -> list[tuple[Column, Column]]:
@@ -318,7 +318,7 @@ def with_told_records(graph: Graph, share: Sequence[str], floor: int) -> tuple[G
     arriving[:, base:] = torch.from_numpy(seen[1] * between[:, None])
     if not columns:
         return graph, arriving
-    for end, (own, read) in enumerate(
+    for end, (view, read) in enumerate(
         ((seen[1], arriving), (seen[0], attr))
     ):  # the far end is the source, then the target
         far, reader = ends[end], party[ends[1 - end]]
@@ -329,8 +329,8 @@ def with_told_records(graph: Graph, share: Sequence[str], floor: int) -> tuple[G
             column = pair_of[end]
             values = others[column.name.removeprefix(EDGES)]
             told = column.decode(column.encode(values, b"", ()))
-            found = joined(column, own[:, column.place - base], told, known)
-            read[torch.from_numpy(between), column.place] = torch.from_numpy(found)[between]
+            joined_values = joined(column, view[:, column.place - base], told, known)
+            read[torch.from_numpy(between), column.place] = torch.from_numpy(joined_values)[between]
     told_pairs = [[source.place, target.place] for source, target in columns]
     return replace(graph, edge_attr=attr, own_columns={**graph.own_columns, "told": told_pairs}), arriving
 
@@ -354,18 +354,18 @@ def _of_others(
     """
     book, party = Book.of(graph.book), graph.group.numpy()
     first, second = party[book.source], party[book.target]
-    found: dict[str, NDArray[np.float32]] = {}
+    columns: dict[str, NDArray[np.float32]] = {}
     for owner, peer in np.unique(np.stack([party[far], reader])[:, between], axis=1).T:
         rows = np.flatnonzero(between & (party[far] == owner) & (reader == peer))
         with_owner = (first == owner) | (second == owner)
         kept = book.where(with_owner & (first != peer) & (second != peer))
         for name, values in columns_at(kept, recipe, far[rows], book.time[rows]).items():
-            found.setdefault(name, np.zeros(far.size, dtype=np.float32))[rows] = values
-    return found
+            columns.setdefault(name, np.zeros(far.size, dtype=np.float32))[rows] = values
+    return columns
 
 
 def joined(
-    column: Column, own: NDArray[np.float32], told: NDArray[np.float32], known: NDArray[np.bool_]
+    column: Column, own_values: NDArray[np.float32], told: NDArray[np.float32], known: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
     """Return a column of edges from a receiver's own records with an account, and the values of all others [K].
 
@@ -374,17 +374,17 @@ def joined(
 
     Args:
         column: an `END_FORMS` column of the recipe.
-        own: values of the receiver's records [K].
+        own_values: values of the receiver's records [K].
         told: values of the others, as decoded [K].
         known: whether the account is not below the floor [K].
     """
     form = column.log
     assert form is not None
     if column.name.startswith(f"{EDGES}since_"):
-        return np.where(known, np.minimum(own, told), own).astype(np.float32)
-    mine, theirs = (np.expm1(values.astype(np.float64) * form.scale + form.center) for values in (own, told))
+        return np.where(known, np.minimum(own_values, told), own_values).astype(np.float32)
+    mine, theirs = (np.expm1(values.astype(np.float64) * form.scale + form.center) for values in (own_values, told))
     value = np.rint((mine + theirs) * 100) / 100  # whole cents, and so whole counts
-    return np.where(known, (np.log1p(value) - form.center) / form.scale, own).astype(np.float32)
+    return np.where(known, (np.log1p(value) - form.center) / form.scale, own_values).astype(np.float32)
 
 
 def widened(graph: ClientGraph, columns: Sequence[Column]) -> ClientGraph:
@@ -613,8 +613,8 @@ def edge_maxima(graph: ClientGraph) -> Tensor:
     attr = attr.masked_fill(foreign[:, None] & unknown, -torch.inf)
     rows = torch.arange(len(attr))
     out, into = rows < inner.size(1) + leaving.numel(), (rows < inner.size(1)) | (rows >= len(attr) - arriving.numel())
-    found = []
+    maxima = []
     for kept, near in ((out, torch.cat([inner[0], leaving])), (into, torch.cat([inner[1], arriving]))):
         most = attr.new_full((graph.num_nodes, attr.size(1)), -torch.inf)
-        found.append(most.scatter_reduce_(0, near[:, None].expand(-1, attr.size(1)), attr[kept], "amax"))
-    return torch.cat(found, dim=1).masked_fill(torch.cat(found, dim=1).isneginf(), torch.nan)
+        maxima.append(most.scatter_reduce_(0, near[:, None].expand(-1, attr.size(1)), attr[kept], "amax"))
+    return torch.cat(maxima, dim=1).masked_fill(torch.cat(maxima, dim=1).isneginf(), torch.nan)

@@ -165,11 +165,11 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON and YAML store it."""
-        found = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
         absent = {
-            key for key, value in (("last", 0), ("day", BEFORE)) if found[key] == value
+            key for key, value in (("last", 0), ("day", BEFORE)) if values[key] == value
         }  # as earlier releases wrote it
-        return {key: value for key, value in found.items() if key not in absent}
+        return {key: value for key, value in values.items() if key not in absent}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Recipe":
@@ -347,11 +347,11 @@ class _Events:
         """Return the requests of some records, in their order; None: of all."""
         if asked is None:
             return self
-        kept, found = np.flatnonzero(asked[self.order]), copy.copy(self)
-        found._every = self
+        kept, events = np.flatnonzero(asked[self.order]), copy.copy(self)
+        events._every = self
         for name in ("order", "key", "near", "other", "time"):
-            setattr(found, name, getattr(self, name)[kept])
-        return found
+            setattr(events, name, getattr(self, name)[kept])
+        return events
 
     def repeats(self) -> tuple[Ints, Ints]:
         """Return pairs of positions with the same two accounts and none between them, the later ones ascending."""
@@ -398,8 +398,8 @@ class _Index:
         """Return 1 where a record is among those that `bounds` gives, else 0, in the order of ``asked`` [R]."""
         if not self.whole:
             return np.zeros(asked.order.size, dtype=np.int64)
-        own = np.ones_like(self.loop) if asked.every is events else self.loop
-        return own[asked.order].astype(np.int64)
+        flags = np.ones_like(self.loop) if asked.every is events else self.loop
+        return flags[asked.order].astype(np.int64)
 
     def bounds(self, asked: _Events, events: _Events, whole: bool | None = None) -> tuple[Ints, list[Ints]]:
         """Return where the records before each request end in ``events`` [R], and where those of each window start [R each].
@@ -535,12 +535,12 @@ def columns_at(book: Book, recipe: Recipe, accounts: Ints, times: Ints) -> dict[
     end = np.searchsorted(known, at, "right" if recipe.whole else "left")
     reach = [seconds - DAY if recipe.whole else seconds for seconds in recipe.seconds]
     starts = [np.searchsorted(known, at - seconds, "left") for seconds in reach]
-    found: dict[str, NDArray[np.float32]] = {}
+    columns: dict[str, NDArray[np.float32]] = {}
 
     def put(name: str, values: Any) -> None:
         form = END_FORMS[name.partition("_")[0]]
-        found[name] = np.empty(order.size, dtype=np.float32)
-        found[name][order] = (np.log1p(values) - form.center) / form.scale
+        columns[name] = np.empty(order.size, dtype=np.float32)
+        columns[name][order] = (np.log1p(values) - form.center) / form.scale
 
     for way, one, other in (("in", book.target, book.source), ("out", book.source, book.target)):
         events = _Events(one, other, rank, steps, book, recipe.whole)
@@ -553,7 +553,7 @@ def columns_at(book: Book, recipe: Recipe, accounts: Ints, times: Ints) -> dict[
             put(f"n_{way}_{w}", last - first)
             put(f"sum_{way}_{w}", (events.total[last] - events.total[first]) / 100)
             put(f"partners_{way}_{w}", _distinct(first, last, repeats))
-    return found
+    return columns
 
 
 def per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
@@ -571,14 +571,14 @@ def per_party(book: Book, party: Ints) -> tuple[Book, Ints]:
 def _matrix(values: Values, columns: Sequence[Column], size: int) -> NDArray[np.float32]:
     """Return the first values by name as a matrix of these columns, transformed, [size, K]."""
     place = {column.name: (number, column.form) for number, column in enumerate(columns)}
-    found = np.zeros((len(columns), size), dtype=np.float32)
+    matrix = np.zeros((len(columns), size), dtype=np.float32)
     for name, every in values:
         if name in place:
             (number, form), value = place.pop(name), every[:size]
-            found[number] = ((np.log1p(value) if form.log else value) - form.center) / form.scale
+            matrix[number] = ((np.log1p(value) if form.log else value) - form.center) / form.scale
     if place:
         raise ValueError(f"no values of {', '.join(place)}")
-    return found.T
+    return matrix.T
 
 
 def _edge_values(
@@ -681,8 +681,8 @@ def _back_today(index: _Index) -> Ints:
     ends = np.stack([index.book.source, index.book.target])
     code = (ends * index.book.accounts + ends[::-1]) * index.steps + index.rank
     events = np.sort(code[0])
-    found: Ints = np.searchsorted(events, code[1], "right") - np.searchsorted(events, code[1], "left")
-    return found - index.loop
+    counts: Ints = np.searchsorted(events, code[1], "right") - np.searchsorted(events, code[1], "left")
+    return counts - index.loop
 
 
 def _pairs(index: _Index) -> Ints:
@@ -719,16 +719,16 @@ def node_columns(
         book = book.where(book.time <= until)
     book = book.of_days() if recipe.whole else book
     if party is None:
-        own = np.arange(nodes)
+        places = np.arange(nodes)
         home = np.zeros(max(nodes, book.accounts), dtype=np.int64)
         home[nodes:] = 1
     else:
         book, _ = per_party(book, party)
-        own = party[:nodes] * party.size + np.arange(nodes)
-        home = np.arange(max(book.accounts, 1 + int(own.max(initial=-1))))
+        places = party[:nodes] * party.size + np.arange(nodes)
+        home = np.arange(max(book.accounts, 1 + int(places.max(initial=-1))))
         home = np.where(party[home % party.size] == home // party.size, 0, 1)
     values = _node_values(book, recipe, home)
-    return _matrix(((name, value[own]) for name, value in values), recipe.node_columns, nodes)
+    return _matrix(((name, value[places]) for name, value in values), recipe.node_columns, nodes)
 
 
 _AT_OWN_END = {
@@ -752,9 +752,9 @@ def _node_values(book: Book, recipe: Recipe, home: Ints) -> Values:
 
     def most(values: Any, way: str, least: float = 0, ufunc: np.ufunc = np.maximum) -> Any:
         """The largest (or by ``ufunc`` smallest) value of each account's records, ``least`` without any [A]."""
-        found = np.full(size, least, dtype=np.float64)
-        ufunc.at(found, ends[way][0], np.asarray(values, dtype=np.float64))
-        return found
+        extremes = np.full(size, least, dtype=np.float64)
+        ufunc.at(extremes, ends[way][0], np.asarray(values, dtype=np.float64))
+        return extremes
 
     def summed(values: Any, way: str) -> Any:
         return np.bincount(ends[way][0], weights=values, minlength=size)
@@ -903,17 +903,17 @@ def _flow_of(
     placed = place[by_amount]
     for start, reached in zip(first, chained, strict=False):
         rows = np.flatnonzero(last > start)
-        own = code[asked.order[rows]]
+        amount = code[asked.order[rows]]
         a, b = start[rows], last[rows]
-        under, above = wavelet.below(a, b, low[own]), wavelet.below(a, b, high[own])
+        under, above = wavelet.below(a, b, low[amount]), wavelet.below(a, b, high[amount])
         hit = above > under
-        rows, own, a, b, under, above = (values[hit] for values in (rows, own, a, b, under, above))
-        less = wavelet.below(a, b, own)
+        rows, amount, a, b, under, above = (values[hit] for values in (rows, amount, a, b, under, above))
+        less = wavelet.below(a, b, amount)
         gap, seconds = np.full(rows.size, ALIKE), np.zeros(rows.size, dtype=np.int64)
         for chosen, rank in ((less > under, less - 1), (above > less, less)):
             some = np.flatnonzero(chosen)
             near = wavelet.ranked(a[some], b[some], rank[some])
-            apart = np.abs(logs[near] - logs[own[some]])
+            apart = np.abs(logs[near] - logs[amount[some]])
             account = events.near[a[some]] * max(amounts.size, 1) + near
             ends = np.searchsorted(placed, account, "right")
             starts = np.searchsorted(placed, account, "left")
@@ -929,7 +929,7 @@ def _flow_of(
             listed = np.flatnonzero((depth if reached is None else reached)[events.order] >= step)
             part = _Wavelet(code[events.order[listed]], amounts.size)
             x, y = np.searchsorted(listed, a[some]), np.searchsorted(listed, b[some])
-            further = part.below(x, y, high[own[some]]) > part.below(x, y, low[own[some]])
+            further = part.below(x, y, high[amount[some]]) > part.below(x, y, low[amount[some]])
             depth[at[some[further]]] = step + 1
             if not further.any():
                 break
@@ -944,9 +944,9 @@ def _flow_of(
 
 def _placed(size: int, at: Ints, values: Any, otherwise: float = 0) -> Any:
     """Return values at some places, and another one elsewhere [size]."""
-    found = np.full(size, otherwise, dtype=values.dtype)
-    found[at] = values
-    return found
+    array = np.full(size, otherwise, dtype=values.dtype)
+    array[at] = values
+    return array
 
 
 def _last_below(values: Ints, low: Ints, high: Ints, limit: Ints) -> Ints:
@@ -975,27 +975,27 @@ class _Wavelet:
         """Return how many values at positions [first, last) are below the limit, each [Q]."""
         a, b = first.astype(np.int32), last.astype(np.int32)
         limit = limit.astype(np.int32)
-        found = np.zeros(a.size, dtype=np.int32)
+        counts = np.zeros(a.size, dtype=np.int32)
         for level, zeros in zip(reversed(range(self.bits)), self.zeros, strict=True):
             one = ((limit >> level) & 1).astype(bool)
             za, zb = zeros[a], zeros[b]
-            found += np.where(one, zb - za, 0)
+            counts += np.where(one, zb - za, 0)
             a = np.where(one, a - za + zeros[-1], za)
             b = np.where(one, b - zb + zeros[-1], zb)
-        return found.astype(np.int64)
+        return counts.astype(np.int64)
 
     def ranked(self, first: Ints, last: Ints, rank: Ints) -> Ints:
         """Return the value with this rank, from 0, among those at positions [first, last), each [Q]."""
         a, b, rank = first.astype(np.int32), last.astype(np.int32), rank.astype(np.int32)
-        found = np.zeros(a.size, dtype=np.int64)
+        values = np.zeros(a.size, dtype=np.int64)
         for level, zeros in zip(reversed(range(self.bits)), self.zeros, strict=True):
             za, zb = zeros[a], zeros[b]
             one = rank >= zb - za
-            found += one.astype(np.int64) << level
+            values += one.astype(np.int64) << level
             rank = np.where(one, rank - (zb - za), rank)
             a = np.where(one, a - za + zeros[-1], za)
             b = np.where(one, b - zb + zeros[-1], zb)
-        return found
+        return values
 
 
 CHUNK = 1 << 19
@@ -1015,9 +1015,9 @@ def _common(
         received: requests of receivers, and bounds of their received records.
     """
     book, size = index.book, index.book.time.size
-    found = [np.zeros(size, dtype=np.int64) for _ in index.windows]
+    counts = [np.zeros(size, dtype=np.int64) for _ in index.windows]
     if not size:
-        return found
+        return counts
     looks = _Lookup(index.out), _Lookup(index.into)
     ranges = []
     for asked, last, first in (paid, received):
@@ -1049,8 +1049,8 @@ def _common(
             row, position, place = row[met], position[met], place[met]
             earlier = np.minimum(index.rank[events.order[position]], index.rank[others.order[place]])
             for number, low in enumerate(index.low):
-                found[number] += np.bincount(row[earlier >= low[row]], minlength=size)
-    return found
+                counts[number] += np.bincount(row[earlier >= low[row]], minlength=size)
+    return counts
 
 
 def _whole_times(events: _Events, low: Ints, first: Ints) -> Ints:
@@ -1061,11 +1061,11 @@ def _whole_times(events: _Events, low: Ints, first: Ints) -> Ints:
         low: starts of the ranges.
         first: where they would start without a limit on their number of records.
     """
-    found = low.copy()
+    starts = low.copy()
     rows = np.flatnonzero(low > first)
     rows = rows[events.key[low[rows]] == events.key[low[rows] - 1]]
-    found[rows] = np.searchsorted(events.key, events.key[low[rows]], "right")
-    return found
+    starts[rows] = np.searchsorted(events.key, events.key[low[rows]], "right")
+    return starts
 
 
 class _Lookup:

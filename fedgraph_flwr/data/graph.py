@@ -86,17 +86,17 @@ def _rows(of: str, dtype: torch.dtype = torch.int64, **more: Any) -> Any:
 
 def rows_by_field(graph: Any, of: str = "") -> dict[str, FieldRows]:
     """Return the `FieldRows` of a graph's or class's fields by name; with ``of``, those of one kind."""
-    found = {f.name: f.metadata["rows"] for f in fields(graph) if "rows" in f.metadata}
-    return {name: rows for name, rows in found.items() if of in ("", rows.of)}
+    by_name = {f.name: f.metadata["rows"] for f in fields(graph) if "rows" in f.metadata}
+    return {name: rows for name, rows in by_name.items() if of in ("", rows.of)}
 
 
 def rows_at(graph: Any, of: str, places: Tensor) -> dict[str, Any]:
     """Return all fields with a row per ``node``, ``edge`` and so on, at some places or by a mask; empty ones stay empty."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for key, rows in rows_by_field(graph, of).items():
         tensor = getattr(graph, key)
-        found[key] = tensor[..., places] if rows.pairs else tensor[places] if rows.needed else rows_of(tensor, places)
-    return found
+        tensors[key] = tensor[..., places] if rows.pairs else tensor[places] if rows.needed else rows_of(tensor, places)
+    return tensors
 
 
 def pack_words(texts: Any) -> Tensor:
@@ -373,10 +373,12 @@ class Graph:
     def save(self, path: Path | str | BinaryIO) -> None:
         """Write tensors as safetensors and other fields as JSON in the header, atomically to a path or to an open file."""
         edges = self.compressed
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "edge_index" or edges is None}
-        tensors = {key: value for key, value in found.items() if isinstance(value, Tensor) and _is_written(key, value)}
+        contents = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "edge_index" or edges is None}
+        tensors = {
+            key: value for key, value in contents.items() if isinstance(value, Tensor) and _is_written(key, value)
+        }
         tensors |= edges.tensors("edge_index") if edges else {}
-        values = {key: value for key, value in found.items() if not isinstance(value, Tensor)}
+        values = {key: value for key, value in contents.items() if not isinstance(value, Tensor)}
         values = {key: value for key, value in values.items() if value or key not in _OPTIONAL}
         write_tensors(path, tensors, values | {"kind": type(self).__name__})
 
@@ -441,12 +443,12 @@ def _is_written(key: str, tensor: Tensor) -> bool:
 
 def masks_of(data: Any) -> dict[str, Any]:
     """Return the masks of a PyG ``Data`` or node type: the first column of several, all False where there is none."""
-    found = {}
+    masks = {}
     for key in MASKS:
         mask = getattr(data, key, None)
         mask = torch.zeros(int(data.num_nodes), dtype=torch.bool) if mask is None else mask.bool().clone()
-        found[key] = mask[:, 0] if mask.dim() == 2 else mask
-    return found
+        masks[key] = mask[:, 0] if mask.dim() == 2 else mask
+    return masks
 
 
 def _check_count(tensor: Tensor, what: str, count: int, of: str) -> None:
@@ -474,8 +476,8 @@ def edge_tensors(data: Any, where: str, keys: Sequence[str] = ("edge_attr", "edg
     Raises:
         FedGraphError: one does not have a row per edge, or times or labels are not integers.
     """
-    found = {key: getattr(data, key, None) for key in keys}
-    held = {key: tensor for key, tensor in found.items() if isinstance(tensor, Tensor)}
+    attributes = {key: getattr(data, key, None) for key in keys}
+    held = {key: tensor for key, tensor in attributes.items() if isinstance(tensor, Tensor)}
     for key, tensor in held.items():
         _check_count(tensor, f"{where}: {key}", data.edge_index.size(1), "edge")
         if key != "edge_attr" and (tensor.is_floating_point() or tensor.dim() != 1):
@@ -738,13 +740,13 @@ def read_digest(path: Source) -> str:
 
 def _digest(packed: dict[str, Tensor], values: str) -> str:
     """Return the SHA-256 of the tensors and values of a file."""
-    found = hashlib.sha256(values.encode())
+    digest = hashlib.sha256(values.encode())
     for key in sorted(packed):
         tensor = packed[key]
-        update_digest(found, key, tensor.dtype, tensor.shape)
+        update_digest(digest, key, tensor.dtype, tensor.shape)
         if tensor.numel():
-            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _dense(shape: Tensor, row: Tensor, col: Tensor, value: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ class HeteroGraph:
             num_classes=num_classes,
             x={a: data[a].x.to(torch.float32) for a in data.node_types if getattr(data[a], "x", None) is not None},
             name=name,
-            edge_attr={r: found["edge_attr"] for r, found in of_edges.items() if found},
+            edge_attr={r: tensors["edge_attr"] for r, tensors in of_edges.items() if tensors},
         )
 
     def to_pyg(self) -> Any:

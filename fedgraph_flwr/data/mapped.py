@@ -93,14 +93,14 @@ def trust(path: Path | str) -> None:
 
 def mark_of(path: Path | str) -> Path:
     """Return the path of a file's mark: in the cache, so that no copy of a file brings one along, by device and inode."""
-    found = Path(path).stat()
-    return cache_dir() / "checked" / f"{found.st_dev}-{found.st_ino}.json"
+    status = Path(path).stat()
+    return cache_dir() / "checked" / f"{status.st_dev}-{status.st_ino}.json"
 
 
 def state_of(path: Path | str) -> list[int]:
     """Return numbers that change with a file: device, inode, size, and times of change of content and inode."""
-    found = Path(path).stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    status = Path(path).stat()
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 # --- writing --------------------------------------------------------------------------------------------------------------
@@ -154,16 +154,16 @@ def update_digest(digest: Any, name: str, dtype: torch.dtype, shape: Iterable[in
 
 def _layout(tensors: Mapping[str, Tensor | Blocks]) -> dict[str, tuple[str, list[int], int, int]]:
     """Return type, shape, begin and end of each tensor and of the padding after it."""
-    found: dict[str, tuple[str, list[int], int, int]] = {}
+    layout: dict[str, tuple[str, list[int], int, int]] = {}
     end = 0
     for name, tensor in tensors.items():
         size = int(np.prod(tuple(tensor.shape), dtype=np.int64)) * tensor.dtype.itemsize
-        found[name] = _NAMES[tensor.dtype], list(tensor.shape), end, end + size
+        layout[name] = _NAMES[tensor.dtype], list(tensor.shape), end, end + size
         end += size
         if padding := -size % ALIGNMENT:
-            found[f"#{name}"] = "U8", [padding], end, end + padding
+            layout[f"#{name}"] = "U8", [padding], end, end + padding
             end += padding
-    return found
+    return layout
 
 
 def _header(layout: Mapping[str, tuple[str, list[int], int, int]], metadata: Mapping[str, str]) -> bytes:
@@ -209,8 +209,8 @@ class CompressedEdges(NamedTuple):
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a file, by the field's name."""
         role = "in_" if self.rows == "target" else ""
-        found = {f"{name}#{role}indptr": self.indptr, f"{name}#{role}indices": self.indices}
-        return found | ({f"{name}#symmetric": torch.ones(1, dtype=torch.uint8)} if self.rows == "both" else {})
+        tensors = {f"{name}#{role}indptr": self.indptr, f"{name}#{role}indices": self.indices}
+        return tensors | ({f"{name}#symmetric": torch.ones(1, dtype=torch.uint8)} if self.rows == "both" else {})
 
     def whole_indptr(self, num_nodes: int) -> Tensor:
         """Return pointers for every node, int64 [N + 1]."""

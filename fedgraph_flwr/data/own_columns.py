@@ -31,10 +31,10 @@ def with_edge_columns(graph: AnyGraph, recipe: Recipe, columns: Any) -> AnyGraph
         recipe: the recipe of the columns.
         columns: of each record [E, K].
     """
-    found = torch.from_numpy(np.ascontiguousarray(columns))
-    base = graph.edge_attr if graph.num_edge_features else found[:, :0]
-    own = {"recipe": recipe.to_dict(), "edges": found.size(1)}
-    return replace(graph, edge_attr=torch.cat([base, found], dim=1), own_columns=own)
+    values = torch.from_numpy(np.ascontiguousarray(columns))
+    base = graph.edge_attr if graph.num_edge_features else values[:, :0]
+    description = {"recipe": recipe.to_dict(), "edges": values.size(1)}
+    return replace(graph, edge_attr=torch.cat([base, values], dim=1), own_columns=description)
 
 
 def with_node_columns(graph: AnyGraph) -> AnyGraph:
@@ -48,9 +48,9 @@ def with_node_columns(graph: AnyGraph) -> AnyGraph:
     until = last_of_training(graph)
     party = graph.group.numpy() if graph.group.numel() else None
     columns = node_columns(Book.of(graph.book), recipe, graph.num_nodes, party, until)
-    own = {**graph.own_columns, "nodes": columns.shape[1]} | ({} if until is None else {"until": until})
+    description = {**graph.own_columns, "nodes": columns.shape[1]} | ({} if until is None else {"until": until})
     return replace(
-        graph, x=torch.cat([graph.x, torch.from_numpy(np.ascontiguousarray(columns))], dim=1), own_columns=own
+        graph, x=torch.cat([graph.x, torch.from_numpy(np.ascontiguousarray(columns))], dim=1), own_columns=description
     )
 
 
@@ -93,8 +93,8 @@ def appended(book: Tensor, new: Tensor) -> tuple[Tensor, NDArray[np.int64]]:
     """Return a book with new records [4, R] and the place of each in it; those that the book has, copy by copy, count once."""
     near = torch.isin(book[2], new[2]).nonzero().view(-1)
     if near.numel() < book.size(1):  # others are equal to none of the new ones
-        found, at = appended(book[:, near], new)
-        fresh = found[:, near.numel() :]
+        part, at = appended(book[:, near], new)
+        fresh = part[:, near.numel() :]
         place = np.concatenate([near.numpy(), book.size(1) + np.arange(fresh.size(1))])
         return torch.cat([book, fresh], dim=1), place[at]
     old = book.size(1)

@@ -172,21 +172,21 @@ def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
     rows = PaymentRows(party, ends, table["step"].to_numpy(np.int64) * DAY, amount, label)
     graph, order = rows.graph(spec, "amlgentex")
     money = np.log1p(accounts[["SALARY", "INIT_BALANCE"]].to_numpy(np.float64).clip(min=0)) / 10
-    own = np.concatenate([accounts[["AGE"]].to_numpy(np.float64) / 100, money], axis=1)[order].astype(np.float32)
+    features = np.concatenate([accounts[["AGE"]].to_numpy(np.float64) / 100, money], axis=1)[order].astype(np.float32)
     y = (suspicious == "true").to_numpy(np.int64)[order]
-    return replace(graph, x=torch.cat([graph.x, torch.from_numpy(own)], dim=1), y=torch.from_numpy(y))
+    return replace(graph, x=torch.cat([graph.x, torch.from_numpy(features)], dim=1), y=torch.from_numpy(y))
 
 
 def _spec(kind: Any, params: dict[str, Any], name: str) -> Any:
     """Return the keys of a dataset."""
-    own = {key: value for key, value in params.items() if key not in ("name", "collection")}
-    return typed(kind, own, f"dataset={name}")
+    keys = {key: value for key, value in params.items() if key not in ("name", "collection")}
+    return typed(kind, keys, f"dataset={name}")
 
 
-def _has(path: Path, found: Collection[str], wanted: Collection[str]) -> None:
+def _has(path: Path, columns: Collection[str], wanted: Collection[str]) -> None:
     """Check the columns of a file."""
-    if missing := [name for name in wanted if name not in list(found)]:
-        raise _damaged(path, f"no column {', '.join(missing)}, but {', '.join(map(str, found))}")
+    if missing := [name for name in wanted if name not in list(columns)]:
+        raise _damaged(path, f"no column {', '.join(missing)}, but {', '.join(map(str, columns))}")
 
 
 def _damaged(path: Path, what: str) -> FedGraphError:

@@ -36,8 +36,8 @@ def payment_names(dataset: DatasetConfig) -> Names:
     collection = str(dataset.params.get("collection") or dataset.name)
     if dataset.source or (kind := _SPECS.get(collection)) is None:
         return Names()
-    own = {key: value for key, value in dataset.params.items() if key not in ("name", "collection")}
-    spec = typed(kind, own, f"dataset={collection}")
+    keys = {key: value for key, value in dataset.params.items() if key not in ("name", "collection")}
+    spec = typed(kind, keys, f"dataset={collection}")
     amount = "log amount" if spec.recipe else "amount"  # a recipe has an amount, too
     edges = [Column(amount, Form(True, 0.0, 10.0))]
     if isinstance(spec, PaymentsSpec):

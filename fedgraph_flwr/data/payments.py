@@ -316,12 +316,12 @@ def generate(spec: PaymentsSpec, *, seed: int, banks: int) -> Payments:
         FedGraphError: a bank has too few persons for a pattern.
     """
     bank, kind, activity, contacts = _accounts(spec, banks, np.random.default_rng([seed, 0]))
-    own = _background(spec, kind, activity, contacts, np.random.default_rng([seed, 1]))
+    background = _background(spec, kind, activity, contacts, np.random.default_rng([seed, 1]))
     draws = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 4])
     *planted, passed = _chains(spec, bank, kind, seed) if spec.depth else _patterns(spec, bank, kind, *draws)
-    source, target, time, role, pattern = (np.concatenate(pair) for pair in zip(own, planted, strict=True))
+    source, target, time, role, pattern = (np.concatenate(pair) for pair in zip(background, planted, strict=True))
     order = np.argsort(time, kind="stable")
-    fixed = np.concatenate([np.zeros(own[0].size), passed])[order]
+    fixed = np.concatenate([np.zeros(background[0].size), passed])[order]
     source, target, time, role, pattern = (column[order] for column in (source, target, time, role, pattern))
     rng = np.random.default_rng([seed, 3])
     label = (role == PATTERN) ^ (rng.random(role.size) < spec.label_noise)
@@ -338,10 +338,10 @@ def _accounts(spec: PaymentsSpec, banks: int, rng: np.random.Generator) -> tuple
     kind = rng.choice(3, n, p=SHARES)
     activity = np.minimum(rng.pareto(1.5, n) + 1, 50)
     first, count = np.searchsorted(bank, bank), np.bincount(bank, minlength=banks)[bank]
-    own = first[:, None] + (rng.random((n, CONTACTS)) * count[:, None]).astype(np.int64)
+    neighbours = first[:, None] + (rng.random((n, CONTACTS)) * count[:, None]).astype(np.int64)
     anyone = rng.integers(n, size=(n, CONTACTS))
     near = rng.random((n, CONTACTS)) < (0 if spec.depth else OWN_BANK)
-    return bank, kind, activity, np.where(near, own, anyone)
+    return bank, kind, activity, np.where(near, neighbours, anyone)
 
 
 def _background(
@@ -352,12 +352,12 @@ def _background(
 
     def drawn(of: int, uniform: bool = False) -> Ints:
         """Accounts of a kind, by activity or uniformly."""
-        found = np.flatnonzero(kind == of)
-        if not found.size:
+        accounts = np.flatnonzero(kind == of)
+        if not accounts.size:
             kinds = ("person", "merchant", "payroll")
             raise FedGraphError(f"dataset.accounts={spec.accounts} gives no {kinds[of]}: raise it")
-        share = None if uniform else activity[found] / activity[found].sum()
-        return found[rng.choice(found.size, size, p=share)]
+        share = None if uniform else activity[accounts] / activity[accounts].sum()
+        return accounts[rng.choice(accounts.size, size, p=share)]
 
     source, way = drawn(PERSON), rng.random(size)
     standing = contacts[source, rng.integers(CONTACTS, size=size)]
@@ -379,13 +379,13 @@ def drawn_chains(spec: PaymentsSpec, kind: Ints, seed: int) -> deep_payments.Cha
 
 def _chains(spec: PaymentsSpec, bank: Ints, kind: Ints, seed: int) -> tuple[NDArray[Any], ...]:
     """Return source, target, time, role, pattern and amount of payments of chains, as `_patterns` does."""
-    found, sizes = drawn_chains(spec, kind, seed), spec.sizes if spec.size else deep_payments.SIZES
+    chains, sizes = drawn_chains(spec, kind, seed), spec.sizes if spec.size else deep_payments.SIZES
     people, rng = np.flatnonzero(kind == PERSON), np.random.default_rng([seed, 4])
     home = bank[people] * (spec.fans == "own")
     if (np.bincount(home) == 1).any():
         raise FedGraphError("a bank has one person, too few for a fan: raise dataset.accounts, or set dataset.fans=any")
     source, target, time, label, *rest = deep_payments.planted(
-        found, people, home, (spec.days, spec.window), sizes, rng
+        chains, people, home, (spec.days, spec.window), sizes, rng
     )
     return source, target, time, np.where(label, PATTERN, CHAIN), *rest
 
@@ -487,6 +487,6 @@ def _repeated(rows: Ints) -> NDArray[np.bool_]:
     """Return which entries of each row stood in it before."""
     order = np.argsort(rows, axis=1, kind="stable")
     ordered = np.take_along_axis(rows, order, axis=1)
-    found = np.zeros(rows.shape, dtype=bool)
-    np.put_along_axis(found, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
-    return found
+    repeats = np.zeros(rows.shape, dtype=bool)
+    np.put_along_axis(repeats, order[:, 1:], ordered[:, 1:] == ordered[:, :-1], axis=1)
+    return repeats

@@ -33,10 +33,10 @@ def packages() -> dict[str, Path]:
 
 @lru_cache(maxsize=4)
 def _packages(path: tuple[str, ...]) -> dict[str, Path]:
-    found = {}
+    folders = {}
     for name in sorted({BASELINES, *(point.value for point in entry_points(group=ENTRY_POINT))}):
         spec = find_spec(name) if name.isidentifier() else None  # for a dotted name, find_spec would import the parent
         for place in (spec.submodule_search_locations or ()) if spec else ():
             if (folder := Path(place) / "conf").is_dir():
-                found[name] = folder
-    return found
+                folders[name] = folder
+    return folders

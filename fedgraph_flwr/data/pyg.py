@@ -160,8 +160,8 @@ def _clients(data: Any, name: str, where: str) -> tuple[Tensor, list[str]]:
         )
     values = np.asarray(held.cpu() if isinstance(held, Tensor) else held)
     if values.shape != (data.num_nodes,) or values.dtype.kind not in "iuU":
-        found = f"{values.dtype} of shape {values.shape}"
-        raise FedGraphError(f"{where}: '{name}' must be one integer or text per node [{data.num_nodes}], got {found}")
+        form = f"{values.dtype} of shape {values.shape}"
+        raise FedGraphError(f"{where}: '{name}' must be one integer or text per node [{data.num_nodes}], got {form}")
     if values.dtype.kind == "U" and (nameless := np.flatnonzero(np.char.strip(values) == "")).size:
         raise FedGraphError(f"{where}: '{name}' names no client of node {nameless[0]}")
     distinct, inverse = np.unique(values, return_inverse=True)
@@ -202,7 +202,7 @@ def _masks_of_graphs(graphs: Sequence[Any], where: str) -> list[Tensor]:
     Raises:
         FedGraphError: a graph has a mask of its nodes.
     """
-    found = torch.zeros(len(MASKS), len(graphs), dtype=torch.bool)
+    masks = torch.zeros(len(MASKS), len(graphs), dtype=torch.bool)
     for place, data in enumerate(graphs):
         for row, key in enumerate(MASKS):
             mask = getattr(data, key, None)
@@ -210,8 +210,8 @@ def _masks_of_graphs(graphs: Sequence[Any], where: str) -> list[Tensor]:
                 raise FedGraphError(
                     f"{where}[{place}]: {key} must be one boolean, as its label is one of the whole graph, got {form_of(mask)}"
                 )
-            found[row, place] = mask is not None and bool(mask)
-    return list(found)
+            masks[row, place] = mask is not None and bool(mask)
+    return list(masks)
 
 
 def _form(data: Any, where: str) -> dict[str, Any]:
@@ -279,11 +279,11 @@ def labelled_type(data: Any, where: str, key: str = "target", target: str = "") 
         FedGraphError: it has no ``y``, or several types have one; the error names the ``key`` to set.
     """
     labelled = [kind for kind in data.node_types if "y" in data[kind]]
-    found = target or (labelled[0] if len(labelled) == 1 else "")
-    if found not in labelled:
+    node_type = target or (labelled[0] if len(labelled) == 1 else "")
+    if node_type not in labelled:
         known, got = ", ".join(labelled) or "none", f", got '{target}'" if target else ""
         raise FedGraphError(f"{where}: pass {key}=TYPE, a node type with labels y, one of: {known}{got}")
-    return str(found)
+    return str(node_type)
 
 
 def numbered_classes(y: Tensor, where: str) -> list[str]:
@@ -323,28 +323,30 @@ def client_graph(
     values: dict[str, Any] = {f.name: getattr(graph, f.name) for f in fields(graph)}
     values |= {"client": client, "num_clients": num_clients}
     if isinstance(graph, HeteroGraph):
-        own: Any = HeteroClientGraph(**values, node_id={kind: torch.arange(n) for kind, n in graph.counts.items()})
+        part: Any = HeteroClientGraph(**values, node_id={kind: torch.arange(n) for kind, n in graph.counts.items()})
     else:
         n = graph.num_nodes
-        own = ClientGraph(**values | {"node_id": torch.arange(n), "num_global_nodes": n})
-    if half_given(own):
+        part = ClientGraph(**values | {"node_id": torch.arange(n), "num_global_nodes": n})
+    if half_given(part):
         public = replace(split, kind="public")
-        own = split_targets(own, public, seed) if typed else split_graph(own, public, seed)
-    marked = bool((own.train_mask | own.val_mask | own.test_mask).any())
+        part = split_targets(part, public, seed) if typed else split_graph(part, public, seed)
+    marked = bool((part.train_mask | part.val_mask | part.test_mask).any())
     if not marked or (split.kind == "temporal" and not typed):
-        made = split_targets(own, split, seed) if typed else split_graph(own, split, seed)
-        if marked and not typed and bool((own.edge_y >= 0).any()):  # nodes keep their split, and edges have one by time
-            masks = {key: getattr(own, key) for key in MASKS}
-            made = replace(made, **masks, schema={**own.schema, APART: True})
-        own = made
+        made = split_targets(part, split, seed) if typed else split_graph(part, split, seed)
+        if (
+            marked and not typed and bool((part.edge_y >= 0).any())
+        ):  # nodes keep their split, and edges have one by time
+            masks = {key: getattr(part, key) for key in MASKS}
+            made = replace(made, **masks, schema={**part.schema, APART: True})
+        part = made
     by_edges = not typed and (
-        bool((torch.cat([own.edge_y, own.foreign_edge_y]) >= 0).any()) or own.schema.get("agreed", {}).get("roles")
+        bool((torch.cat([part.edge_y, part.foreign_edge_y]) >= 0).any()) or part.schema.get("agreed", {}).get("roles")
     )
-    if not bool(own.train_mask.any()) and not by_edges:
-        of = f" of type '{own.target}'" if typed else ""
+    if not bool(part.train_mask.any()) and not by_edges:
+        of = f" of type '{part.target}'" if typed else ""
         fix = "label some, or mark some by its split column or mask"
-        raise FedGraphError(f"client {client} has {len(own.y)} nodes{of}, none for training: {fix}")
-    return own.both_ways() if typed else with_node_columns(own)
+        raise FedGraphError(f"client {client} has {len(part.y)} nodes{of}, none for training: {fix}")
+    return part.both_ways() if typed else with_node_columns(part)
 
 
 def from_hetero_data(

@@ -276,7 +276,9 @@ class Schema:
         with _reading(where, f"a schema with the keys {', '.join(known)}", values):
             check_names(dict(values), known, "key of a schema")
             edges, targets, roles = values.get("edges", ()), values.get("targets", {}), values.get("roles", {})
-            of_edges = {kind: own for kind, own in edges.items() if own} if isinstance(edges, Mapping) else {}
+            of_edges = (
+                {kind: entries for kind, entries in edges.items() if entries} if isinstance(edges, Mapping) else {}
+            )
             with _reading("targets", "{NAME: [MEAN, STANDARD DEVIATION]} as `schema merge` writes them", targets):
                 targets = {str(name): (float(mean), float(std)) for name, (mean, std) in targets.items()}
             with _reading("roles", "{ROLE: {TYPE: [COLUMNS]}} such as {bank: {node: [age]}}", roles):
@@ -351,17 +353,17 @@ class Schema:
 
     def _shared(self) -> dict[str, Any]:
         """Return what parties must have in common besides columns, by its name in an error message."""
-        own = self.tables if self.tables.recipe else AS_DETECTED
+        layout = self.tables if self.tables.recipe else AS_DETECTED
         return {
             "scaling is": self.scaling,
             "the classes are": self.classes,
             "the mean and standard deviation of the targets are": to_text(self.targets),
             "the classes of edges are": self.edge_classes,
             "the columns of roles are": self.roles,
-            "the recipe of own columns is": own.recipe,
-            "the windows of own columns are": own.windows,
-            "the day of own columns is": _day(own),
-            "the bound of alike amounts of own columns is": own.alike,
+            "the recipe of own columns is": layout.recipe,
+            "the windows of own columns are": layout.windows,
+            "the day of own columns is": _day(layout),
+            "the bound of alike amounts of own columns is": layout.alike,
         }
 
 
@@ -431,8 +433,8 @@ def stored(
     It has the agreed schema, the same with this party's statistics and ``tables``, and whether each row of the edge table
     represents both directions.
     """
-    own = replace(agreed, nodes=fitted, tables=tables or agreed.tables)
-    return {"agreed": agreed.to_dict(), "fitted": own.to_dict(), "undirected": undirected}
+    party_schema = replace(agreed, nodes=fitted, tables=tables or agreed.tables)
+    return {"agreed": agreed.to_dict(), "fitted": party_schema.to_dict(), "undirected": undirected}
 
 
 def agreed_schema(values: Mapping[str, Any], where: str) -> Schema | None:
@@ -445,16 +447,16 @@ def fitted_schema(values: Mapping[str, Any], where: str) -> Schema | None:
     return Schema.from_dict(values["fitted"], where) if values else None
 
 
-def check_same(found: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+def check_same(schemas: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     """Check that graphs were imported with the same schema.
 
     Args:
-        found: name of each graph, and its ``schema``.
+        schemas: name of each graph, and its ``schema``.
 
     Raises:
         FedGraphError: two schemas differ; the message names the column.
     """
-    (first, remote), *others = [(name, agreed_schema(values, name)) for name, values in found]
+    (first, remote), *others = [(name, agreed_schema(values, name)) for name, values in schemas]
     for name, local in others:
         difference = f"{name if local is None else first} has no schema" if local is not remote else ""
         if local and remote:

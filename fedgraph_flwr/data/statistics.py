@@ -70,7 +70,7 @@ def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
         ``cut_edges`` (outgoing or incoming). A heterogeneous graph has ``node_types`` and ``edge_types`` instead of ``degree``
         and the keys after it, and no homophily.
     """
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": max(graph.num_features[2 : 2 + len(graph.counts)])
@@ -82,20 +82,20 @@ def describe(graph: Graph | HeteroGraph) -> dict[str, Any]:
         **{split: int(getattr(graph, f"{split}_mask").sum()) for split in ("train", "val", "test")},
     }
     if isinstance(graph, HeteroGraph):
-        found |= {
+        facts |= {
             "edge_homophily": None,
             "node_homophily": None,
             "node_types": sum(n > 0 for n in graph.counts.values()),
         }
-        found["edge_types"] = sum(index.size(1) > 0 for index in graph.edges.values())
-        return found | ({"client": graph.client, "cut_edges": 0} if isinstance(graph, HeteroClientGraph) else {})
+        facts["edge_types"] = sum(index.size(1) > 0 for index in graph.edges.values())
+        return facts | ({"client": graph.client, "cut_edges": 0} if isinstance(graph, HeteroClientGraph) else {})
     edges = graph.compressed
     met, values = _edge_values(graph) if edges is None else _mapped_edge_values(graph, edges)
-    found |= {key: values[key] for key in ("edge_homophily", "node_homophily")}
-    found |= {"degree": graph.num_edges / max(graph.num_nodes, 1), "isolated": int((met == 0).sum())} | values
+    facts |= {key: values[key] for key in ("edge_homophily", "node_homophily")}
+    facts |= {"degree": graph.num_edges / max(graph.num_nodes, 1), "isolated": int((met == 0).sum())} | values
     if isinstance(graph, ClientGraph):
-        found |= {"client": graph.client, "cut_edges": graph.cut_out.size(1) + graph.cut_in.size(1)}
-    return found
+        facts |= {"client": graph.client, "cut_edges": graph.cut_out.size(1) + graph.cut_in.size(1)}
+    return facts
 
 
 def degree_shares(degrees: np.ndarray) -> tuple[list[str], np.ndarray]:

@@ -162,15 +162,17 @@ def typed_graph(
         test: likewise for the test nodes.
         name: name of the dataset.
     """
-    found = _pairs(triples, vocabulary, name)
+    by_type = _pairs(triples, vocabulary, name)
     names: dict[str, set[str]] = {}
-    for (a, _, b), pairs in found.items():
+    for (a, _, b), pairs in by_type.items():
         names.setdefault(a, set()).update(s for s, _ in pairs)
         names.setdefault(b, set()).update(t for _, t in pairs)
     place = {a: {n: i for i, n in enumerate(sorted(names[a]))} for a in sorted(names)}
     edges = {
-        (a, r, b): torch.tensor([[place[a][s] for s, _ in found[a, r, b]], [place[b][t] for _, t in found[a, r, b]]])
-        for a, r, b in sorted(found)
+        (a, r, b): torch.tensor(
+            [[place[a][s] for s, _ in by_type[a, r, b]], [place[b][t] for _, t in by_type[a, r, b]]]
+        )
+        for a, r, b in sorted(by_type)
     }
     classes = {c: i for i, c in enumerate(sorted({*train.values(), *test.values()}))}
     n = len(place[vocabulary.target])
@@ -205,7 +207,7 @@ def _pairs(
             return (LITERAL, str(term)) if vocabulary.literals else None
         return None if isinstance(term, rdflib.BNode) else vocabulary.node(str(term))
 
-    found: dict[EdgeType, list[tuple[str, str]]] = {}
+    pairs: dict[EdgeType, list[tuple[str, str]]] = {}
     for subject, predicate, obj in triples:
         source, relation, target = node(subject), vocabulary.relation(str(predicate)), node(obj)
         if source is None or relation is None or target is None:
@@ -215,8 +217,8 @@ def _pairs(
         target = (target[0] or relation, target[1])
         if not source[0]:
             raise FedGraphError(f"{name}: the subject {subject} has no node type: fetch the dataset again")
-        found.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
-    return found
+        pairs.setdefault((source[0], relation, target[0]), []).append((source[1], target[1]))
+    return pairs
 
 
 PUBLISHED = "-published"

@@ -63,9 +63,9 @@ class NumberFormat:
             return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         pattern = re.compile(_pattern(self))
         tidy = [str(word).translate(_SAME).strip() for word in texts]
-        found = [word.replace(self.thousands, "").replace(self.decimal, ".") for word in tidy]
+        numerals = [word.replace(self.thousands, "").replace(self.decimal, ".") for word in tidy]
         return np.array(
-            [float(text) if pattern.fullmatch(word) else np.nan for word, text in zip(tidy, found, strict=True)]
+            [float(text) if pattern.fullmatch(word) else np.nan for word, text in zip(tidy, numerals, strict=True)]
         )
 
 
@@ -89,20 +89,20 @@ _FEW = 100
 def readings(texts: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
     """Return the formats by which all texts are numbers, one per distinct interpretation."""
     lines = "\n".join(texts).translate(_SAME)
-    found: list[tuple[NumberFormat, np.ndarray]] = []
+    fits: list[tuple[NumberFormat, np.ndarray]] = []
     for form in accepted:
         if form.thousands and not _groups(lines, form):
             continue
-        if form.decimal not in lines and any(form.thousands == other.thousands for other, _ in found):
+        if form.decimal not in lines and any(form.thousands == other.thousands for other, _ in fits):
             continue  # the same numbers
         if len(texts) > _FEW and np.isnan(form.read(texts[:_FEW])).any():
             continue
         read = form.read(texts)
         if np.isnan(read).any():
             continue
-        if not any(np.array_equal(read, other) for _, other in found):
-            found.append((form, read))
-    return [form for form, _ in found]
+        if not any(np.array_equal(read, other) for _, other in fits):
+            fits.append((form, read))
+    return [form for form, _ in fits]
 
 
 def _groups(lines: str, form: NumberFormat) -> bool:
@@ -114,11 +114,11 @@ def _groups(lines: str, form: NumberFormat) -> bool:
 
 def number_like(texts: Sequence[str]) -> np.ndarray:
     """Return a mask of the texts that are numbers in some format, bool [N]."""
-    found = np.array([bool(re.match(r"\s*[+−-]?[\d.,]|inf", word)) for word in texts], dtype=bool)
-    places = np.flatnonzero(found)
+    mask = np.array([bool(re.match(r"\s*[+−-]?[\d.,]|inf", word)) for word in texts], dtype=bool)
+    places = np.flatnonzero(mask)
     tried = [texts[place] for place in places.tolist()]
-    found[places] = np.logical_or.reduce([~np.isnan(form.read(tried)) for form in FORMATS])
-    return found
+    mask[places] = np.logical_or.reduce([~np.isnan(form.read(tried)) for form in FORMATS])
+    return mask
 
 
 _MEASURE = re.compile(r"(?:[€$£¥]|[A-Z]{3} )?\s*[+-]?\d[\d., ']*\s?(?:%|[€$£¥]|[A-Za-z]{1,4})?")
@@ -158,12 +158,12 @@ def read_dates(column: Any, formats: str) -> Any:
         left = slice(None) if read is None else read.isna().to_numpy()
         try:
             if form in (*WHOLE, *_COUNTS) and column.dtype.kind != "M":
-                found = _from_numbers(column[left], form)
+                times = _from_numbers(column[left], form)
             else:
-                found = pd.to_datetime(column[left], format=form, errors="coerce", utc=True)
+                times = pd.to_datetime(column[left], format=form, errors="coerce", utc=True)
         except (ValueError, re.error) as error:
             raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
-        read = found if read is None else read.fillna(found)
+        read = times if read is None else read.fillna(times)
     return read
 
 
@@ -228,12 +228,12 @@ def whole_dates(numbers: NDArray[np.float64], times: bool = True) -> tuple[list[
     sample, last = numbers[:: max(1, len(numbers) // _FEW)], float(numbers[-1]) if len(numbers) else 0.0
     least = {form: 10 ** (digits - 1 if form.startswith("%Y") else digits - 2) for form, digits in WHOLE.items()}
     likely = [form for form, digits in WHOLE.items() if least[form] <= last < 10**digits and (times or form != "%Y")]
-    found = {form: share(form, numbers) for form in likely if share(form, sample) > 0.5}
-    whole = [form for form, part in found.items() if part == 1]
+    shares = {form: share(form, numbers) for form in likely if share(form, sample) > 0.5}
+    whole = [form for form, part in shares.items() if part == 1]
     # days of the years 1990 to 2069, within 20 years; the same seconds would be two hours of 1970-01-01
     if times and len(numbers) and numbers.min() >= 32_874 and last < 62_093 and last - numbers.min() < 7_305:
         whole.append(SPREADSHEET)
-    return whole, [form for form, part in found.items() if 0.5 < part < 1]
+    return whole, [form for form, part in shares.items() if 0.5 < part < 1]
 
 
 def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, instead: str, times: bool = True) -> str:
@@ -331,11 +331,11 @@ def date_like(texts: Sequence[str]) -> np.ndarray:
     """Return a mask of the texts that are dates in some format, bool [N]."""
     import pandas as pd
 
-    found = _near_date(texts).copy()
-    if found.any():
-        tried = pd.Series([word for word, near in zip(texts, found, strict=True) if near])
-        found[found] = np.logical_or.reduce([*_date_fits(tried).values()])
-    return found
+    mask = _near_date(texts).copy()
+    if mask.any():
+        tried = pd.Series([word for word, near in zip(texts, mask, strict=True) if near])
+        mask[mask] = np.logical_or.reduce([*_date_fits(tried).values()])
+    return mask
 
 
 _SHAPED = r"\s*\d{1,6}([-./])\d{1,2}\1\d{1,6}(?:[ T].*)?"

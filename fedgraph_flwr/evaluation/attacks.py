@@ -26,8 +26,8 @@ from fedgraph_flwr.wire.messages import Arrays, derive_seed
 def attack(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     """Run the attack that ``cfg.attack`` names on the shared parameters of a finished run, and return its findings."""
     if is_own(cfg.attack.name):
-        found = function(cfg.attack.name, "attack")(cfg, arrays, **cfg.attack.params)
-        return {"name": cfg.attack.name, **found}
+        findings = function(cfg.attack.name, "attack")(cfg, arrays, **cfg.attack.params)
+        return {"name": cfg.attack.name, **findings}
     return ATTACKS[cfg.attack.name](cfg, arrays)
 
 
@@ -64,7 +64,7 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
     """
     from fedgraph_flwr import partition
 
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {"on_graph": {}, "without_edges": {}, "features": {}}
+    scores: dict[str, dict[str, list[tuple[float, float]]]] = {"on_graph": {}, "without_edges": {}, "features": {}}
     for index in range(partition.num_clients(cfg)):
         graph = partition.load_client(cfg, index)
         pairs, linked = candidate_pairs(graph, derive_seed(cfg.seed, "attack", index))
@@ -72,10 +72,10 @@ def link_inference(cfg: RunConfig, arrays: Arrays) -> dict[str, Any]:
             continue
         for reading, seen in (("on_graph", graph), ("without_edges", _without_edges(graph))):
             for name, z in _representations(cfg, seen, arrays).items():
-                found[reading].setdefault(name, []).append(rank_pairs(z, pairs, linked))
-        found["features"].setdefault("x", []).append(rank_pairs(graph.x, pairs, linked))
+                scores[reading].setdefault(name, []).append(rank_pairs(z, pairs, linked))
+        scores["features"].setdefault("x", []).append(rank_pairs(graph.x, pairs, linked))
     report: dict[str, Any] = {"name": "link_inference", "accuracy": 0.5, "auc": 0.5, "representation": "none"}
-    for reading, by_name in found.items():
+    for reading, by_name in scores.items():
         report[reading] = {
             name: dict(zip(("accuracy", "auc"), np.mean(values, axis=0).tolist(), strict=True))
             for name, values in by_name.items()

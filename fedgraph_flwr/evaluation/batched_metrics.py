@@ -24,13 +24,13 @@ class Segments:
 
     def __init__(self, scored: Sequence[Scored]):
         self.scored = scored
-        own = [client.parts[0][split] for client in scored for split in SPLITS]
+        segments = [client.parts[0][split] for client in scored for split in SPLITS]
         self.rows = [np.concatenate([client.parts[0][split].rows for split in SPLITS]) for client in scored]
-        self.y = np.concatenate([nodes.y for nodes in own])
-        self.count = np.array([nodes.y.size for nodes in own])
+        self.y = np.concatenate([nodes.y for nodes in segments])
+        self.count = np.array([nodes.y.size for nodes in segments])
         self.start = np.cumsum(self.count) - self.count
-        self.of = np.repeat(np.arange(len(own)), self.count)
-        self.majority = np.array([nodes.majority if nodes.y.size else np.nan for nodes in own])
+        self.of = np.repeat(np.arange(len(segments)), self.count)
+        self.majority = np.array([nodes.majority if nodes.y.size else np.nan for nodes in segments])
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sum values [K] within each segment: [S]."""
@@ -50,7 +50,7 @@ class Segments:
             metrics: names from `metrics.wanted`, without custom metrics.
         """
         outputs = np.concatenate(
-            [own.detach().cpu().numpy()[rows] for own, rows in zip(logits, self.rows, strict=True)]
+            [tensor.detach().cpu().numpy()[rows] for tensor, rows in zip(logits, self.rows, strict=True)]
         )
         classes = outputs.shape[1]
         with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 gives NaN for missing nodes
@@ -66,22 +66,22 @@ class Segments:
                 values[name] = np.array(levels)
         columns = [values[name].tolist() for name in ("count", "loss", *metrics)]
         keys = [[f"{split}-{name}" for name in ("count", "loss", *metrics)] for split in SPLITS]
-        found: list[dict[str, list[float]]] = []
+        scores: list[dict[str, list[float]]] = []
         for first in range(0, len(self.count), len(SPLITS)):
             of_client = enumerate(keys, start=first)
-            found.append(
+            scores.append(
                 {key: [column[s]] for s, names in of_client for key, column in zip(names, columns, strict=True)}
             )
-        return found
+        return scores
 
     def _of_guesses(self, guess: np.ndarray, classes: int) -> dict[str, np.ndarray]:
         """Return the scores that need only predicted classes, [S] each."""
-        found, held = self.by_class(self.y, classes, guess == self.y), self.by_class(self.y, classes)
-        f1 = 2 * found / (held + self.by_class(guess, classes))
+        hits, held = self.by_class(self.y, classes, guess == self.y), self.by_class(self.y, classes)
+        f1 = 2 * hits / (held + self.by_class(guess, classes))
         return {
-            "accuracy": found.sum(axis=1) / self.count,
+            "accuracy": hits.sum(axis=1) / self.count,
             "macro_f1": means_of_rows(f1),
-            "balanced_accuracy": means_of_rows(found / held),
+            "balanced_accuracy": means_of_rows(hits / held),
             **{f"{OF_CLASS}{c}": f1[:, c] for c in range(classes)},
         }
 

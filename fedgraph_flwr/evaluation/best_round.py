@@ -62,7 +62,7 @@ class BestRound:
         missing = {record["round"]: len(record.get(MISSING, ())) for record in records if "metrics" in record}
         self.round, self.score = number, -math.inf if math.isnan(score) else score
         self.missing = missing.get(number, 0)
-        self.last = max((each for each, count in missing.items() if count <= self.missing), default=number)
+        self.last = max((candidate for candidate, count in missing.items() if count <= self.missing), default=number)
 
 
 def failed_replies(record: Mapping[str, Any]) -> dict[str, str]:
@@ -76,17 +76,17 @@ def trained(record: Mapping[str, Any]) -> int:
     return sum(str(client) not in failed for client in record["cohort"])
 
 
-def coverage(found: Mapping[str, Any], named: int = 3) -> str:
+def coverage(record: Mapping[str, Any], named: int = 3) -> str:
     """Return whose scores a mean covers: ``2 of 3 clients (client 1 did not reply)``, or ``3 clients``; empty if unknown.
 
     Args:
-        found: a record or a summary.
+        record: a record or a summary.
         named: the most clients that are named.
     """
-    if SCORED_BY not in found:
+    if SCORED_BY not in record:
         return ""
-    replied, missing = len(found[SCORED_BY]), list(found.get(MISSING, ()))
-    least = found.get(MIN_ITEMS, 0)
+    replied, missing = len(record[SCORED_BY]), list(record.get(MISSING, ()))
+    least = record.get(MIN_ITEMS, 0)
     rare = f", without classes of fewer than {least} items at a client (min_nodes)" if least else ""
     if not missing:
         return counted(replied, "client") + rare

@@ -60,19 +60,19 @@ def predictor(metric: str) -> str:
     return _PREDICTORS.get(metric, BEST_CONSTANT)
 
 
-def level(metric: str, y: np.ndarray, num_classes: int, own: Score | None = None) -> float:
+def level(metric: str, y: np.ndarray, num_classes: int, scorer: Score | None = None) -> float:
     """Compute the chance level of a metric on nodes with labels ``y`` [n]; NaN if it is not defined on them.
 
     Args:
         metric: a built-in metric except accuracy, which depends on the training nodes, or the name of a custom metric.
         y: labels.
         num_classes: C.
-        own: the custom metric, ``(logits [n, C], y [n]) -> float``.
+        scorer: the custom metric, ``(logits [n, C], y [n]) -> float``.
     """
     if not y.size:
         return math.nan
-    if own is not None:
-        levels = [own(np.tile(np.eye(num_classes, dtype=np.float32)[c], (y.size, 1)), y) for c in range(num_classes)]
+    if scorer is not None:
+        levels = [scorer(np.tile(np.eye(num_classes, dtype=np.float32)[c], (y.size, 1)), y) for c in range(num_classes)]
         return max((one for one in levels if not math.isnan(one)), default=math.nan)
     held = np.bincount(y, minlength=num_classes)
     shares = held[held > 0] / y.size

@@ -43,10 +43,10 @@ class Curves:
         self.count, self.of, self.scores = count, of[ends], falling[ends]
         self.first = ends.searchsorted(start)
         begins = start[self.of]
-        found = np.zeros(order.size + 1, np.int64)
-        np.cumsum(positive[order], out=found[1:])
-        self.hits, self.taken = found[ends + 1] - found[begins], ends + 1 - begins
-        self.positives = found[start + count] - found[start]
+        totals = np.zeros(order.size + 1, np.int64)
+        np.cumsum(positive[order], out=totals[1:])
+        self.hits, self.taken = totals[ends + 1] - totals[begins], ends + 1 - begins
+        self.positives = totals[start + count] - totals[start]
         unknown = np.isnan(falling)
         self.ranked = np.bincount(of[order][unknown], minlength=count.size) == 0 if unknown.any() else None
 
@@ -87,10 +87,10 @@ class Curves:
         f1 = 2 * self.hits / (self.taken + self.positives[self.of])
         most = np.zeros(self.count.size)
         np.maximum.at(most, self.of, f1)
-        found = np.full(self.count.size, np.nan)
+        thresholds = np.full(self.count.size, np.nan)
         where = np.flatnonzero(f1 == most[self.of])[::-1]  # the highest of equals is written last
-        found[self.of[where]] = self.scores[where]
-        return self._known(np.where(self.positives > 0, found, np.nan))
+        thresholds[self.of[where]] = self.scores[where]
+        return self._known(np.where(self.positives > 0, thresholds, np.nan))
 
     def f1(self, threshold: np.ndarray) -> np.ndarray:
         """Return F1 for the threshold of each segment, [S]; NaN without a threshold."""
@@ -114,9 +114,9 @@ def means_of_rows(values: np.ndarray) -> np.ndarray:
 
 def mean_known(values: np.ndarray | list[float]) -> float:
     """Return the mean of the values that are not NaN; NaN without any. Faster than ``mean()`` for a few numbers."""
-    found = np.asarray(values, dtype=np.float64)
-    found = found[~np.isnan(found)]
-    return float(np.add.reduce(found) / found.size) if found.size else float("nan")
+    numbers = np.asarray(values, dtype=np.float64)
+    numbers = numbers[~np.isnan(numbers)]
+    return float(np.add.reduce(numbers) / numbers.size) if numbers.size else float("nan")
 
 
 OF_RANKS: dict[str, Callable[[Curves], np.ndarray]] = {"auc": Curves.area, "average_precision": Curves.precision}

@@ -43,12 +43,12 @@ def counts_of(logits: Tensor, y: Tensor, num_classes: int, floor: int) -> list[f
 
 def without_small_classes(masks: Mapping[str, Tensor], y: Tensor, num_classes: int, floor: int) -> dict[str, Tensor]:
     """Masks [N] by split, without nodes of classes that have fewer than ``floor`` nodes in the split."""
-    found = {}
+    rest = {}
     for split, mask in masks.items():
         known = mask & (y >= 0)
         small = y[known].bincount(minlength=num_classes) < floor
-        found[split] = mask & ~(known & small[y.clamp(min=0)]) if floor else mask
-    return found
+        rest[split] = mask & ~(known & small[y.clamp(min=0)]) if floor else mask
+    return rest
 
 
 def _mean(values: np.ndarray) -> float:
@@ -184,20 +184,20 @@ class Scored:
             most = int(np.bincount(of_training).argmax()) if of_training.size else None
             nodes = {}
             for split, mask in chosen.items():
-                own = np.flatnonzero(mask & own_rows)
-                day_of = None if days is None else days[own]
-                nodes[split] = _Nodes(own, labels[own], _share(labels[own], most), day_of)
+                rows = np.flatnonzero(mask & own_rows)
+                day_of = None if days is None else days[rows]
+                nodes[split] = _Nodes(rows, labels[rows], _share(labels[rows], most), day_of)
             self.parts.append(nodes)
 
     def score(
-        self, logits: Tensor, metrics: Sequence[str], own: Mapping[str, str] | None = None
+        self, logits: Tensor, metrics: Sequence[str], targets: Mapping[str, str] | None = None
     ) -> dict[str, list[float]]:
         """Return the scores of one model.
 
         Args:
             logits: [N, C].
             metrics: names from `wanted`.
-            own: the user's metrics among them, ``module:function`` by name: ``(logits [n, C], y [n]) -> float``, in NumPy.
+            targets: the user's metrics among them, ``module:function`` by name: ``(logits [n, C], y [n]) -> float``, in NumPy.
 
         Returns:
             ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each a list with one entry per part; NaN if a part has
@@ -205,42 +205,44 @@ class Scored:
         """
         # In NumPy: on a graph of a few hundred nodes, torch's calls would cost more than the prediction itself.
         outputs = logits.detach().cpu().numpy()
-        found: dict[str, list[float]] = {
+        scores: dict[str, list[float]] = {
             f"{split}-{m}": [] for split in self.splits for m in ("count", "loss", *metrics)
         }
         ranked = logits.size(1) == 2 and any(m in metrics for m in (*OF_RANKS, AT_THRESHOLD))
         levels = [m for m in metrics if m.startswith(chance.PREFIX)]
         points = {m: at for m in metrics if (at := point(m)) is not None}
         for part, nodes in enumerate(self.parts):
-            of_split = {split: outputs[own.rows] for split, own in nodes.items() if own.rows.size}
+            of_split = {split: outputs[nodes_of.rows] for split, nodes_of in nodes.items() if nodes_of.rows.size}
             curves = {s: Curves(margin(given), nodes[s].y == 1) for s, given in of_split.items()} if ranked else {}
             threshold = curves["val"].best() if "val" in curves else np.array([np.nan])
             for split, nodes_of in nodes.items():
-                values = {m: self.chance(part, split, m, outputs.shape[1], own) for m in levels}
+                values = {m: self.chance(part, split, m, outputs.shape[1], targets) for m in levels}
                 if (given := of_split.get(split)) is not None:
                     values |= _values(given, nodes_of.y, metrics, curves.get(split), threshold)
-                    values |= self._further(given, nodes_of, points, own or {})
-                found[f"{split}-count"].append(float(nodes_of.y.size))
+                    values |= self._further(given, nodes_of, points, targets or {})
+                scores[f"{split}-count"].append(float(nodes_of.y.size))
                 for m in ("loss", *metrics):
-                    found[f"{split}-{m}"].append(values.get(m, float("nan")))
-        return found
+                    scores[f"{split}-{m}"].append(values.get(m, float("nan")))
+        return scores
 
     def _further(
-        self, given: np.ndarray, nodes: _Nodes, points: Mapping[str, Point], own: Mapping[str, str]
+        self, given: np.ndarray, nodes: _Nodes, points: Mapping[str, Point], targets: Mapping[str, str]
     ) -> dict[str, float]:
         """Return the majority class's score, the user's own scores, those at operating points, and the loss."""
-        values = {MAJORITY: nodes.majority} | {m: _own(target, given, nodes.y) for m, target in own.items()}
+        values = {MAJORITY: nodes.majority} | {m: _own(target, given, nodes.y) for m, target in targets.items()}
         values |= {m: operating_points.value(at, given, nodes.y, nodes.day, self.floor) for m, at in points.items()}
         return values | {"loss": _mean(surprise(given, nodes.y))}
 
-    def chance(self, part: int, split: str, name: str, num_classes: int, own: Mapping[str, str] | None = None) -> float:
+    def chance(
+        self, part: int, split: str, name: str, num_classes: int, targets: Mapping[str, str] | None = None
+    ) -> float:
         """Return a chance level, by its name among the scores, on the nodes of a split of one part."""
         if (key := (part, split, name)) not in self._chances:
             metric, nodes = name.removeprefix(chance.PREFIX), self.parts[part][split]
             if at := point(metric):
                 level = operating_points.level(at, nodes.y, num_classes, nodes.day)
             else:
-                target = (own or {}).get(metric)
+                target = (targets or {}).get(metric)
                 level = chance.level(metric, nodes.y, num_classes, partial(_own_or_nan, target) if target else None)
             self._chances[key] = level
         return self._chances[key]
@@ -277,21 +279,21 @@ def own_metric(target: str) -> Callable[[np.ndarray, np.ndarray], Any]:
     Raises:
         FedGraphError: it cannot be imported, or does not take two arguments.
     """
-    found = function(target, "evaluation.metrics")
+    metric = function(target, "evaluation.metrics")
     try:
-        signature = inspect.signature(found)
+        signature = inspect.signature(metric)
         signature.bind(None, None)
     except TypeError as error:
         takes = "take logits [n, C] and labels [n], or y_true and y_pred as in scikit-learn"
         raise FedGraphError(f"evaluation.metrics: {target} must {takes} ({first_line(error)})") from None
     except ValueError:  # a function of C without a signature
-        return found
+        return metric
     names = [*signature.parameters][:2]
     if names[0] != "y_true":
-        return found
+        return metric
     if names[1] == "y_score":
-        return lambda logits, y: found(y, _scores(logits))
-    return lambda logits, y: found(y, logits.argmax(1))
+        return lambda logits, y: metric(y, _scores(logits))
+    return lambda logits, y: metric(y, logits.argmax(1))
 
 
 def _scores(logits: np.ndarray) -> np.ndarray:
@@ -373,8 +375,8 @@ def averages(per_client: dict[str, list[float]], nodes: list[float] | None = Non
         for suffix, given in weights.items():
             if given is not None:
                 weight = np.asarray(given, dtype=np.float64)
-                total, found = weight[known].sum(), (weight * value)[known].sum()
-                result[f"{split}_{metric}{suffix}"] = float(found / total) if total else float("nan")
+                total, numerator = weight[known].sum(), (weight * value)[known].sum()
+                result[f"{split}_{metric}{suffix}"] = float(numerator / total) if total else float("nan")
     return result
 
 
@@ -399,8 +401,8 @@ def left_out(
     ``clients`` are those of the entries, by default all from 0.
     """
     values, counts = per_client.get(f"test-{cfg.headline}", ()), per_client.get("test-count", ())
-    found = zip(range(len(values)) if clients is None else clients, values, counts, strict=False)
-    return {client: _undefined(cfg.headline, count) for client, value, count in found if np.isnan(value)}
+    entries = zip(range(len(values)) if clients is None else clients, values, counts, strict=False)
+    return {client: _undefined(cfg.headline, count) for client, value, count in entries if np.isnan(value)}
 
 
 def _undefined(metric: str, count: float) -> str:
@@ -422,8 +424,8 @@ def shown(averaged: Iterable[str], cfg: EvaluationConfig) -> list[str]:
     """Return keys of `averages` for a table of test scores: plain means, and the headline's mean."""
     ranks = {metric: place for place, metric in enumerate(_ORDER)}
     plain = [key for key in averaged if key.startswith("test_") and key != "test_loss" and "_by_" not in key]
-    own = _SUFFIX[cfg.average]
-    also = [headline(cfg, "test"), chance_key(cfg, "test")] if own else []
+    suffix = _SUFFIX[cfg.average]
+    also = [headline(cfg, "test"), chance_key(cfg, "test")] if suffix else []
 
     def place(key: str) -> tuple[int, str, bool]:
         metric = key.removeprefix("test_")

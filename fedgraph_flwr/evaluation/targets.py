@@ -15,7 +15,7 @@ from fedgraph_flwr.evaluation.curves import Curves, mean_known
 
 def regression(predictions: np.ndarray, y: np.ndarray) -> dict[str, float]:
     """Return RMSE, MAE and R², with their levels for the best constant prediction of each column."""
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for p, t in _columns(predictions, y):
         errors, spread = p - t, t - t.mean()
         variance, differs = float(np.mean(spread**2)), float(np.ptp(t)) > 0
@@ -28,8 +28,8 @@ def regression(predictions: np.ndarray, y: np.ndarray) -> dict[str, float]:
             chance.name_of("r2"): 0.0 if differs else np.nan,
         }
         for name, value in values.items():
-            found.setdefault(name, []).append(value)
-    return {name: mean_known(values) for name, values in found.items()}
+            scores.setdefault(name, []).append(value)
+    return {name: mean_known(values) for name, values in scores.items()}
 
 
 def multilabel(logits: np.ndarray, y: np.ndarray) -> dict[str, float]:

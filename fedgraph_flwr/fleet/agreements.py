@@ -114,11 +114,11 @@ class _Loader(_SAFE):
     """Refuses a key that comes twice, of which readers may take either."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             names = [str(key.value) for key, _ in node.value]
             raise Refused(f"the key {next(name for name in names if names.count(name) > 1)[:80]} comes twice")
-        return found
+        return mapping
 
 
 @dataclass(frozen=True)
@@ -269,13 +269,15 @@ class Agreement:
             Refused: names the difference.
         """
         values, name = self.values, self.path.name
-        own = [one for digest, one in records.items() if digest != self.digest and one.get("name") == values["name"]]
-        if later := [one["version"] for one in own if one["continues"] == self.digest]:
+        versions = [
+            one for digest, one in records.items() if digest != self.digest and one.get("name") == values["name"]
+        ]
+        if later := [one["version"] for one in versions if one["continues"] == self.digest]:
             raise Refused(f"{name} was replaced by version {later[0]}, which this node knows")
         known = records.get(values["continues"], {})
         before = known.get("members")
         if before is None:
-            if own:
+            if versions:
                 raise Refused(
                     f"{name} is version {values['version']} of '{values['name']}' and does not continue one that this node knows:"
                     " agree new --continues FILE, or another --name"
@@ -287,14 +289,14 @@ class Agreement:
                 f"{name} continues '{known['name']}' by another name, whose ledger of ε would be empty: agree new --name"
                 f" {known['name']}"
             )
-        others = [one["version"] for one in own if one["continues"] == values["continues"]]
+        others = [one["version"] for one in versions if one["continues"] == values["continues"]]
         if values["version"] != known["version"] + 1 or others:
             raise Refused(
                 f"{name} is version {values['version']} after version {known['version']}, and this node knows version"
                 f" {max([known['version'], *others])}: agree new --continues FILE of that one"
             )
         keys = {member: value["key"] for member, value in values["members"].items()}
-        for one in own:
+        for one in versions:
             for member in sorted((one["members"].keys() & keys.keys()) - before.keys()):
                 if key_text(public_key(one["members"][member])) != key_text(public_key(keys[member])):
                     raise Refused(
@@ -302,11 +304,11 @@ class Agreement:
                         " lost its key joins by another name"
                     )
         counted = self.counted
-        found = changes(known.get("weights", {member: counted.get(member, 1) for member in before}), counted)
-        if found != (said := sorted(values["changed"])):
+        differences = changes(known.get("weights", {member: counted.get(member, 1) for member in before}), counted)
+        if differences != (said := sorted(values["changed"])):
             raise Refused(
                 f"{name} says that {', '.join(said) or 'nobody'} joined, left or counts otherwise since the version before;"
-                f" this node knows that {', '.join(found) or 'nobody'} did"
+                f" this node knows that {', '.join(differences) or 'nobody'} did"
             )
         if self.exact and not values["accepted"] and (changed := known.get("changed", [])):
             raise Refused(f"{name}: {_changed(changed)}")
@@ -413,12 +415,12 @@ def run_of(config: str) -> tuple[str, int]:
         Refused: another form.
     """
     text = str(_configuration(config).get(KEY) or "")
-    found = re.fullmatch(r"([0-9a-f]{64})/([1-9][0-9]{0,5})", text)
-    if text and not found:
+    match = re.fullmatch(r"([0-9a-f]{64})/([1-9][0-9]{0,5})", text)
+    if text and not match:
         raise Refused(
             f"agreement={text[:80]!r} of the run's configuration: expected DIGEST/NUMBER, as run --agreement sends it"
         )
-    return (found[1], int(found[2])) if found else ("", 0)
+    return (match[1], int(match[2])) if match else ("", 0)
 
 
 def files_of(place: Path) -> list[Path]:
@@ -491,9 +493,9 @@ def check(
     agreement.check_configuration(config)
     agreement.check_beginning(config, number, state)
     codes = agreement.codes
-    if bundle is not None and codes != [RELEASES] and (found := code_digest(bundle)) not in codes:
+    if bundle is not None and codes != [RELEASES] and (bundle_digest := code_digest(bundle)) not in codes:
         raise Refused(
-            f"members signed other code (the run's bundle is {found[:12]}, signed was"
+            f"members signed other code (the run's bundle is {bundle_digest[:12]}, signed was"
             f" {', '.join(code[:12] for code in codes)}): ship that one"
         )
     _admit(state, agreement, number)

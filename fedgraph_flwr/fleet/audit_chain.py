@@ -105,8 +105,8 @@ def releases(state: Path, head: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     lines = [line for path in files_of(state) for line in path.read_bytes().splitlines()]
     for entry in map(json.loads, lines[: head["n"]]):
         if noise := entry.get("noise"):
-            own, name = counts.setdefault(ledger_of(noise), {}), _name(entry)
-            own[name] = own.get(name, 0) + noise["releases"]
+            numbers, name = counts.setdefault(ledger_of(noise), {}), _name(entry)
+            numbers[name] = numbers.get(name, 0) + noise["releases"]
     return counts
 
 

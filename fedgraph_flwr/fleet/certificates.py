@@ -104,7 +104,9 @@ def renew(folder: Path, name: str, days: int) -> Path:
         make_ca(folder, name, days, private_key(key))
         return folder / f"{name}.crt"
     old = read(folder / f"{name}.crt")
-    names = [found.value for found in old.extensions if isinstance(found.value, x509.SubjectAlternativeName)]
+    names = [
+        extension.value for extension in old.extensions if isinstance(extension.value, x509.SubjectAlternativeName)
+    ]
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
     if name == "operator":
         keep_earlier(folder / "operator.crt", old)
@@ -194,9 +196,9 @@ def key_of(text: str, what: str) -> str:
     Raises:
         FedGraphError: it is none.
     """
-    found = _KEY.fullmatch(text.strip())
+    match = _KEY.fullmatch(text.strip())
     try:
-        key = serialization.load_ssh_public_key(found[1].encode()) if found else None
+        key = serialization.load_ssh_public_key(match[1].encode()) if match else None
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if key is None:
@@ -246,17 +248,17 @@ def revoke_operator(folder: Path, certificate: Path) -> bool:
     Raises:
         FedGraphError: the file is no certificate, or none of an operator of this fleet.
     """
-    found, path = read(certificate), folder / REVOKED_OPERATORS
+    document, path = read(certificate), folder / REVOKED_OPERATORS
     try:
-        found.verify_directly_issued_by(read(folder / "operators.crt"))
+        document.verify_directly_issued_by(read(folder / "operators.crt"))
     except (ValueError, TypeError, InvalidSignature) as error:
         raise FedGraphError(
             f"{certificate} is not signed by {folder / 'operators.crt'}: expected an operator's"
         ) from error
-    name = re.sub(r"[^\w .=,-]", "?", found.subject.rfc4514_string(), flags=re.ASCII)
+    name = re.sub(r"[^\w .=,-]", "?", document.subject.rfc4514_string(), flags=re.ASCII)
     date = datetime.datetime.now(datetime.UTC).date()
-    if is_revoked(folder, found):
+    if is_revoked(folder, document):
         return False
     before = path.read_bytes() if path.is_file() else b""
-    write_bytes(path, before + f"{revocation(found)} # {name} removed {date}\n".encode())
+    write_bytes(path, before + f"{revocation(document)} # {name} removed {date}\n".encode())
     return True

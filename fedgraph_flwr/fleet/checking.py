@@ -80,13 +80,13 @@ def check(
 
 def reach(host: str, port: int, authority: Path) -> Finding:
     """Check name resolution, connection, TLS and certificate of a server."""
-    where, bare, found = f"{host}:{port}", host.strip("[]"), partial(Finding, "reachable")
+    where, bare, finding = f"{host}:{port}", host.strip("[]"), partial(Finding, "reachable")
     if not authority.is_file():
-        return found(False, f"{authority}: no such file; ask the operator for ca.crt")
+        return finding(False, f"{authority}: no such file; ask the operator for ca.crt")
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except ssl.SSLError:
-        return found(False, f"{authority} is not a certificate; ask the operator for ca.crt")
+        return finding(False, f"{authority} is not a certificate; ask the operator for ca.crt")
     try:
         with _connection(bare, port) as plain_socket:
             try:
@@ -99,14 +99,14 @@ def reach(host: str, port: int, authority: Path) -> Finding:
                 text = f"{where} responds, but its certificate is not accepted: {why}"
                 return Finding("reachable", False, text, certificate=True)
             except (ssl.SSLError, ConnectionError) as error:
-                return found(False, f"{where} responds, but not with TLS ({first_line(error)}): check the port")
+                return finding(False, f"{where} responds, but not with TLS ({first_line(error)}): check the port")
     except socket.gaierror:
-        return found(False, f"cannot resolve host {bare}: check the name")
+        return finding(False, f"cannot resolve host {bare}: check the name")
     except ConnectionRefusedError:
-        return found(False, f"nothing listens on {where}: check the port, and that `fedgraph-flwr server` is running")
+        return finding(False, f"nothing listens on {where}: check the port, and that `fedgraph-flwr server` is running")
     except (TimeoutError, OSError) as error:
         why = "no response" if isinstance(error, TimeoutError) else error.strerror or first_line(error)
-        return found(False, f"{where}: {why}; check this machine's network, and for a firewall in between")
+        return finding(False, f"{where}: {why}; check this machine's network, and for a firewall in between")
     days = int((until - time.time()) / 86400)
     return Finding(
         "reachable",
@@ -171,7 +171,7 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
             seen.append(call_next(context))
             return seen[-1]
 
-    found = partial(Finding, "registered")
+    finding = partial(Finding, "registered")
     hooks: list[Any] = [Keep(), NodeAuthHttpInterceptor(private, private.public_key())]
     began = time.time()
     try:
@@ -179,7 +179,7 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
             client.ActivateNode(request)
     except (httpx.HTTPError, RuntimeError) as error:
         if not seen:
-            yield found(False, f"{address} did not respond to a signed request ({first_line(error)})")
+            yield finding(False, f"{address} did not respond to a signed request ({first_line(error)})")
             return
     reply, now = seen[-1], (began + time.time()) / 2
     fast = clock(reply.headers.get("date", ""), now)
@@ -187,15 +187,15 @@ def admission(address: str, private: Any, authority: Path) -> Iterator[Finding]:
     error_info = FlowerError.from_json(reply.text)
     code = error_info.code if error_info else 0
     if code == _REGISTERED:
-        yield found(True, "the server knows this key")
+        yield finding(True, "the server knows this key")
     elif code == _NOT_REGISTERED:
         why = "the server does not know this key, or removed it: ask the operator to run `fleet join FILE.pub`"
-        yield found(False, f"{why}, which tells a removed key from a new one")
+        yield finding(False, f"{why}, which tells a removed key from a new one")
     elif reply.status_code == 401:
         why = "" if fast.right is False else "; it may not be a SuperLink with --enable-supernode-auth"
-        yield found(None, f"the server rejected the signature{why}")
+        yield finding(None, f"the server rejected the signature{why}")
     else:
-        yield found(None, f"the server replied with status {reply.status_code}: {sanitize(reply.text, 100)}")
+        yield finding(None, f"the server replied with status {reply.status_code}: {sanitize(reply.text, 100)}")
 
 
 def clock(date: str, now: float) -> Finding:
@@ -234,7 +234,7 @@ def same_versions(folder: Path) -> Finding:
     if not differ:
         return Finding("versions", True, f"equal to the server's: {line}")
     pairs = {name: (local.get(name, "not installed"), sanitize(number, 40)) for name, number in differ.items()}
-    compared = ", ".join(f"{name} {own} (server: {server})" for name, (own, server) in pairs.items())
+    compared = ", ".join(f"{name} {version} (server: {server})" for name, (version, server) in pairs.items())
     decisive = {"protocol" if "protocol" in remote else "fedgraph-flwr"}  # earlier servers name no protocol
     if not {_minor(local["flwr"]), _minor(str(remote.get("flwr")))} <= set(map(_minor, TESTED)):
         decisive.add("flwr")
@@ -254,7 +254,7 @@ def _minor(number: str) -> str:
 
 def same_schema(graph: Path, agreed: Path | None) -> Finding:
     """Compare a graph's features and classes with the agreed schema."""
-    found = partial(Finding, "schema")
+    finding = partial(Finding, "schema")
     from fedgraph_flwr.data.graph import read_header
     from fedgraph_flwr.data.schema import Schema, agreed_schema
 
@@ -265,14 +265,14 @@ def same_schema(graph: Path, agreed: Path | None) -> Finding:
 
     try:
         _, meta = read_header(graph)
-        own, other = read(graph), read(agreed) if agreed else None
+        schema, other = read(graph), read(agreed) if agreed else None
     except FedGraphError as error:
-        return found(False, str(error))
+        return finding(False, str(error))
     contents = f"{graph}: client {meta.get('client', '?')}, {meta.get('num_classes', '?')} classes"
     if agreed is None:
-        return found(None, f"{contents}; pass --schema FILE to compare it with the parties' schema")
-    if own is None and other is None:
-        return found(None, f"{contents}; neither it nor {agreed} has a schema")
-    if own == other:
-        return found(True, f"{contents}, equal to {agreed}")
-    return found(False, f"{graph} has other columns or classes than {agreed}: import it again with --schema {agreed}")
+        return finding(None, f"{contents}; pass --schema FILE to compare it with the parties' schema")
+    if schema is None and other is None:
+        return finding(None, f"{contents}; neither it nor {agreed} has a schema")
+    if schema == other:
+        return finding(True, f"{contents}, equal to {agreed}")
+    return finding(False, f"{graph} has other columns or classes than {agreed}: import it again with --schema {agreed}")

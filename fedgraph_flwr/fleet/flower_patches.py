@@ -484,8 +484,8 @@ def _accept_agreed(client: Any, agreed: Agreed) -> None:
     def pull_and_check(*args: Any, **kwargs: Any) -> Any:
         message, context, run, bundle = pull(*args, **kwargs)
         try:
-            found = checks.check(place, context.run_config, bundle.content, state, time.time(), digests)
-            os.environ[SIGNERS] = ", ".join(found.signers)
+            agreement = checks.check(place, context.run_config, bundle.content, state, time.time(), digests)
+            os.environ[SIGNERS] = ", ".join(agreement.signers)
         except checks.Refused as error:
             reasons.append(str(error))
         except Exception as error:

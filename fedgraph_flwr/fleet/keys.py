@@ -191,7 +191,7 @@ def write_configuration(folder: Path, name: str, places: Places) -> Path:
     template = packaged(_TEMPLATES / f"{name}.conf")
     if name == "server":
         (folder / REVOKED_OPERATORS).touch()  # nginx includes it
-    path.write_text(re.sub(r"@(\w+)@", lambda found: str(values[found[1]]), template))
+    path.write_text(re.sub(r"@(\w+)@", lambda match: str(values[match[1]]), template))
     return path
 
 
@@ -301,9 +301,9 @@ def make_operator(folder: Path, name: str, days: int, roles: Collection[str] = (
     request, public = Path(name), None
     if request.suffix == ".csr":
         try:
-            found = x509.load_pem_x509_csr(request.read_bytes())
-            name, public = request.stem, found.public_key()
-            if not found.is_signature_valid:
+            document = x509.load_pem_x509_csr(request.read_bytes())
+            name, public = request.stem, document.public_key()
+            if not document.is_signature_valid:
                 raise ValueError("its signature is wrong")
         except (OSError, ValueError, UnsupportedAlgorithm) as error:
             raise FedGraphError(f"{request} is not a certificate request (openssl req -new): {error}") from error
@@ -335,11 +335,11 @@ def revocation(certificate: x509.Certificate) -> str:
     return f'"{serial.zfill(len(serial) + len(serial) % 2)}" 1;'  # whole bytes, as nginx writes it
 
 
-def keep_earlier(certificate: Path, found: x509.Certificate) -> None:
+def keep_earlier(certificate: Path, document: x509.Certificate) -> None:
     """Keep a copy of an operator's certificate that is replaced: it is valid until its end, and can be removed until then."""
-    kept = certificate.parent / EARLIER / certificate.stem / f"{found.serial_number:X}.crt"
+    kept = certificate.parent / EARLIER / certificate.stem / f"{document.serial_number:X}.crt"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    _write(kept, found.public_bytes(PEM))
+    _write(kept, document.public_bytes(PEM))
 
 
 def earlier(certificate: Path) -> list[Path]:
@@ -347,16 +347,16 @@ def earlier(certificate: Path) -> list[Path]:
     return sorted((certificate.parent / EARLIER / certificate.stem).glob("*.crt"))
 
 
-def is_revoked(folder: Path, found: x509.Certificate) -> bool:
+def is_revoked(folder: Path, certificate: x509.Certificate) -> bool:
     """Return whether the certificate of an operator was removed."""
     path = folder / REVOKED_OPERATORS
-    return path.is_file() and revocation(found) in path.read_text()
+    return path.is_file() and revocation(certificate) in path.read_text()
 
 
 def is_over(folder: Path, certificate: Path) -> bool:
     """Return whether the certificate of an operator was removed, or has ended."""
-    found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    return is_revoked(folder, found) or found.not_valid_after_utc < datetime.datetime.now(datetime.UTC)
+    document = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return is_revoked(folder, document) or document.not_valid_after_utc < datetime.datetime.now(datetime.UTC)
 
 
 def make_node(path: Path) -> None:

@@ -74,10 +74,10 @@ class LogLines:
         message = line
         if nginx := _NGINX.fullmatch(line):
             self.level, message = _LEVELS.get(nginx[1], nginx[1].upper()), nginx[2]
-        elif own := _OWN.fullmatch(line):
-            self.level, message = (own[1] or "info").upper(), own[2]
-        elif found := _LEVEL.fullmatch(line):
-            self.level, message = found[1], found[2].strip()
+        elif program_line := _OWN.fullmatch(line):
+            self.level, message = (program_line[1] or "info").upper(), program_line[2]
+        elif level_line := _LEVEL.fullmatch(line):
+            self.level, message = level_line[1], level_line[2].strip()
         if not message:
             return ""
         if place := _MESSAGE.search(message):  # holds for the lines that follow

@@ -152,8 +152,8 @@ def node_values(listed: Iterable[Any], now: str) -> list[dict[str, Any]]:
     ``online`` or ``offline``), ``online_since``, ``offline_since`` and ``last_seen`` (UTC, or ""). Parties of one name have their
     numbers in it.
     """
-    found = [node for node in listed if node.status != UNREGISTERED]
-    names = party_names(found)
+    nodes = [node for node in listed if node.status != UNREGISTERED]
+    names = party_names(nodes)
     return [
         {
             "node": str(node.node_id),
@@ -163,7 +163,7 @@ def node_values(listed: Iterable[Any], now: str) -> list[dict[str, Any]]:
             "offline_since": _utc(node.last_deactivated_at) if node.status == "offline" else "",
             "last_seen": _utc(now if node.status == "online" else node.last_deactivated_at),
         }
-        for node in sorted(found, key=lambda node: str(node.registered_at))
+        for node in sorted(nodes, key=lambda node: str(node.registered_at))
     ]
 
 
@@ -264,12 +264,12 @@ def _node_keys(client: Any) -> dict[str, tuple[str, str]]:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    found = {}
+    keys = {}
     listed = client.ListNodes(ListNodesRequest()).nodes_info
     for node in sorted(listed, key=lambda node: bool(node.status != UNREGISTERED)):
         text = load_pem_public_key(node.public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-        found[text] = (str(node.node_id), str(node.status))
-    return found
+        keys[text] = (str(node.node_id), str(node.status))
+    return keys
 
 
 def runs(name: str, run_id: str = "") -> list[dict[str, str]]:

@@ -37,21 +37,21 @@ def _with_runs(node: Mapping[str, Any], statuses: Sequence[Mapping[str, Any]]) -
     known = [
         (status, entry) for status in statuses if isinstance(entry := _dict(status, "nodes").get(node["node"]), dict)
     ]
-    found = dict(node)
+    description = dict(node)
     for status, entry in sorted(known, key=lambda pair: _number(pair[1], "replied")):
-        found |= {key: entry[key] for key in ("versions", "replied") if key in entry}
+        description |= {key: entry[key] for key in ("versions", "replied") if key in entry}
         if status.get("state") == "running":
-            found |= {
+            description |= {
                 "run": status["run"],
                 "client": entry.get("client"),
                 "waited_for": node["node"] in _list(status, "waiting"),
             }
-            found |= {key: status.get(key) for key in ("phase", "round")}
+            description |= {key: status.get(key) for key in ("phase", "round")}
     failures = [(status["run"], entry["failed"]) for status, entry in known if isinstance(entry.get("failed"), dict)]
     if failures:
         run, last = max(failures, key=lambda pair: _number(pair[1], "at"))
-        found["last_error"] = {"run": run, **last}
-    return found
+        description["last_error"] = {"run": run, **last}
+    return description
 
 
 def joined(
@@ -69,7 +69,7 @@ def joined(
         known = {node: _dict(_dict(one, "nodes"), node).get("name") for node in _dict(one, "nodes")}
         names = {node: str(name) for node, name in known.items() if name} | names
     by_id = {str(status.get("run_id")): status for status in statuses}
-    found = []
+    entries = []
     for run in started:
         entry: dict[str, Any] = {"id": str(run["run-id"]), "state": run["status"]}
         if status := by_id.get(entry["id"]):
@@ -88,19 +88,19 @@ def joined(
                 for node, of_node in _dict(status, "nodes").items()
                 if isinstance(of_node, dict) and isinstance(of_node.get("late"), int)
             }
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
-def lines(found: Mapping[str, Any], now: float | None = None) -> list[str]:
+def lines(content: Mapping[str, Any], now: float | None = None) -> list[str]:
     """Return an overview as text.
 
     Args:
-        found: see `overview`.
+        content: see `overview`.
         now: seconds since 1970; default: now.
     """
     now = time.time() if now is None else now
-    nodes, started = found["nodes"], found["runs"]
+    nodes, started = content["nodes"], content["runs"]
     online = sum(node["status"] == "online" for node in nodes)
     text = [f"{len(nodes)} admitted nodes, {online} online", *(f"  {_node_line(node, now)}" for node in nodes)]
     counts: dict[str, int] = {}
@@ -113,7 +113,7 @@ def lines(found: Mapping[str, Any], now: float | None = None) -> list[str]:
         for run in started
         if "run" in run and (run["state"] != "finished:completed" or run["failures"])
     ]
-    return [*text, found["note"]] if "note" in found else text
+    return [*text, content["note"]] if "note" in content else text
 
 
 def _node_line(node: Mapping[str, Any], now: float) -> str:
@@ -197,15 +197,15 @@ def minute(seconds: object) -> str:
 
 
 def _dict(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = values.get(key)
-    return found if isinstance(found, dict) else {}
+    entry = values.get(key)
+    return entry if isinstance(entry, dict) else {}
 
 
 def _list(values: Mapping[str, Any], key: str) -> list[Any]:
-    found = values.get(key)
-    return found if isinstance(found, list) else []
+    entry = values.get(key)
+    return entry if isinstance(entry, list) else []
 
 
 def _number(values: Mapping[str, Any], key: str) -> float:
-    found = values.get(key)
-    return float(found) if isinstance(found, int | float) else 0.0
+    entry = values.get(key)
+    return float(entry) if isinstance(entry, int | float) else 0.0

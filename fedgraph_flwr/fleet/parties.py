@@ -44,8 +44,10 @@ def keep_parties(runs: Path, nodes: Iterable[Any]) -> None:
 def read_parties(runs: Path) -> dict[str, dict[str, Any]]:
     """Return ``name`` and ``removed`` of each node that a server admitted, by number; {} if none can be read."""
     try:
-        found = json.loads((runs / PARTIES).read_bytes())
-        return {node: {"name": str(entry["name"]), "removed": bool(entry["removed"])} for node, entry in found.items()}
+        parties = json.loads((runs / PARTIES).read_bytes())
+        return {
+            node: {"name": str(entry["name"]), "removed": bool(entry["removed"])} for node, entry in parties.items()
+        }
     except (OSError, *MALFORMED):
         return {}
 
@@ -76,5 +78,5 @@ def name_clients(text: str, nodes: Mapping[int, int], names: Mapping[str, str]) 
         name = names.get(str(nodes.get(int(client[0]))))
         return f"{client[0]} ({name})" if name else client[0]
 
-    text = _CLIENTS.sub(lambda found: re.sub(r"\d+", named, found[0]), text)
+    text = _CLIENTS.sub(lambda match: re.sub(r"\d+", named, match[0]), text)
     return re.sub(r"\d{2,20}", lambda number: names.get(number[0]) or number[0], text)

@@ -183,10 +183,10 @@ def check_address(text: str, name: str) -> tuple[str, int]:
     Raises:
         FedGraphError: the text has another form.
     """
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
-    if not found or not 0 < int(found[2]) < 65536:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
+    if not match or not 0 < int(match[2]) < 65536:
         raise FedGraphError(f"{name} {text}: expected HOST:PORT, such as fleet.example.org:9090")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def monitor_address(text: str) -> tuple[str, int] | None:

@@ -69,8 +69,8 @@ def run_folder(root: Path, name: str) -> Path:
 
 def files_of(folder: Path) -> dict[str, int]:
     """Return the files of a run that an operator may copy, with their sizes in bytes; no locks, links, or folders."""
-    found = [path for path in sorted(folder.iterdir()) if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return {path.name: path.stat().st_size for path in found if path.is_file() and not path.is_symlink()}
+    paths = [path for path in sorted(folder.iterdir()) if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return {path.name: path.stat().st_size for path in paths if path.is_file() and not path.is_symlink()}
 
 
 def add_routes(
@@ -166,10 +166,10 @@ class ServerRuns:
 
     def files(self, run: str) -> dict[str, int]:
         """Return the files of a run, with their sizes in bytes; none if the server has no such run."""
-        found: dict[str, int] = self._values("files", dict, {"run": run})
-        if any(not _NAME.fullmatch(str(name)) for name in found):
+        sizes: dict[str, int] = self._values("files", dict, {"run": run})
+        if any(not _NAME.fullmatch(str(name)) for name in sizes):
             raise RunFailed(f"the server of '{self.name}' sent names of files with a path: nothing was copied")
-        return found
+        return sizes
 
     def text(self, run: str, file: str) -> bytes:
         """Return the content of a small file of a run."""
@@ -217,12 +217,12 @@ class ServerRuns:
         with self._ask(path, asked) as reply:
             content = reply.read()
         try:
-            found = json.loads(content)[key]
+            listing = json.loads(content)[key]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunFailed(f"{self.url} sent no list of run folders ({first_line(error)})") from error
-        if not isinstance(found, kind):
+        if not isinstance(listing, kind):
             raise RunFailed(f"{self.url} sent no list of run folders")
-        return found
+        return listing
 
     @contextlib.contextmanager
     def _ask(self, path: str, asked: Mapping[str, Any]) -> Iterator[HTTPResponse]:

@@ -255,10 +255,10 @@ class WatchedGrid(Relay):
             self.status.late(node)
         numbers = message.content.get(METRICS)
         client = numbers.get("client") if numbers is not None else None
-        found = message.content.pop(VERSIONS, None)
+        record = message.content.pop(VERSIONS, None)
         versions = (
-            {sanitize(k, 40): sanitize(v, 40) for k, v in [*found.items()][:8]}
-            if isinstance(found, ConfigRecord)
+            {sanitize(k, 40): sanitize(v, 40) for k, v in [*record.items()][:8]}
+            if isinstance(record, ConfigRecord)
             else {}
         )
         self.status.replied(node, client if type(client) is int else None, versions)
@@ -270,15 +270,15 @@ def read_status(folder: Path) -> dict[str, Any]:
     The state is ``running``, ``finished``, ``failed``, or ``lost``: the run's process has ended without a result.
     """
     try:
-        found = json.loads((folder / STATUS).read_bytes())
+        status = json.loads((folder / STATUS).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(status, dict):
         return {}
-    if found.get("state") == "running" and not _works(found.get("pid"), found.get("started")):
+    if status.get("state") == "running" and not _works(status.get("pid"), status.get("started")):
         what = "the run's process ended without a result"
-        found |= {"state": "lost", "waiting": [], "reason": f"{what}: resume=RUN continues from its last checkpoint"}
-    return found
+        status |= {"state": "lost", "waiting": [], "reason": f"{what}: resume=RUN continues from its last checkpoint"}
+    return status
 
 
 def _works(number: Any, started: Any) -> bool:

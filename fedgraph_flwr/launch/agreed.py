@@ -47,19 +47,19 @@ def accepted(place: Path, records: Mapping[str, Any] | None) -> tuple[list[Agree
     Raises:
         FedGraphError: nothing is accepted; says why.
     """
-    found, ignored, later = list[Agreement](), list[str](), dict[str, Agreement | None]()
+    versions, ignored, later = list[Agreement](), list[str](), dict[str, Agreement | None]()
     for path in agreements.files_of(place):
         agreement = None
         try:
             agreement = agreements.read(path)
             agreement.check_signed()
-            found.append(agreement)
+            versions.append(agreement)
         except Refused as error:
             ignored.append(str(error))
             later[path.name] = None if agreement and agreement.forged else agreement
     new = {
         one.path: _doubt(one, later)
-        for one in found
+        for one in versions
         if records is not None and one.digest not in records
     }
     ignored += [
@@ -67,23 +67,23 @@ def accepted(place: Path, records: Mapping[str, Any] | None) -> tuple[list[Agree
         for path, doubt in new.items()
         if doubt
     ]
-    found = [one for one in found if not new.get(one.path)]
-    if not found:
+    versions = [one for one in versions if not new.get(one.path)]
+    if not versions:
         raise FedGraphError(
             "; ".join(ignored) or f"--agreement {place}: the folder has no .yaml file"
         )
-    return sorted(found, key=lambda one: one.values["version"]), ignored
+    return sorted(versions, key=lambda one: one.values["version"]), ignored
 
 
 def _doubt(agreement: Agreement, others: Mapping[str, Agreement | None]) -> str:
     """Return which ignored file may be a later version of an agreement; None: a damaged one."""
-    own = agreement.values
+    values = agreement.values
     return next(
         (
             name
             for name, one in others.items()
             if one is None
-            or (one.values["name"] == own["name"] and one.values["version"] > own["version"])
+            or (one.values["name"] == values["name"] and one.values["version"] > values["version"])
         ),
         "",
     )

@@ -65,16 +65,16 @@ def check_personal(cfg: RunConfig, model: Model) -> None:
         FedGraphError: naming the part, and what the method shares.
     """
     rules = cfg.strategy
-    own = cfg.strategy.personalization
-    kept = PERSONAL_PREFIXES.get(own, [])
+    part = cfg.strategy.personalization
+    kept = PERSONAL_PREFIXES.get(part, [])
     shared = ", ".join(rules.shared) or "no parameters"
     if (
         kept
         and model.names(kept[0])
         and not model.shared(rules.shared).keys() & model.shared(kept).keys()
     ):
-        why = f"strategy={rules.name} shares {shared} (strategy.shared), and nothing of the {own} travels"
-        raise FedGraphError(f"strategy.personalization={own} has no effect: {why}: leave it out")
+        why = f"strategy={rules.name} shares {shared} (strategy.shared), and nothing of the {part} travels"
+        raise FedGraphError(f"strategy.personalization={part} has no effect: {why}: leave it out")
 
 
 def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient]) -> None:
@@ -95,11 +95,11 @@ def _check_sides(rules: StrategyConfig, server: type, client: type[GraphClient])
         StrategyConfig.server,
         StrategyConfig.client,
     }
-    for key, own, other in (("client", 0, 1), ("server", 1, 0)):
-        partners = {pair[other] for pair in pairs if pair[own] == sides[own]}
+    for key, side, other in (("client", 0, 1), ("server", 1, 0)):
+        partners = {pair[other] for pair in pairs if pair[side] == sides[side]}
         if (
             partners
-            and sides[own] in known
+            and sides[side] in known
             and sides[other] in known | {getattr(StrategyConfig, key)}
         ):
             wanted = f"strategy.{key}={' or '.join(sorted(partners))}"

@@ -84,10 +84,10 @@ class BoostingParams:
     @property
     def blocks(self) -> list[str]:
         """Names of the groups of columns that trees read, in their order."""
-        found = ["columns"] if self.inputs != "embeddings" else []
-        found += ["neighbours"] if self.neighbours else []
-        found += ["edge_columns"] if self.edge_columns else []
-        return [*found, *(["outputs"] if self.inputs != "columns" else [])]
+        names = ["columns"] if self.inputs != "embeddings" else []
+        names += ["neighbours"] if self.neighbours else []
+        names += ["edge_columns"] if self.edge_columns else []
+        return [*names, *(["outputs"] if self.inputs != "columns" else [])]
 
     @property
     def of_class(self) -> int:
@@ -105,15 +105,15 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     if not cfg.strategy.shared:
         return {}
     base = {"total": ArrayField(("C",), "float64"), "count": ArrayField(("C",), "float64")}
-    found: dict[str, Any] = {} if cfg.init else {BASE: Once({BASE: Sum(base, bounded=True)})}
+    phases: dict[str, Any] = {} if cfg.init else {BASE: Once({BASE: Sum(base, bounded=True)})}
     if params.mode == "bagging":
         why = "each party's trees; mode=histogram needs only sums"
         flag = NumberField(0, 1, whole=True)
         numbers = Individual({"sits_out": flag, "ended": flag}, why="whether a party has trees to add")
-        return {**found, TRAIN: {FOREST: Individual(why=why), METRICS: numbers}}
+        return {**phases, TRAIN: {FOREST: Individual(why=why), METRICS: numbers}}
     sums = {HISTOGRAM: Sum(bounded=True)}
     return {
-        **found,
+        **phases,
         BINS: Once({COUNTS: Sum(bounded=True)}, times=2),
         TRAIN: sums,
         GROW: Exchanges(sums, times=params.depth - 1),
@@ -202,7 +202,10 @@ Edges = list[Floats]
 
 def packed_edges(edges: Edges) -> Arrays:
     """Return edges as arrays of a message."""
-    return {"edge": np.concatenate([np.zeros(0), *edges]), "size": np.array([len(own) for own in edges], np.int32)}
+    return {
+        "edge": np.concatenate([np.zeros(0), *edges]),
+        "size": np.array([len(bounds) for bounds in edges], np.int32),
+    }
 
 
 def unpacked_edges(arrays: Mapping[str, NDArray], columns: int, most: int) -> Edges:
@@ -214,10 +217,10 @@ def unpacked_edges(arrays: Mapping[str, NDArray], columns: int, most: int) -> Ed
     who, sizes = "the server sent edges of bins", ArrayField((columns,), "int32", 0, most)
     check(arrays, {"edge": ArrayField((up_to(columns * most),), "float64"), "size": sizes}, who)
     edge, size = arrays["edge"], arrays["size"]
-    found = np.split(edge, np.cumsum(size)[:-1])
-    if size.sum() != len(edge) or any((np.diff(own) <= 0).any() for own in found):
+    edges = np.split(edge, np.cumsum(size)[:-1])
+    if size.sum() != len(edge) or any((np.diff(bounds) <= 0).any() for bounds in edges):
         raise FedGraphError(f"{who} that do not ascend, or are not as many as their sizes say")
-    return found
+    return edges
 
 
 def binned(x: Floats, edges: Edges) -> NDArray[Any]:
@@ -226,17 +229,17 @@ def binned(x: Floats, edges: Edges) -> NDArray[Any]:
     Bins are bytes where there are no more than 256, else of 16 bits.
     """
     last = max(map(len, edges), default=0) + 1
-    found = np.empty(x.shape, np.uint8 if last < 256 else np.uint16)
-    for f, own in enumerate(edges):
-        found[:, f] = np.where(np.isnan(x[:, f]), last, np.searchsorted(own, x[:, f], side="left"))
-    return found
+    bins = np.empty(x.shape, np.uint8 if last < 256 else np.uint16)
+    for f, bounds in enumerate(edges):
+        bins[:, f] = np.where(np.isnan(x[:, f]), last, np.searchsorted(bounds, x[:, f], side="left"))
+    return bins
 
 
 def bin_counts(x: Floats, edges: Edges) -> Floats:
     """Return the number of values in each bin of each column, one column after the other, in `UNIT`; missing ones not at all."""
     counted = [
-        np.bincount(np.searchsorted(own, x[~np.isnan(x[:, f]), f], side="left"), minlength=len(own) + 1)
-        for f, own in enumerate(edges)
+        np.bincount(np.searchsorted(bounds, x[~np.isnan(x[:, f]), f], side="left"), minlength=len(bounds) + 1)
+        for f, bounds in enumerate(edges)
     ]
     return np.concatenate([np.zeros(0), *counted]) / UNIT
 
@@ -258,17 +261,17 @@ WIDEST = int(float_keys(np.array([LARGEST], np.float32))[0])
 
 def first_edges(columns: int) -> Edges:
     """Return the edges of about `CELLS` cells of all finite numbers: sign, exponent and one bit of the mantissa."""
-    own = key_values(np.unique(np.linspace(-WIDEST, WIDEST, CELLS + 1).astype(np.int64))[1:-1])
-    return [own] * columns
+    bounds = key_values(np.unique(np.linspace(-WIDEST, WIDEST, CELLS + 1).astype(np.int64))[1:-1])
+    return [bounds] * columns
 
 
 def finer_edges(edges: Edges, counts: Floats) -> Edges:
     """Return edges of about `CELLS` cells per column, in proportion to the counts of coarser ones (`bin_counts`)."""
-    return [_finer(own, np.maximum(n, 0)) for own, n in zip(edges, _by_column(edges, counts), strict=True)]
+    return [_finer(bounds, np.maximum(n, 0)) for bounds, n in zip(edges, _by_column(edges, counts), strict=True)]
 
 
 def _by_column(edges: Edges, counts: Floats) -> list[Floats]:
-    return np.split(counts, np.cumsum([len(own) + 1 for own in edges])[:-1])
+    return np.split(counts, np.cumsum([len(bounds) + 1 for bounds in edges])[:-1])
 
 
 def _finer(edges: Floats, counts: Floats) -> Floats:
@@ -286,16 +289,16 @@ def _finer(edges: Floats, counts: Floats) -> Floats:
 
 def chosen_edges(edges: Edges, counts: Floats, bins: int) -> Edges:
     """Return the edges of at most ``bins`` bins per column with about equal counts, among the edges of finer cells."""
-    found = []
-    for own, n in zip(edges, _by_column(edges, np.maximum(counts, 0)), strict=True):
+    selection = []
+    for bounds, n in zip(edges, _by_column(edges, np.maximum(counts, 0)), strict=True):
         held = np.flatnonzero(n > 0)
         if len(held) > bins:
             total = n.cumsum()
             held = np.unique(np.searchsorted(total, np.arange(1, bins) * (total[-1] / bins), side="left"))
         else:
             held = held[:-1]
-        found.append(own[held[held < len(own)]])
-    return found
+        selection.append(bounds[held[held < len(bounds)]])
+    return selection
 
 
 def agreed_edges(columns: int, bins: int, count: Callable[[Edges], Floats]) -> Edges:
@@ -327,15 +330,15 @@ def histograms(
         at: place of the node that each item reached in each tree [K, V], -1 for none of the Q nodes.
         tree: tree of each node [Q].
     """
-    found = np.zeros((len(tree), bins.shape[1], width, 3))
+    sums = np.zeros((len(tree), bins.shape[1], width, 3))
     for k in np.unique(tree):
         rows = np.flatnonzero(at[k] >= 0)
         nodes, size = at[k][rows], len(tree) * width
         for f in range(bins.shape[1]):
             cell = nodes * width + bins[rows, f]
             for channel, weights in enumerate((g[rows, k], h[rows, k], None)):
-                found[:, f, :, channel] += np.bincount(cell, weights, size).reshape(-1, width)
-    return found / UNIT
+                sums[:, f, :, channel] += np.bincount(cell, weights, size).reshape(-1, width)
+    return sums / UNIT
 
 
 def extends(forest: Arrays, earlier: Arrays) -> bool:
@@ -355,7 +358,7 @@ def extends(forest: Arrays, earlier: Arrays) -> bool:
 
 def held_bins(edges: Edges) -> NDArray[np.bool_]:
     """Return which bins each column has, the last one for missing values [F, B + 1]; messages hold only these."""
-    sizes = np.array([len(own) for own in edges])
+    sizes = np.array([len(bounds) for bounds in edges])
     held = np.arange(sizes.max(initial=0) + 2) <= sizes[:, None]
     held[:, -1] = True
     return held
@@ -377,7 +380,7 @@ class Growth:
 
     def __init__(self, outputs: int, edges: Edges, params: BoostingParams):
         self.edges, self.params = edges, params
-        self.sizes = np.array([len(own) for own in edges])
+        self.sizes = np.array([len(bounds) for bounds in edges])
         self.held = held_bins(edges)
         self.tree = np.arange(outputs)
         self.node = np.zeros(outputs, np.int64)
@@ -414,25 +417,25 @@ class Growth:
 
     def split(self, sums: Floats) -> None:
         """Split the open nodes by their histograms [Q, F, B + 1, 3], in `UNIT`, where that gains enough."""
-        rules, found = self.params, best_splits(sums * UNIT, self.sizes, self.params)
+        rules, splits = self.params, best_splits(sums * UNIT, self.sizes, self.params)
         if not self._depth:
-            self._nodes["value"] = self._score(found["total"])
-        good = np.flatnonzero(found["gain"] > MIN_GAIN)
-        tree, best = self.tree[good], {name: values[good] for name, values in found.items()}
+            self._nodes["value"] = self._score(splits["total"])
+        good = np.flatnonzero(splits["gain"] > MIN_GAIN)
+        tree, best = self.tree[good], {name: values[good] for name, values in splits.items()}
         order = np.argsort(tree, kind="stable")
         rank = np.empty(len(good), np.int64)
         rank[order] = np.arange(len(good)) - np.searchsorted(tree[order], tree[order], side="left")
         left = self._next[tree] + 2 * rank
         threshold = [self.edges[f][b] for f, b in zip(best["feature"], best["bin"], strict=True)]
         values = {name: best[name] for name in ("feature", "default_left")} | {"left": left, "right": left + 1}
-        for name, own in (values | {"threshold": threshold, "value": best["gain"]}).items():
-            self._nodes[name][self._places[good]] = own
+        for name, array in (values | {"threshold": threshold, "value": best["gain"]}).items():
+            self._nodes[name][self._places[good]] = array
         children = np.stack([best["left"], best["right"]], axis=1).reshape(-1, 3)
         self.tree, self.node = np.repeat(tree, 2), np.stack([left, left + 1], axis=1).ravel()
         self._next += 2 * np.bincount(tree, minlength=len(self._next))
         self._places = len(self._nodes["tree"]) + np.arange(len(self.tree))
         made = self._leaves(self.tree, self._score(children))
-        self._nodes = {name: np.concatenate([own, made[name]]) for name, own in self._nodes.items()}
+        self._nodes = {name: np.concatenate([array, made[name]]) for name, array in self._nodes.items()}
         self._depth += 1
         large = children[:, 2] >= 2 * rules.min_data_in_leaf - 0.5
         self.tree, self.node, self._places = self.tree[large], self.node[large], self._places[large]

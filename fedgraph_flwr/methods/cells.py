@@ -67,7 +67,7 @@ class Cells:
 
     def _grow(self, edges: Edges, bounds: Ints) -> Ints:
         """Split the cells of all columns, level by level, down to those within one bin; return the smallest of each key."""
-        first, end = (each[np.diff(bounds) > 0] for each in (bounds[:-1], bounds[1:]))
+        first, end = (side[np.diff(bounds) > 0] for side in (bounds[:-1], bounds[1:]))
         self.bin, self.levels = np.zeros(0, np.int64), list[tuple[Ints, Ints]]()
         smallest = np.zeros(len(self._keys), np.int64)
         while first.size:
@@ -94,20 +94,20 @@ class Cells:
         """Return the bin of each key, which are in the order of their columns."""
         column = keys >> _COLUMN
         values = key_values(((keys & ((1 << _COLUMN) - 1)) - _ZERO).clip(-WIDEST, WIDEST))
-        found = np.zeros(len(keys), np.int64)
+        bins = np.zeros(len(keys), np.int64)
         names, starts = np.unique(column, return_index=True)
         for name, start, stop in zip(names.tolist(), starts, [*starts[1:], len(keys)], strict=True):
-            found[start:stop] = np.searchsorted(edges[name], values[start:stop], side="left")
-        return found
+            bins[start:stop] = np.searchsorted(edges[name], values[start:stop], side="left")
+        return bins
 
     def counts(self, at: Ints, nodes: int) -> Ints:
         """Return the number of items in each cell and of missing values [nodes, T + F], by the node of each item, -1: none."""
-        rows, found = np.flatnonzero(at >= 0), np.zeros(nodes * self.size, np.int64)
+        rows, totals = np.flatnonzero(at >= 0), np.zeros(nodes * self.size, np.int64)
         step = max(1, _AT_ONCE // max(self.leaf.shape[1], 1))
         for start in range(0, len(rows), step):
             some = rows[start : start + step]
-            found += np.bincount((at[some, None] * self.size + self.leaf[some]).ravel(), minlength=found.size)
-        return self._summed(found.reshape(nodes, -1))
+            totals += np.bincount((at[some, None] * self.size + self.leaf[some]).ravel(), minlength=totals.size)
+        return self._summed(totals.reshape(nodes, -1))
 
     def _summed(self, counts: Ints) -> Ints:
         for inner, left in reversed(self.levels):
@@ -123,10 +123,10 @@ class Cells:
         """
         cells, roots = len(self.bin), np.arange(len(self.held))
         before = np.full((len(counts), self.size), SPLIT, np.int8) if before is None else before
-        found, values = np.full((len(counts), self.size), WHOLE, np.int8), np.zeros_like(counts[..., cells:])
+        states, values = np.full((len(counts), self.size), WHOLE, np.int8), np.zeros_like(counts[..., cells:])
         values[..., self.held] = counts[..., roots]
         apart = (self._enough(counts[..., cells:]) & self._enough(values)).all(axis=1) & (before[:, cells:] == SPLIT)
-        found[:, cells:][apart] = SPLIT
+        states[:, cells:][apart] = SPLIT
         low, high = (
             np.zeros_like(counts[..., :cells]),
             np.zeros_like(counts[..., :cells]),
@@ -137,19 +137,19 @@ class Cells:
         for inner, left in self.levels:
             right, was = left + 1, before[:, inner]
             first, second = counts[..., left], counts[..., right]
-            held = [self._enough(own).all(axis=1) for own in (first, second)]
-            joined = [self._enough(own).all(axis=1) for own in (first + low[..., inner], second + high[..., inner])]
-            few = [(own < self.floor).all(axis=1) for own in (first, second)]
+            held = [self._enough(side).all(axis=1) for side in (first, second)]
+            joined = [self._enough(side).all(axis=1) for side in (first + low[..., inner], second + high[..., inner])]
+            few = [(side < self.floor).all(axis=1) for side in (first, second)]
             state = np.where(few[0] & held[1] & np.isin(was, (SPLIT, LEFT_JOINS)), LEFT_JOINS, WHOLE)
             state = np.where(few[1] & held[0] & np.isin(was, (SPLIT, RIGHT_JOINS)), RIGHT_JOINS, state)
             state = np.where(held[0] & held[1] & joined[0] & joined[1] & (was == SPLIT), SPLIT, state)
-            found[:, inner] = state = np.where(active[:, inner], state, WHOLE)
+            states[:, inner] = state = np.where(active[:, inner], state, WHOLE)
             active[:, left] = np.isin(state, (SPLIT, RIGHT_JOINS))
             active[:, right] = np.isin(state, (SPLIT, LEFT_JOINS))
             low[..., left], high[..., right] = low[..., inner], high[..., inner]
             high[..., left] = np.where((state == RIGHT_JOINS)[:, None], second + high[..., inner], 0)
             low[..., right] = np.where((state == LEFT_JOINS)[:, None], first + low[..., inner], 0)
-        return found
+        return states
 
     def _enough(self, counts: Ints) -> Flags:
         return (counts == 0) | (counts >= self.floor)
@@ -158,22 +158,22 @@ class Cells:
         """Return the number of values in each bin [F, B + 1], where all items are in one node; 0 for columns with few values."""
         counts = self.counts(np.zeros(len(self.leaf), np.int64), 1)[None]
         counts[..., len(self.bin) :] = 0
-        places, found = self.places(self.split(counts))[0], np.zeros((self.leaf.shape[1], self.missing + 1))
+        places, totals = self.places(self.split(counts))[0], np.zeros((self.leaf.shape[1], self.missing + 1))
         for root, column in enumerate(self.held.tolist()):
             leaves = self.leaf[self.leaf[:, column] < len(self.bin), column]
             if counts[0, 0, root] >= self.floor:
-                found[column] = np.bincount(places[leaves], minlength=self.missing + 1)
-        return found
+                totals[column] = np.bincount(places[leaves], minlength=self.missing + 1)
+        return totals
 
     def places(self, states: States) -> Ints:
         """Return the bin in which the items of each smallest cell, and missing values, count [P, T + F]."""
         cells, roots = len(self.bin), np.arange(len(self.held))
         apart = states[:, cells + self.held] == SPLIT
-        found = np.full(states.shape, self.missing)
-        found[:, :cells] = self.bin
+        bins = np.full(states.shape, self.missing)
+        bins[:, :cells] = self.bin
         alone = apart | (states[:, roots] != WHOLE)  # else nothing is known of the column
-        found[:, roots] = np.where(alone, found[:, roots], self.missing)
-        low, high = found.copy(), found.copy()  # bins of the first and last cells within each
+        bins[:, roots] = np.where(alone, bins[:, roots], self.missing)
+        low, high = bins.copy(), bins.copy()  # bins of the first and last cells within each
         for inner, left in reversed(self.levels):
             right, state = left + 1, states[:, inner]
             whole = state == WHOLE
@@ -184,12 +184,12 @@ class Cells:
         within = np.full((len(states), cells), -1)  # the bin of the cell that a cell joined
         for inner, left in self.levels:
             right, state = left + 1, states[:, inner]
-            of = np.where(within[:, inner] >= 0, within[:, inner], np.where(state == WHOLE, found[:, inner], -1))
+            of = np.where(within[:, inner] >= 0, within[:, inner], np.where(state == WHOLE, bins[:, inner], -1))
             within[:, left] = np.where((of < 0) & (state == LEFT_JOINS), low[:, right], of)
             within[:, right] = np.where((of < 0) & (state == RIGHT_JOINS), high[:, left], of)
-        found[:, :cells] = np.where(within >= 0, within, found[:, :cells])
-        found[:, cells + self.held] = np.where(apart, self.missing, high[:, roots])
-        return found
+        bins[:, :cells] = np.where(within >= 0, within, bins[:, :cells])
+        bins[:, cells + self.held] = np.where(apart, self.missing, high[:, roots])
+        return bins
 
 
 class Branches:
@@ -217,11 +217,11 @@ class Branches:
             FedGraphError: a threshold is no edge of a bin.
         """
         start, stop = forest["start"][tree], [*forest["start"], len(forest["feature"])][tree + 1]
-        own = {name: forest[name][start:stop] for name in ("feature", "threshold", "left", "right", "default_left")}
-        while nodes := [n for n in self._split if own["feature"][n] >= 0 and n not in self._done]:
+        arrays = {name: forest[name][start:stop] for name in ("feature", "threshold", "left", "right", "default_left")}
+        while nodes := [n for n in self._split if arrays["feature"][n] >= 0 and n not in self._done]:
             children = np.full(len(self.at), -1)
             for place, node in enumerate(nodes):
-                feature, threshold = int(own["feature"][node]), own["threshold"][node]
+                feature, threshold = int(arrays["feature"][node]), arrays["threshold"][node]
                 cut = int(np.searchsorted(edges[feature], threshold, side="left"))
                 if cut == len(edges[feature]) or edges[feature][cut] != threshold:
                     raise FedGraphError(
@@ -229,13 +229,13 @@ class Branches:
                     )
                 rows = np.flatnonzero(self.at == node)
                 bins = self._places[node][self.cells.leaf[rows, feature]]
-                left = np.where(bins == self.cells.missing, own["default_left"][node], bins <= cut)
-                self.at[rows] = np.where(left, own["left"][node], own["right"][node])
+                left = np.where(bins == self.cells.missing, arrays["default_left"][node], bins <= cut)
+                self.at[rows] = np.where(left, arrays["left"][node], arrays["right"][node])
                 children[rows] = 2 * place + ~left
             before = np.stack([self._split[node] for node in nodes])
             split = self.cells.split(self._counts(children, len(nodes)), before)
             for node, cells, bins in zip(nodes, split, self.cells.places(split), strict=True):
-                for child in (int(own["left"][node]), int(own["right"][node])):
+                for child in (int(arrays["left"][node]), int(arrays["right"][node])):
                     self._split[child], self._places[child] = cells, bins
                 self._done.add(node)
 
@@ -243,13 +243,13 @@ class Branches:
         """Return the items of siblings [P, S, T + F]; if some targets are unknown, also those with known ones, apart."""
         counted = [at] if self.known.all() else [at, np.where(self.known, at, -1)]
         siblings = 2 if self._split else 1
-        found = [self.cells.counts(each, siblings * pairs).reshape(pairs, siblings, -1) for each in counted]
-        return np.concatenate(found, axis=1)
+        totals = [self.cells.counts(part, siblings * pairs).reshape(pairs, siblings, -1) for part in counted]
+        return np.concatenate(totals, axis=1)
 
     def bins(self, nodes: NDArray[np.int32]) -> Ints:
         """Return the bin in which each item of some nodes counts, by column [V, F]; any for other items."""
-        found = np.zeros(self.cells.leaf.shape, np.int64)
+        bins = np.zeros(self.cells.leaf.shape, np.int64)
         for node in nodes.tolist():
             rows = np.flatnonzero(self.at == node)
-            found[rows] = self._places[node][self.cells.leaf[rows]]
-        return found
+            bins[rows] = self._places[node][self.cells.leaf[rows]]
+        return bins

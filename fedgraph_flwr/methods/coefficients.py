@@ -40,16 +40,16 @@ class Params:
     first_pool: str = choice("initial", ("initial", "empty", "zeros"))
 
 
-def alignment(own: Tensor, pool: Tensor) -> Tensor:
-    """Compute Eq. (3) for one name: Σ_t min_p ‖own_t − pool_p‖², gradient 2 (own_t − nearest); 0 for an empty pool.
+def alignment(beta: Tensor, pool: Tensor) -> Tensor:
+    """Compute Eq. (3) for one name: Σ_t min_p ‖β_t − pool_p‖², gradient 2 (β_t − nearest); 0 for an empty pool.
 
-    Shapes: own [T, B], pool [P, B], a constant.
+    Shapes: beta [T, B], pool [P, B], a constant.
     """
-    if not pool.size(0) or not own.size(0):
-        return own.sum() * 0.0
+    if not pool.size(0) or not beta.size(0):
+        return beta.sum() * 0.0
     # The other mode loses digits.
-    distance = torch.cdist(own.detach(), pool, compute_mode="donot_use_mm_for_euclid_dist")
-    return (own - pool[distance.argmin(1)]).pow(2).sum()
+    distance = torch.cdist(beta.detach(), pool, compute_mode="donot_use_mm_for_euclid_dist")
+    return (beta - pool[distance.argmin(1)]).pow(2).sum()
 
 
 def shuffled_pool(

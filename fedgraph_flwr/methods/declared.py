@@ -24,8 +24,8 @@ def uplink_of(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     Raises:
         FedGraphError: a declared group is not a `Reducer`.
     """
-    found = dict(side.uplink(cfg, method_params(side, cfg)))
-    for phase, groups in found.items():
+    uplink = dict(side.uplink(cfg, method_params(side, cfg)))
+    for phase, groups in uplink.items():
         for group, reducer in groups.items():
             if not isinstance(reducer, Reducer):
                 raise FedGraphError(
@@ -40,13 +40,13 @@ def uplink_of(side: Any, cfg: RunConfig) -> dict[str, Groups]:
     if cfg.train.class_weights == "federated":
         share = {"share": ArrayField(("C",), "float64", low=0, high=1)}
         # they choose items that count in the others' training, never fewer than ``min_nodes``
-        found[LABELS] = Once({LABELS: Mean(share, weight="train", bounded=True)})
+        uplink[LABELS] = Once({LABELS: Mean(share, weight="train", bounded=True)})
     for part in parts_of(cfg.strategy).values():
-        found[TRAIN] = {**found.get(TRAIN, {}), **part.uplink}
-    found = protection_of(cfg).uplink(found)
-    found.setdefault(TRAIN, {})
-    found.setdefault(DESCRIBE, {})
-    return found
+        uplink[TRAIN] = {**uplink.get(TRAIN, {}), **part.uplink}
+    uplink = protection_of(cfg).uplink(uplink)
+    uplink.setdefault(TRAIN, {})
+    uplink.setdefault(DESCRIBE, {})
+    return uplink
 
 
 def _sizes(reducer: Reducer) -> bool:
@@ -63,10 +63,10 @@ def downlink_of(kind: Any, cfg: RunConfig, uplink: Uplink) -> Downlink:
         cfg: the run's configuration.
         uplink: its uplink, with the framework's own phases.
     """
-    own: Mapping[str, Inputs] = kind.downlink(cfg, method_params(kind, cfg))
-    scored = {**own.get(EVALUATE, {}), MODEL: _MODEL}
-    phases: dict[str, dict[str, Input]] = {phase: dict(groups) for phase, groups in own.items()}
-    phases |= {DESCRIBE: scored, EVALUATE: dict(scored), TRAIN: {**own.get(TRAIN, {}), MODEL: _MODEL}}
+    method_inputs: Mapping[str, Inputs] = kind.downlink(cfg, method_params(kind, cfg))
+    scored = {**method_inputs.get(EVALUATE, {}), MODEL: _MODEL}
+    phases: dict[str, dict[str, Input]] = {phase: dict(groups) for phase, groups in method_inputs.items()}
+    phases |= {DESCRIBE: scored, EVALUATE: dict(scored), TRAIN: {**method_inputs.get(TRAIN, {}), MODEL: _MODEL}}
     for part in parts_of(cfg.strategy).values():
         phases[TRAIN] |= part.downlink
     summed = [phase for phase, groups in uplink.items() if sums(groups)]
@@ -75,5 +75,5 @@ def downlink_of(kind: Any, cfg: RunConfig, uplink: Uplink) -> Downlink:
     for phase in {**phases, **uplink, **added}:
         weighted = cfg.train.class_weights == "federated" and phase not in (DESCRIBE, EVALUATE, LABELS)
         phases[phase] = {**phases.get(phase, {}), **(weights if weighted else {}), **added.get(phase, {})}
-    stages = next((groups.stages for groups in own.values() if isinstance(groups, Stages)), {"": True})
+    stages = next((groups.stages for groups in method_inputs.values() if isinstance(groups, Stages)), {"": True})
     return Downlink(phases, kind.declares_inputs(), stages)

@@ -45,13 +45,13 @@ class Params:
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the model, moments of hidden features about a point that all clients know, and the features' range."""
-    found: dict[str, Groups] = dict(model_only(cfg, params))
+    phases: dict[str, Groups] = dict(model_only(cfg, params))
     if not (params.cmd and params.beta):
-        return found
+        return phases
     shape = cfg.model.layers - 1, cfg.model.hidden
     weight = "nodes" if params.cmd_nodes == "all" else "train"
     if weight == "nodes" and not protection_of(cfg).private:
-        found[DESCRIBE] = {
+        phases[DESCRIBE] = {
             METRICS: Public({"num_nodes": NumberField(1, LARGEST, whole=True)}, why="a size, as num_train")
         }
     ends = {"range": ArrayField((shape[0], 2), cfg.dtype)}
@@ -61,14 +61,14 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         else {}
     )
     if params.exchange == "two_phase":
-        found["means"] = {MOMENTS: Mean({"mean": ArrayField(shape, cfg.dtype)}, weight=weight), **span}
+        phases["means"] = {MOMENTS: Mean({"mean": ArrayField(shape, cfg.dtype)}, weight=weight), **span}
         spread = {"spread": ArrayField((shape[0], 4, shape[1]), cfg.dtype)}
-        found["moments_about"] = {MOMENTS: Mean(spread, weight=weight)}
+        phases["moments_about"] = {MOMENTS: Mean(spread, weight=weight)}
     powers = {"powers": ArrayField((shape[0], 5, shape[1]), "float64")}
     # a norm has gradients of length 1, however far the pooled moments are: they choose a direction of local steps
     bounded = not params.cmd_norm.endswith("squared")
-    found["moments_sum"] = {MOMENTS: Mean(powers, weight=weight, bounded=bounded), **span}
-    return found
+    phases["moments_sum"] = {MOMENTS: Mean(powers, weight=weight, bounded=bounded), **span}
+    return phases
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

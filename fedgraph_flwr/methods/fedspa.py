@@ -46,16 +46,16 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     nodes = {"num_nodes": NumberField(1, LARGEST, whole=True)}
     bound = 2 if params.laplacian == "sym" else HUGE
     area = {"high_frequency_area": NumberField(-ROUNDING, bound + ROUNDING)} if params.prior else {}
-    found: dict[str, Groups] = {
+    phases: dict[str, Groups] = {
         DESCRIBE: {METRICS: Individual(nodes | area, why=why)},
         TRAIN: {MODEL: LateMean(ARRAYS, why=why), **fisher},
     }
     if params.masked:
         deviations = dict.fromkeys(("deviation_hom", "deviation_het"), NumberField(0))
-        found["publish_key"] = Once({"key": Public({"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD})})
-        found["share_again"] = fisher
-        found["deviate"] = {METRICS: Individual(deviations, why=why)}
-    return found
+        phases["publish_key"] = Once({"key": Public({"key": ArrayField((32,), "uint8"), **SIGNATURE_FIELD})})
+        phases["share_again"] = fisher
+        phases["deviate"] = {METRICS: Individual(deviations, why=why)}
+    return phases
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

@@ -246,13 +246,13 @@ def spectrum(matrix: sp.csr_matrix) -> tuple[Array, Array]:
     return np.unique(np.round(matrix.data, TIE_DIGITS), return_counts=True)
 
 
-def top_globally(matrix: sp.csr_matrix, spectra: Sequence[tuple[Array, Array]], own: int, keep: int) -> sp.csr_matrix:
+def top_globally(matrix: sp.csr_matrix, spectra: Sequence[tuple[Array, Array]], index: int, keep: int) -> sp.csr_matrix:
     """Select this client's entries among the ``keep`` largest of all clients; ties go to earlier clients, rows and columns.
 
     Args:
-        matrix: the rows of client number ``own``, [n_i, n].
+        matrix: the rows of client number ``index``, [n_i, n].
         spectra: `spectrum` of each client, in client order.
-        own: this client's index in ``spectra``.
+        index: this client's index in ``spectra``.
         keep: p·n.
     """
     values, place = np.unique(np.concatenate([v for v, _ in spectra]), return_inverse=True)
@@ -264,7 +264,7 @@ def top_globally(matrix: sp.csr_matrix, spectra: Sequence[tuple[Array, Array]], 
         return matrix
     bound = int(np.flatnonzero(at_least >= keep)[-1])
     spare = keep - (at_least[bound + 1] if bound + 1 < values.size else 0)
-    ties = np.clip(spare - counts[:own, bound].sum(), 0, counts[own, bound])
+    ties = np.clip(spare - counts[:index, bound].sum(), 0, counts[index, bound])
     matrix.sort_indices()
     rounded = np.round(matrix.data, TIE_DIGITS)
     tied = rounded == values[bound]
@@ -380,12 +380,12 @@ class HopExchange:
         """
         self.weights, self.pruning, self.owner, self.max_entries = weights, pruning, owner, max_entries
         self.client, self.nodes = graph.client, graph.node_id.numpy()
-        n, own = graph.num_global_nodes, graph.num_nodes
+        n, count = graph.num_global_nodes, graph.num_nodes
         self.num_nodes = n
         source, target = graph.edge_index.numpy()
         out_source, out_target = graph.cut_out.numpy()
         sources, targets = np.concatenate([source, out_source]), np.concatenate([self.nodes[target], out_target])
-        edges = with_loops(sources, targets, self.nodes, (own, n), dtype)
+        edges = with_loops(sources, targets, self.nodes, (count, n), dtype)
         self.scale = 1 / np.asarray(edges.sum(axis=1)).ravel()  # D̃_i⁻¹
         self.inner = edges[:, self.nodes]  # Ã_i^[i]
         self.incoming = {peer: _incoming(graph, peer, dtype) for peer in np.unique(graph.cut_in_owner.numpy()).tolist()}
@@ -460,16 +460,16 @@ class HopExchange:
 
     def _sparse_sum(self, messages: Mapping[int, RowMessage]) -> sp.csr_matrix:
         """Compute Eq. (45) in CSR, pruned."""
-        own = self.nodes.size
+        count = self.nodes.size
         parts, selectors = [self.current], [self.inner]
         if self.pruning.active("per_block"):
             parts = [self._block_pruned(multiply(self.inner, self.current), self.client)]
-            selectors = [sp.identity(own, self.inner.dtype, format="csr")]
+            selectors = [sp.identity(count, self.inner.dtype, format="csr")]
         for peer in sorted(messages):
             nodes, rows = messages[peer].nodes, messages[peer].rows
             place = np.searchsorted(self.nodes, nodes)
             ones = np.ones(nodes.size, self.inner.dtype)
-            selectors.append(sp.csr_matrix((ones, (place, np.arange(nodes.size))), shape=(own, nodes.size)))
+            selectors.append(sp.csr_matrix((ones, (place, np.arange(nodes.size))), shape=(count, nodes.size)))
             parts.append(rows)
         left = sp.diags(self.scale) @ sp.hstack(selectors, format="csr")
         return multiply(sp.csr_matrix(left), sp.vstack(parts, format="csr"), self.pruning)

@@ -44,5 +44,5 @@ def weights(share: NDArray[np.float64]) -> NDArray[np.float64]:
     known = share > 0
     if not known.any():
         return np.ones_like(share)
-    found = 1 / (known.sum() * np.where(known, share, 1))
-    return np.where(known, found, found[known].max())
+    inverses = 1 / (known.sum() * np.where(known, share, 1))
+    return np.where(known, inverses, inverses[known].max())

@@ -74,10 +74,10 @@ class MethodHalf:
         A class with a hook or a phase of its own and without `downlink` was written before methods declared theirs.
         """
         for parent in cls.__mro__[: cls.__mro__.index(base_of(cls))]:
-            own = vars(parent)
-            if "downlink" in own:
+            members = vars(parent)
+            if "downlink" in members:
                 return True
-            if any(name in TAKING or getattr(member, "is_phase", False) for name, member in own.items()):
+            if any(name in TAKING or getattr(member, "is_phase", False) for name, member in members.items()):
                 return False
         return True
 
@@ -128,5 +128,5 @@ def base_of(kind: type[MethodHalf]) -> type[MethodHalf]:
 def inherits(one: Any, names: Collection[str]) -> bool:
     """Return whether a method's class, or an object of it, has the named members from the framework's base, unchanged."""
     kind = one if isinstance(one, type) else type(one)
-    own = takewhile(partial(is_not, base_of(kind)), (one, *kind.__mro__))
-    return not any(name in vars(each) for each in own for name in names)
+    attributes = takewhile(partial(is_not, base_of(kind)), (one, *kind.__mro__))
+    return not any(name in vars(each) for each in attributes for name in names)

@@ -97,12 +97,12 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 """Norms that turn the D entries of a difference of moments into a number, from their squares [..., D]."""
 
 
-def discrepancy(own: Tensor, target: Tensor, span: Tensor, norm: str = "norm") -> Tensor:
-    """Compute d_CMD (Eq. 11) between moments own and target [H, 5, D], summed over layers.
+def discrepancy(moments: Tensor, target: Tensor, span: Tensor, norm: str = "norm") -> Tensor:
+    """Compute d_CMD (Eq. 11) between ``moments`` and ``target`` [H, 5, D], summed over layers.
 
     ``span`` [H] holds b − a; ``norm`` is a key of `NORMS`.
 
-    Σ_k ( ‖M_i − M‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j} − S_j‖₂ / (b−a)^j ), a scalar with the gradient of ``own``.
+    Σ_k ( ‖M_i − M‖₂ / (b−a) + Σ_{j=2}^{5} ‖C_{i,j} − S_j‖₂ / (b−a)^j ), a scalar with the gradient of ``moments``.
     """
     scale = span.unsqueeze(1) ** torch.arange(1, 6, device=span.device)  # [H, 5]
-    return NORMS[norm](((own - target) / scale.unsqueeze(2)).square()).sum()
+    return NORMS[norm](((moments - target) / scale.unsqueeze(2)).square()).sum()

@@ -59,23 +59,23 @@ def in_reducer(
         counts: returns sizes of clients.
         everyone: the clients over which ``shares`` are computed.
     """
-    found = [1.0] * len(clients)
+    factors = [1.0] * len(clients)
     if not isinstance(reducer, Mean):
-        return found
+        return factors
     if reducer.weight == "weighting":
-        found = rule(clients)
+        factors = rule(clients)
     elif reducer.weight == "shares":
         weights = dict(zip(everyone, rule(everyone), strict=True))
-        found = unless_zero([weights[client] for client in clients], found)
+        factors = unless_zero([weights[client] for client in clients], factors)
     elif reducer.weight != "uniform" and not private:
-        found = unless_zero(counts(SIZE_KEYS[reducer.weight], clients), found)
+        factors = unless_zero(counts(SIZE_KEYS[reducer.weight], clients), factors)
     if reducer.scale:
-        scaled = [weight * reducer.scale(client) for weight, client in zip(found, clients, strict=True)]
-        found = unless_zero(scaled, found)
+        scaled = [weight * reducer.scale(client) for weight, client in zip(factors, clients, strict=True)]
+        factors = unless_zero(scaled, factors)
     if reducer.trained and not private:
         trained = counts("num_train", clients)
-        found = unless_zero([weight * bool(n) for weight, n in zip(found, trained, strict=True)], found)
-    return found
+        factors = unless_zero([weight * bool(n) for weight, n in zip(factors, trained, strict=True)], factors)
+    return factors
 
 
 def private_factors(reducer: Reducer, cfg: RunConfig) -> dict[int, float]:

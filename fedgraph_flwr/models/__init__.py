@@ -63,8 +63,8 @@ def build(cfg: ModelConfig, num_features: Any, num_classes: int, num_edge_featur
     kind = network(cfg)
     if isinstance(num_features, list) != kind.capabilities.heterogeneous:
         kinds = ("one node type", "typed nodes and edges")
-        needed, found = kinds[kind.capabilities.heterogeneous], kinds[not kind.capabilities.heterogeneous]
-        raise FedGraphError(f"model={cfg.name} needs a graph with {needed}, not {found}: set another model or dataset")
+        needed, actual = kinds[kind.capabilities.heterogeneous], kinds[not kind.capabilities.heterogeneous]
+        raise FedGraphError(f"model={cfg.name} needs a graph with {needed}, not {actual}: set another model or dataset")
     sizes = (
         (num_features, num_classes, num_edge_features) if kind.capabilities.reads_edges else (num_features, num_classes)
     )
@@ -77,8 +77,8 @@ def keywords(cfg: ModelConfig) -> dict[str, Any]:
     Raises:
         FedGraphError: no such model, a key it does not know, or a value of another type.
     """
-    own = _own_keywords(network(cfg), cfg.name, json.dumps(cfg.params))
-    return {key: getattr(cfg, key) for key in COMMON} | copy.deepcopy(own)
+    values = _own_keywords(network(cfg), cfg.name, json.dumps(cfg.params))
+    return {key: getattr(cfg, key) for key in COMMON} | copy.deepcopy(values)
 
 
 @functools.lru_cache(maxsize=64)
@@ -111,14 +111,14 @@ def _keywords(classes: Sequence[type]) -> dict[str, inspect.Parameter]:
     if first == len(classes) or classes[first] is torch.nn.Module:
         return {}
     parameters = inspect.signature(vars(classes[first])["__init__"], eval_str=True).parameters.values()
-    own = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    declarations = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
     if not (rest := [p.annotation for p in parameters if p.kind is p.VAR_KEYWORD]):
-        return own
+        return declarations
     inherited = _keywords(classes[first + 1 :])
     if get_origin(rest[0]) is Unpack:
         named = get_args(rest[0])[0].__annotations__
         inherited = {name: parameter for name, parameter in inherited.items() if name in named}
-    return inherited | own
+    return inherited | declarations
 
 
 def own_keys(cfg: ModelConfig) -> set[str]:
@@ -143,8 +143,8 @@ def own_defaults(name: str) -> dict[str, Any]:
     if name not in MODELS:
         return {}
     parameters = _keywords(network(ModelConfig(name)).__mro__).values()
-    own = {p.name: _default(p.default) for p in parameters if p.default is not p.empty}
-    return {key: getattr(ModelConfig(), key) for key in COMMON} | own
+    defaults = {p.name: _default(p.default) for p in parameters if p.default is not p.empty}
+    return {key: getattr(ModelConfig(), key) for key in COMMON} | defaults
 
 
 def _default(value: Any) -> Any:
@@ -198,13 +198,13 @@ def network(cfg: ModelConfig) -> Any:
     """
     if ":" not in cfg.name and cfg.name not in MODELS:
         raise unknown("model", cfg.name, [*MODELS, "module:Class"])
-    found = locate(MODELS.get(cfg.name, cfg.name))
-    if inspect.isfunction(found):
+    member = locate(MODELS.get(cfg.name, cfg.name))
+    if inspect.isfunction(member):
         return wrapper(maker(cfg.name, "model"))
-    if not (isinstance(found, type) and issubclass(found, torch.nn.Module)):
+    if not (isinstance(member, type) and issubclass(member, torch.nn.Module)):
         what = f"model={cfg.name} is not a class of torch modules, nor a function that returns one"
         raise FedGraphError(f"{what}: expected a torch.nn.Module")
-    kind: Any = found
+    kind: Any = member
     return kind if issubclass(kind, Model) else wrapper(kind)
 
 
@@ -218,7 +218,7 @@ def _checkable(annotation: Any, value: Any) -> tuple[Any, Any]:
     if get_origin(annotation) is Annotated:
         annotation, held = get_args(annotation)
     if get_origin(annotation) is Literal:
-        return str, field(metadata={"choices": get_args(annotation), "own": False})
+        return str, field(metadata={"choices": get_args(annotation), "targets": False})
     return _known(annotation, value), field(metadata={"range": held})
 
 

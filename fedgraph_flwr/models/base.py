@@ -100,8 +100,10 @@ class Model(Capable, nn.Module, values=ModelCapabilities):
     def train(self, mode: bool = True) -> Self:
         """Set the mode in a quarter of `nn.Module`'s time, since a thousand clients change mode in every round."""
         parts, plain = list(self.modules()), (nn.Module.train, Model.train)
-        own = (type(part).train not in plain or type(part).__setattr__ is not nn.Module.__setattr__ for part in parts)
-        if not isinstance(mode, bool) or any(own):
+        overrides = (
+            type(part).train not in plain or type(part).__setattr__ is not nn.Module.__setattr__ for part in parts
+        )
+        if not isinstance(mode, bool) or any(overrides):
             return super().train(mode)
         for part in parts:
             vars(part)["training"] = mode

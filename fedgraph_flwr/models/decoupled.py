@@ -62,8 +62,8 @@ class DecoupledGCN(MLP):
     @property
     def sampled_hops(self) -> int | None:
         """L, unless batch normalisation or `after_hidden` may read all nodes."""
-        found = super().sampled_hops
-        return None if found is None else self.weights.shape[1]
+        hops = super().sampled_hops
+        return None if hops is None else self.weights.shape[1]
 
     def plain(self) -> Plain:
         """Export f, followed by the mean over a node and its in-neighbours."""

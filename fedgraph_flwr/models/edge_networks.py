@@ -213,23 +213,23 @@ class EdgeNetwork(Stack):
 
         In a batch, a layer updates the edges that it and later layers read, those of the last layer first, and reads its own.
         """
-        found, h, own = list[Tensor](), self.embed(inputs.x), self.layers if layers is None else layers
-        parts = [self.at(inputs, index) for index in range(len(own))]
+        states, h, convolutions = list[Tensor](), self.embed(inputs.x), self.layers if layers is None else layers
+        parts = [self.at(inputs, index) for index in range(len(convolutions))]
         lists = parts[::-1] if isinstance(inputs, BatchInputs) else parts[:1]
         # What the first convolution reads, if edges are updated.
-        e = torch.cat([self.embedded_edges(each) for each in lists]) if self.edge_updates else None
-        for index, (layer, part) in enumerate(zip(own, parts, strict=True)):
+        e = torch.cat([self.embedded_edges(edge_set) for edge_set in lists]) if self.edge_updates else None
+        for index, (layer, part) in enumerate(zip(convolutions, parts, strict=True)):
             read = part.edge_attr
             if e is not None:
-                edge_index = torch.cat([each.edge_index for each in lists[: len(own) - index]], dim=1)
+                edge_index = torch.cat([edge_set.edge_index for edge_set in lists[: len(convolutions) - index]], dim=1)
                 # A view sums gradients in another order.
                 e = e if len(e) == edge_index.size(1) else e[: edge_index.size(1)]
                 e = self.updated(e, h, edge_index, index) if index else e
                 first = len(e) - part.edge_index.size(1)
                 read = e[first:] if first else e
             h = self.convolved(layer, h, part, read, index)
-            found.append(h)
-        return found, read
+            states.append(h)
+        return states, read
 
     def updated(self, e: Tensor, h: Tensor, edge_index: Tensor, index: int) -> Tensor:
         """Update edge features [E, H] from both ends before convolution ``index`` >= 1."""
@@ -271,13 +271,13 @@ class EdgeNetwork(Stack):
             forth = layer[0](h, inputs.edge_index, e)
             return (forth + layer[1](h, inputs.edge_index.flip(0), e)) / 2 if self.reverse else forth
         ways = [slice(0, inputs.forward), slice(inputs.forward, None)][: 1 + self.reverse]
-        found = []
+        outputs = []
         for way, (part, convolution) in enumerate(zip(ways, layer, strict=True)):
             edges, degree = inputs.edge_index[:, part], inputs.out_degree if way else inputs.degree
             read = self.corrections(inputs.scale[part], degree)
             out = convolution(h, edges.flip(0) if way else edges, None if e is None else e[part], **read)
-            found.append(out[: inputs.targets])
-        return sum(found[1:], found[0]) / 2 if self.reverse else found[0]
+            outputs.append(out[: inputs.targets])
+        return sum(outputs[1:], outputs[0]) / 2 if self.reverse else outputs[0]
 
     def corrections(self, scale: Tensor, degree: Tensor) -> dict[str, Tensor]:
         """Return what a convolution needs to know of the edges that were not drawn.
@@ -378,8 +378,8 @@ class PNAConv(nn.Module):
         )
         if degrees is not None:
             degree = degrees.clamp(min=1).unsqueeze(1)
-        found, scale = torch.cat([mean, low, high, deviation], dim=1), (degree + 1).log() / self.delta
-        return self.post(torch.cat([h, found, found * scale, found / scale], dim=1))
+        aggregates, scale = torch.cat([mean, low, high, deviation], dim=1), (degree + 1).log() / self.delta
+        return self.post(torch.cat([h, aggregates, aggregates * scale, aggregates / scale], dim=1))
 
 
 class GINE(EdgeNetwork):

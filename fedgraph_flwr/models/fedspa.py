@@ -171,11 +171,11 @@ class PlainLayer(nn.Module):
             added, phi = mixed @ (self.theta_hom - self.theta_het), z @ self.theta_phi_weight
         else:
             weights = [self.theta_self, self.theta_hom, self.theta_het, self.theta_phi_weight]
-            own, hom, het, phi = products(z, weights)
+            center, hom, het, phi = products(z, weights)
             incoming, added = (inputs.edges @ torch.cat([hom, het])).chunk(2)
-            if len(added) < len(own):  # a sampled batch
-                own, phi = own[: len(added)], phi[: len(added)]
-            at_zero = own + incoming
+            if len(added) < len(center):  # a sampled batch
+                center, phi = center[: len(added)], phi[: len(added)]
+            at_zero = center + incoming
         return at_zero + self.bias + torch.sigmoid(phi + self.theta_phi_bias) * added
 
 
@@ -227,9 +227,9 @@ class _AcmMixing(nn.Module):
         from_het, from_hom = unk.unbind(1)
         scores = [het[:, 0], hom[:, 1], from_het + alpha * (from_hom - from_het), mlp @ self.attention_mlp]
         weights = 7 * torch.softmax(torch.sigmoid(torch.cat(scores, dim=1)) @ self.mixing / 7, dim=1)  # [N, 7]
-        typed, own = weights.split([6, 1], dim=1)
+        typed, mlp_weight = weights.split([6, 1], dim=1)
         typed = torch.cat([typed, alpha * typed[:, 4:]], dim=1) if added else typed
-        return (typed.unsqueeze(1) @ channels).squeeze(1) + own * mlp
+        return (typed.unsqueeze(1) @ channels).squeeze(1) + mlp_weight * mlp
 
 
 class AcmLayer(_AcmMixing):

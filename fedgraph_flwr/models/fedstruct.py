@@ -151,8 +151,8 @@ class FedStruct(Model):
     def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> StructureInputs:
         """Prepare features and Â^(i); the structure branch is left out until its rows are known."""
         source, target = graph.edge_index.cpu().numpy()
-        own = np.arange(graph.num_nodes)
-        adj = row_normalized(with_loops(source, target, own, (own.size, own.size)))
+        nodes = np.arange(graph.num_nodes)
+        adj = row_normalized(with_loops(source, target, nodes, (nodes.size, nodes.size)))
         variance, mean = torch.var_mean(graph.x.to(dtype), dim=1, correction=0, keepdim=True)
         deviation = (variance + self.f.norm.eps).sqrt()
         return StructureInputs(self.features(graph.x, dtype), SparseMatrix(adj, dtype), mean, deviation).to(device)
@@ -165,10 +165,10 @@ class FedStruct(Model):
 
     def classify(self, h: Tensor, inputs: StructureInputs) -> Tensor:
         """Compute logits [N, C]: Ā^(i) on f's last layer, and the structure branch if it is known."""
-        own = self._own(h, inputs)
+        logits = self._own(h, inputs)
         if inputs.rows is None:
-            return own
-        return own + self.structure_part(times(inputs.rows, self.g(inputs.s)))
+            return logits
+        return logits + self.structure_part(times(inputs.rows, self.g(inputs.s)))
 
     def representations(self, inputs: StructureInputs) -> dict[str, Tensor]:
         """Return the feature branch, which needs only f and its β, and the whole if the structure branch is known."""

@@ -107,8 +107,8 @@ class GAT(Stack):
 
     def convolve(self, layer: Any, h: Any, inputs: EdgeInputs) -> Tensor:
         """Apply attention over each node's edges."""
-        found: Tensor = layer(h, inputs.edge_index)
-        return found[: inputs.targets] if isinstance(inputs, EdgeBatch) else found
+        states: Tensor = layer(h, inputs.edge_index)
+        return states[: inputs.targets] if isinstance(inputs, EdgeBatch) else states
 
     def activate(self, h: Tensor, index: int) -> Tensor:
         """Apply ELU."""

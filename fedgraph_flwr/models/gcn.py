@@ -65,15 +65,15 @@ class GCN(Stack):
             if len(read) < len(names):
                 read.append(dropped_relu_(z, self.dropout, self.training))
         loss, grad = cost(z)
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for index in reversed(range(len(names))):
             if biases[index] is not None:
-                found[f"{names[index]}.bias"] = grad.sum(-2)
+                gradients[f"{names[index]}.bias"] = grad.sum(-2)
             grad = grad if matrices[index] is None else matrices[index].mT @ grad
-            found[f"{names[index]}.weight"] = read[index].mT @ grad
+            gradients[f"{names[index]}.weight"] = read[index].mT @ grad
             if index:
                 grad = dropped_relu_grad_(grad @ weights[index].mT, read[index], self.dropout, self.training)
-        return loss, found
+        return loss, gradients
 
     def settled(self, inputs: Any) -> Any:
         """Precompute Â X if X is `narrow`: (Â X) W equals Â (X W)."""

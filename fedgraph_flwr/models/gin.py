@@ -59,11 +59,11 @@ class GIN(Stack):
 
     def hidden(self, inputs: Any, layers: Any = None) -> list[Tensor]:
         """Compute H^1..H^L before dropout, each [N, H]; ``layers`` may replace the model's own."""
-        found, h = [], self.embed(inputs.x)
+        states, h = [], self.embed(inputs.x)
         for index, layer in enumerate(self.layers if layers is None else layers):
             h = self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
-            found.append(h)
-        return found
+            states.append(h)
+        return states
 
     def reads_neighbours(self, index: int) -> bool:
         """All but the head do."""
@@ -90,7 +90,7 @@ class GIN(Stack):
     def plain_of_graphs(self) -> Plain:
         """Export the convolutions, and the layers after the sum as a readout."""
         weights = {"first": plain_linear(self.post)[2], "last": plain_linear(self.head)[2]}
-        named = {f"{layer}.{key}": w for layer, own in weights.items() for key, w in own.items()}
+        named = {f"{layer}.{key}": w for layer, tensors in weights.items() for key, w in tensors.items()}
         return self._plain([]).with_readout("graphs", of_graphs(self.post, self.head, "sum"), named)
 
     def _plain(self, last: list[Any]) -> Plain:
@@ -99,9 +99,9 @@ class GIN(Stack):
         convolutions, hidden = len(self.layers), self.embed.weight.size(1)
         between = ["none", *["relu"] * convolutions, *["relu"] * (len(last) - 1)]
         norms = [["none", hidden], *[[self.norm, hidden]] * convolutions, *[["none", hidden]] * (len(last) - 1)]
-        weights = {f"layers.{i}.{name}": w for i, (_, _, own) in enumerate(made) for name, w in own.items()}
+        weights = {f"layers.{i}.{name}": w for i, (_, _, part) in enumerate(made) for name, w in part.items()}
         weights |= {
             f"norms.{i + 1}.{name}": w for i, norm in enumerate(self.norms) for name, w in norm.state_dict().items()
         }
-        arguments = {"layers": [[kind, own] for kind, own, _ in made], "activations": between, "norms": norms}
+        arguments = {"layers": [[kind, part] for kind, part, _ in made], "activations": between, "norms": norms}
         return Plain("stack", arguments, weights)

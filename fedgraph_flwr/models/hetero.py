@@ -88,11 +88,11 @@ class InEdges:
         for kind, (start, indptr, indices, place) in enumerate(self.by_type):
             first, last = np.searchsorted(nodes, [start, start + len(indptr) - 1])
             rows = nodes[first:last] - start
-            own = int(mix(np.array([key], np.uint64) ^ mix(np.array([kind + 1], np.uint64)))[0])
+            kind_key = int(mix(np.array([key], np.uint64) ^ mix(np.array([kind + 1], np.uint64)))[0])
             total = int(draws.count(indptr, rows, fanout))
             sizes = (len(rows) + 1, total, total, len(rows))
             made = Entries(*(np.empty(size, np.int64) for size in sizes))
-            draws.draw(indptr, indices, rows, made, fanout, own, hop, stable)
+            draws.draw(indptr, indices, rows, made, fanout, kind_key, hop, stable)
             parts.append(
                 np.stack([indices[made.position], made.rows + first, np.full(total, kind), place[made.position]])
             )
@@ -161,7 +161,7 @@ def blocks(
         layers: number of layers.
         draw: returns some of the edges into some nodes in a hop, as `InEdges.drawn` does; None: all of them.
     """
-    found: list[Block] = []
+    hops: list[Block] = []
     for hop in range(layers):
         if draw is not None:
             source, target, relation, place = draw(outputs, hop)
@@ -171,9 +171,9 @@ def blocks(
         inputs = np.union1d(outputs, source)
         rows, source = (np.searchsorted(inputs, nodes) for nodes in (outputs, source))
         types = np.searchsorted(offsets, outputs, side="right") - 1
-        found.append(Block(inputs, outputs, rows, source, target, relation, place, types))
+        hops.append(Block(inputs, outputs, rows, source, target, relation, place, types))
         outputs = inputs
-    return found[::-1]
+    return hops[::-1]
 
 
 @dataclass
@@ -399,7 +399,7 @@ class HeteroModel(Model):
             dtype: dtype of the features.
             row: row of each edge [e], to return the mean over the edges of each row; None: a row per edge.
         """
-        found = []
+        states = []
         for kind, edge in enumerate(self.graph.edges):
             attr = self.graph.edge_attr.get(edge)
             places = np.flatnonzero(block.relation == kind)
@@ -411,8 +411,8 @@ class HeteroModel(Model):
                 total = x.new_zeros(rows.size, x.size(1)).index_add(0, torch.from_numpy(group), x)
                 x = total / torch.from_numpy(count)[:, None].to(dtype)
             name = f"projection_{len(self.graph.counts) + kind}"
-            found.append(EdgeStates(name, torch.from_numpy(rows).to(device), x.to(device)))
-        return found
+            states.append(EdgeStates(name, torch.from_numpy(rows).to(device), x.to(device)))
+        return states
 
     def added(self, h: Tensor, states: Sequence[EdgeStates]) -> Tensor:
         """Add the projections of edge features to some of the rows of ``h`` [n, H]."""
@@ -453,10 +453,10 @@ class HeteroModel(Model):
         """Flat number of the first target node."""
         return int(self.offsets[list(self.graph.counts).index(self.graph.target)])
 
-    def _inputs(self, found: list[Block]) -> HeteroInputs:
+    def _inputs(self, hops: list[Block]) -> HeteroInputs:
         """Prepare the pass over the edges of each layer."""
         device, dtype = self.device, self.dtype
-        nodes = found[0].inputs
+        nodes = hops[0].inputs
         types = np.searchsorted(self.offsets, nodes, side="right") - 1
         x = {}
         for i, kind in enumerate(self.graph.counts):
@@ -464,7 +464,7 @@ class HeteroModel(Model):
                 rows = np.flatnonzero(types == i)
                 local = torch.from_numpy(nodes[rows] - self.offsets[i])
                 x[i] = (torch.from_numpy(rows).to(device), self.graph.x[kind][local].to(device, dtype))
-        layers = [self.prepare_layer(i, block, device, dtype) for i, block in enumerate(found)]
+        layers = [self.prepare_layer(i, block, device, dtype) for i, block in enumerate(hops)]
         return HeteroInputs(torch.from_numpy(nodes).to(device), layers, torch.from_numpy(types).to(device), x)
 
     def encode(self, inputs: HeteroInputs) -> Tensor:

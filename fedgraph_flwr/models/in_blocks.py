@@ -73,12 +73,12 @@ def in_blocks(steps: Sequence[Step], inputs: GraphInputs) -> Tensor:
                     block = sampler.sample(nodes, 0)
                     layer = neighbours.layer(block.nodes, block.hops[0], block.ends[1], *block.back)
                     older = [kept.take(block.nodes) for kept in held[len(held) - step.earlier :]]
-                    found = step.apply(rows.take(block.nodes), layer, *older)
+                    output = step.apply(rows.take(block.nodes), layer, *older)
                 else:
-                    found = step.apply(rows.take(nodes), inputs)
+                    output = step.apply(rows.take(nodes), inputs)
                 if not made.size(0):
-                    made = _room(len(indptr) - 1, found.size(1), inputs.dtype)
-                made[torch.from_numpy(nodes)] = found.cpu()
+                    made = _room(len(indptr) - 1, output.size(1), inputs.dtype)
+                made[torch.from_numpy(nodes)] = output.cpu()
             held.append(rows)
             rows = FeatureRows(made, inputs.device, inputs.dtype)
     return made.to(inputs.device)

@@ -30,11 +30,11 @@ class Plain:
 
     def with_readout(self, name: str, arguments: dict[str, Any], weights: dict[str, Tensor]) -> "Plain":
         """Return it with a readout of its outputs; ``weights`` are those of the readout."""
-        own = {f"net.{key}": tensor for key, tensor in self.weights.items()}
+        net_weights = {f"net.{key}": tensor for key, tensor in self.weights.items()}
         return replace(
             self,
             readout=(name, arguments),
-            weights=own | {f"readout.{key}": tensor for key, tensor in weights.items()},
+            weights=net_weights | {f"readout.{key}": tensor for key, tensor in weights.items()},
         )
 
 

@@ -47,17 +47,19 @@ class EdgeReadout(nn.Module):
         """Return [V, C]."""
         if inputs.item_index is None:
             raise ValueError("inputs without items cannot be read out")
-        own = self.source(z), self.target(z)
+        projections = self.source(z), self.target(z)
         size = inputs.item_index.size(1) if self.training else AT_ONCE
-        found = [
-            self._read(own, inputs.item_index[:, rows], None if inputs.item_attr is None else inputs.item_attr[rows])
+        pieces = [
+            self._read(
+                projections, inputs.item_index[:, rows], None if inputs.item_attr is None else inputs.item_attr[rows]
+            )
             for start in range(0, max(inputs.item_index.size(1), 1), max(size, 1))
             for rows in [slice(start, start + max(size, 1))]
         ]
-        return torch.cat(found) if len(found) > 1 else found[0]
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
 
-    def _read(self, own: tuple[Tensor, Tensor], ends: Tensor, attr: Tensor | None) -> Tensor:
-        h = own[0][ends[0]] + own[1][ends[1]]
+    def _read(self, projections: tuple[Tensor, Tensor], ends: Tensor, attr: Tensor | None) -> Tensor:
+        h = projections[0][ends[0]] + projections[1][ends[1]]
         if self.edge is not None and attr is not None:
             h = h + attr @ self.edge
         return self.last(dropout(h.relu(), self.dropout, self.training))
@@ -161,8 +163,8 @@ class OfItems(Model):
 
     def forward(self, inputs: Any) -> Tensor:
         """Compute logits [V, C]; in blocks, of all nodes first."""
-        found = super().forward(inputs)
-        return self.readout(found, inputs) if isinstance(inputs, GraphInputs) else found
+        outputs = super().forward(inputs)
+        return self.readout(outputs, inputs) if isinstance(inputs, GraphInputs) else outputs
 
     def grads(self, *args: Any) -> None:
         """Leave gradients to autograd."""
@@ -183,9 +185,9 @@ def attach(model: Model, readout: nn.Module) -> Model:
 
 @functools.cache
 def _with_readout(kind: type[Model]) -> type[Model]:
-    own = {"__module__": kind.__module__, "__doc__": kind.__doc__, "samples": vars(kind).get("samples", False)}
-    own |= {name: vars(kind)[name] for name in kind.again if name in vars(kind)}
-    return type(kind.__name__, (OfItems, kind), own)
+    namespace = {"__module__": kind.__module__, "__doc__": kind.__doc__, "samples": vars(kind).get("samples", False)}
+    namespace |= {name: vars(kind)[name] for name in kind.again if name in vars(kind)}
+    return type(kind.__name__, (OfItems, kind), namespace)
 
 
 def items_of(index: Tensor, attr: Tensor, device: torch.device, dtype: torch.dtype) -> dict[str, Tensor | None]:

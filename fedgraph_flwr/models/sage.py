@@ -37,8 +37,8 @@ class SAGELayer(nn.Module):
         targets, sources = inputs.adj.shape
         if targets == sources:
             return self.itself(h) + inputs.adj @ self.neighbours(h)
-        own = self.itself(h[:targets]) if isinstance(h, Tensor) else self.itself(h)[:targets]
-        return own + aggregated(inputs.adj, h, self.neighbours.weight)
+        center = self.itself(h[:targets]) if isinstance(h, Tensor) else self.itself(h)[:targets]
+        return center + aggregated(inputs.adj, h, self.neighbours.weight)
 
 
 class GraphSAGE(Stack):
@@ -85,8 +85,8 @@ class GraphSAGE(Stack):
 
     def plain(self) -> Plain:
         """Export like `Stack`, on reversed edges for ``out_neighbours``."""
-        found = super().plain()
-        return replace(found, arguments=found.arguments | {"reverse": self.out_neighbours})
+        export = super().plain()
+        return replace(export, arguments=export.arguments | {"reverse": self.out_neighbours})
 
     def plain_layer(self, layer: Any) -> PlainLayer:
         """Return PyG's SAGEConv, or the linear head."""
@@ -115,5 +115,5 @@ class GraphSAGE(Stack):
 
     def passes(self) -> list[Step]:
         """One per layer; no dropout before a linear classifier."""
-        found = super().passes()
-        return [*found[:-1], Step(False, lambda h, inputs: self.head(h))] if self.linear_head else found
+        steps = super().passes()
+        return [*steps[:-1], Step(False, lambda h, inputs: self.head(h))] if self.linear_head else steps

@@ -55,10 +55,10 @@ class SIGN(MLP):
     def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> Inputs:
         """Prepare H^0 [N, (K + 1) F]."""
         adj = SparseMatrix(gcn_adjacency(graph.edge_index, graph.num_nodes), dtype)
-        found = [graph.x.to(dtype)]
+        features = [graph.x.to(dtype)]
         for _ in range(self.powers):
-            found.append(adj @ found[-1])
-        return super().prepare(replace(graph, x=torch.cat(found, dim=1)), device, dtype)
+            features.append(adj @ features[-1])
+        return super().prepare(replace(graph, x=torch.cat(features, dim=1)), device, dtype)
 
     def with_edges(self, inputs: Any, graph: Graph, device: Device, dtype: torch.dtype) -> Inputs:
         """Prepare H^0 again, which depends on the edges."""

@@ -175,12 +175,12 @@ class Stack(Model):
 
     def hidden(self, inputs: Any, layers: Sequence[Any] | None = None) -> list[Tensor]:
         """Compute H^1..H^{L-1}, each [N, H]; ``layers`` may be `own_layers` as computed before."""
-        found: list[Tensor] = []
+        states: list[Tensor] = []
         h: Any = self.input_norm(inputs.x)
         for index, layer in enumerate(self.own_layers() if layers is None else layers):
             h = self.advance(layer, h, self.at(inputs, index), index)
-            found.append(h)
-        return found
+            states.append(h)
+        return states
 
     def advance(self, layer: Any, h: Any, inputs: Any, index: int) -> Tensor:
         """Compute H^{index + 1} [R, H] from H^index [K, a]; ``inputs`` are those of the layer."""
@@ -207,10 +207,10 @@ class Stack(Model):
         """Export the stack."""
         made = [self.plain_layer(layer) for layer in (*self.own_layers(), self.head)]
         features = self.input_norm.weight.numel() if isinstance(self.input_norm, nn.LayerNorm) else 0
-        weights = {f"layers.{i}.{name}": t for i, (_, _, own) in enumerate(made) for name, t in own.items()}
+        weights = {f"layers.{i}.{name}": t for i, (_, _, part) in enumerate(made) for name, t in part.items()}
         weights |= of_modules("norms", self.norms) | of_modules("input_norm", self.input_norm)
         activations = [self.plain_activation(index) for index in range(len(self.layers))]
-        arguments = {"layers": [[kind, own] for kind, own, _ in made], "activations": activations}
+        arguments = {"layers": [[kind, part] for kind, part, _ in made], "activations": activations}
         norms = [[self.norm, width] for width in self.widths]
         return Plain("stack", {**arguments, "norms": norms, "input_norm": features}, weights)
 

@@ -112,17 +112,24 @@ class Wrapped(Model):
         layers: int,
         dropout: float,
         head: str = "",
-        **own: Any,
+        **keywords: Any,
     ):
         super().__init__()
         self.outputs = num_classes
-        found: dict[str, Any] = {"features": num_features, "outputs": num_classes, "hidden": hidden, "layers": layers}
-        found |= {"dropout": dropout, "edges": num_edge_features or None}
-        if given := own.keys() & set(self.sizes.values()):
+        settings: dict[str, Any] = {
+            "features": num_features,
+            "outputs": num_classes,
+            "hidden": hidden,
+            "layers": layers,
+        }
+        settings |= {"dropout": dropout, "edges": num_edge_features or None}
+        if given := keywords.keys() & set(self.sizes.values()):
             raise FedGraphError(
                 f"model.{min(given)} follows from the graph, model.hidden, model.layers or model.dropout: leave it out"
             )
-        self.arguments = {name: found[size] for size, name in self.sizes.items() if found[size] is not None} | own
+        self.arguments = {
+            name: settings[size] for size, name in self.sizes.items() if settings[size] is not None
+        } | keywords
         try:
             self.net = self.kind(**self.arguments)
         except (TypeError, ValueError, AssertionError, KeyError) as error:
@@ -283,7 +290,7 @@ def wrapper(kind: Any) -> type[Wrapped]:
             f" add it, or pass a function that has both: def net(in_channels: int, out_channels: int) -> {module.__name__}"
         )
     defaults = {size: accepted[name].default for size, name in sizes.items() if hasattr(ModelConfig, size)}
-    own = [
+    rest = [
         p.replace(kind=p.KEYWORD_ONLY, annotation=_annotation(p))
         for p in accepted.values()
         if p.name not in (*sizes.values(), "head") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -296,7 +303,7 @@ def wrapper(kind: Any) -> type[Wrapped]:
     def __init__(self: Wrapped, *arguments: Any, **keywords: Any) -> None:
         Wrapped.__init__(self, *arguments, **keywords)
 
-    __init__.__signature__ = inspect.Signature([*base, *own])  # type: ignore[attr-defined]
+    __init__.__signature__ = inspect.Signature([*base, *rest])  # type: ignore[attr-defined]
     called = kind if kind is module else staticmethod(kind)
     contents = {"__init__": __init__, "kind": called, "module": module, "sizes": sizes, "takes_any": takes_any}
     contents["takes_graph"] = takes_graph

@@ -28,8 +28,8 @@ def answered(
 ) -> dict[str, Any]:
     """Return the line about a request that got its reply, with the releases that were booked."""
     sent = {group: record_bytes(record) for group, record in reply.content.items()}
-    own = {"strategy": strategy, "noise": noise, "refused": "", "sent": sent}
-    return _received(message, run_id) | own
+    outcome = {"strategy": strategy, "noise": noise, "refused": "", "sent": sent}
+    return _received(message, run_id) | outcome
 
 
 def _received(message: Message, run_id: int) -> dict[str, Any]:

@@ -47,14 +47,16 @@ class Beginning:
 
     def __init__(self, agreement: Agreement, run: str, state: Path, key: str):
         self.agreement, self.run, self.state = agreement, run, state
-        own = read_key(key)
-        known = [client for client, pin in agreement.pins.items() if pin == own.public_key()]
+        private_key = read_key(key)
+        known = [
+            client for client, pin in agreement.pins.items() if pin == private_key.public_key()
+        ]
         if not known:
             raise FedGraphError(
                 "key= of --node-config is no member's key of the agreement: start the node with --key of it"
             )
         self.client = known[0]
-        self.keyring = Keyring(self.client, run, own, agreement.pins)
+        self.keyring = Keyring(self.client, run, private_key, agreement.pins)
 
     @cached_property
     def seeds(self) -> tuple[int, int] | None:
@@ -75,16 +77,21 @@ class Beginning:
                     f"run {self._number} is used up: this node's owner confirmed it, from a back-up without its beginning"
                 )
             nonce = bytes.fromhex(start.setdefault("nonce", self._drawn(record)))
-            own = commitment(self.run, self.client, nonce)
+            own_commitment = commitment(self.run, self.client, nonce)
             if phase == COMMIT:
                 record["last"] = max(record["last"], int(self._number))
-                return {START: {COMMITMENT: _array(own), **self.keyring.sign(SUBJECT, own)}}
+                return {
+                    START: {
+                        COMMITMENT: _array(own_commitment),
+                        **self.keyring.sign(SUBJECT, own_commitment),
+                    }
+                }
             if phase == BEGIN:
                 start["seed"] = self._seed(groups[START], start, record)
                 return {}
             given = self._by_client(groups[START], COMMITMENTS)
             self._check_list(list(given))
-            self.keyring.check(SUBJECT, own, given, groups.get(SIGNATURES, {}))
+            self.keyring.check(SUBJECT, own_commitment, given, groups.get(SIGNATURES, {}))
             listed = {str(client): value.hex() for client, value in given.items()}
             if start.setdefault("commitments", listed) != listed:
                 raise Refusal(

@@ -106,14 +106,14 @@ class NodeClient:
         early = node.agreement and node.beginning.seeds is None
         if not isinstance(protection, VerifiedSums) or early:
             return None
-        found: Verified = protection.part or Verified(node, client, self.folder)
-        protection.part = found
+        machine: Verified = protection.part or Verified(node, client, self.folder)
+        protection.part = machine
         assert self.folder
-        found.refresh(self.folder)
+        machine.refresh(self.folder)
         begun = any(not place.startswith("0 ") for place in self.requests.read().received)
-        if found.record.round < 0 and begun:
+        if machine.record.round < 0 and begun:
             raise Refusal(GONE)
-        return found
+        return machine
 
     # --- before the reply -------------------------------------------------------------------------
 

@@ -241,10 +241,10 @@ class Party(Node):
         seeds = self.beginning.seeds
         if seeds is None:
             return given
-        found = copy.copy(given)  # whose values were checked
-        found.seed = seeds[0]
-        setattr(found, OWN_SEED, seeds[1])
-        return found
+        config = copy.copy(given)  # whose values were checked
+        config.seed = seeds[0]
+        setattr(config, OWN_SEED, seeds[1])
+        return config
 
     @cached_property
     def beginning(self) -> Beginning:

@@ -127,12 +127,16 @@ class Request:
         """
         declared, phase = client.downlink_of, self.phase
         groups = dict(declared.phases.get(phase, {}))
-        own = groups.pop(CONFIG, None)
+        config = groups.pop(CONFIG, None)
         where = f"in the server's message of phase '{phase}', but not in the client's downlink"
         if declared.complete:
             for kind, names, known in (
                 ("group", self.content.keys() - {CONFIG}, groups),
-                ("scalar", self.scalars.keys(), [*SCALARS, *(own.fields or () if own else ())]),
+                (
+                    "scalar",
+                    self.scalars.keys(),
+                    [*SCALARS, *(config.fields or () if config else ())],
+                ),
             ):
                 for name in sorted(names - set(known)):
                     raise unknown(kind, sanitize(name, 60), known or ("none",), where)
@@ -175,8 +179,8 @@ class Request:
         """
         arrays = {
             f"{group}/{name}": array
-            for group, found in groups_of(self.content).items()
-            for name, array in found.items()
+            for group, members in groups_of(self.content).items()
+            for name, array in members.items()
             if group != SECAGG and not (group in RENEWED and array.dtype == np.uint8)
         }
         return sha256(digest(arrays) + repr(binding(self.scalars)).encode()).hexdigest()

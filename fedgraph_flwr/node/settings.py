@@ -67,18 +67,18 @@ def check_agreed(agreement: Agreement, graph: ClientGraph, settings: Settings) -
     Raises:
         FedGraphError: names the difference.
     """
-    own = agreement.pins.get(graph.client)
+    pin = agreement.pins.get(graph.client)
     key = settings.get("key")
-    if own is None or not key or key_text(read_key(str(key)).public_key()) != key_text(own):
+    if pin is None or not key or key_text(read_key(str(key)).public_key()) != key_text(pin):
         name = agreement.members.get(graph.client, "none")
         raise FedGraphError(
             f"this node's graph is of client {graph.client}, which is {name} in the agreement, and key="
             " of its --node-config is not that member's: start it with --key of the member"
         )
     schema = agreement.values["schema"]
-    if schema and (found := fingerprint(graph)) != schema:
+    if schema and (table_schema := fingerprint(graph)) != schema:
         raise FedGraphError(
-            f"this node's tables have the schema {found}, and members agreed on {schema}: import"
+            f"this node's tables have the schema {table_schema}, and members agreed on {schema}: import"
             " them with the agreed schema"
         )
 

@@ -112,8 +112,8 @@ def _check_earlier(
     runs = None
     if agreement:
         records = remembered(Path(root)).items()
-        own = agreement.values["name"]
-        runs = [digest for digest, record in records if record.get("name") == own]
+        agreed_name = agreement.values["name"]
+        runs = [digest for digest, record in records if record.get("name") == agreed_name]
     known = root and earlier.in_node(Path(root), client.graph.client, received, True, runs)
     if not known:
         raise Refusal(

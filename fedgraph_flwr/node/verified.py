@@ -244,8 +244,8 @@ class Verified:
                 self._sums.append((phase, self.folder.read_reply(record.round + 1, stored)[0]))
             before = self.state(record.round) if record.round >= 0 else None
             with torch.random.fork_rng(devices=[]):
-                found = self.replica.follow(record.round + 1, before, self._sums, self.own)
-            self._known = place, found
+                successor = self.replica.follow(record.round + 1, before, self._sums, self.own)
+            self._known = place, successor
         return self._known[1]
 
     # --- replies that are repeated ----------------------------------------------------------------
@@ -435,13 +435,15 @@ class Verified:
             )
         listed = dict(zip(clients, map(np.ndarray.tobytes, part[TERMS]), strict=True))
         position = self._position(term)
-        for client, own, signature in zip(clients, listed.values(), part[STATEMENTS], strict=True):
+        for client, term_digest, signature in zip(
+            clients, listed.values(), part[STATEMENTS], strict=True
+        ):
             if client != self.own:
-                text = Statement(position, bytes.fromhex(term.held), own)
+                text = Statement(position, bytes.fromhex(term.held), term_digest)
                 self._check_signed(client, text, text.content, signature)
         if listed[self.own].hex() != term.own:
             raise Refusal("the list has another term of this node than the one that it signed")
-        hexed = {str(client): own.hex() for client, own in listed.items()}
+        hexed = {str(client): term_digest.hex() for client, term_digest in listed.items()}
         if term.listed and term.listed != hexed:
             raise Refusal("this node signed another list of terms at this place")
         term.listed = hexed
@@ -492,7 +494,9 @@ class Verified:
         return Position(self.run, self.record.round + 1, term.phase, term.exchange, before)
 
     def _listing(self, term: Term) -> Listing:
-        listed = {int(client): bytes.fromhex(own) for client, own in term.listed.items()}
+        listed = {
+            int(client): bytes.fromhex(term_digest) for client, term_digest in term.listed.items()
+        }
         return Listing(self._position(term), bytes.fromhex(term.held), listed)
 
     # --- the reply --------------------------------------------------------------------------------
@@ -517,11 +521,13 @@ class Verified:
                 for group, arrays in terms.items()
                 for n, a in arrays.items()
             ]
-            held, own = part[AGREED].tobytes(), digest_of(flat(terms))
-            self.record.term = Term(request.phase, request.exchange, held.hex(), own.hex(), like)
+            held, term_digest = part[AGREED].tobytes(), digest_of(flat(terms))
+            self.record.term = Term(
+                request.phase, request.exchange, held.hex(), term_digest.hex(), like
+            )
             order = np.argsort(state[CLIENTS])
             self.record.keys = [keys.tobytes().hex() for keys in state[KEYS][order]]
-            text = Statement(self._position(self.record.term), held, own)
+            text = Statement(self._position(self.record.term), held, term_digest)
         if request.phase == UNMASK:
             return self._stored(request, reply)
         signed = {**groups, SECAGG: {**part, **self._signature(text)}}
@@ -544,15 +550,15 @@ class Verified:
             RunFailed: shares do not open the sum.
         """
         part, phase = self._part(request), request.phase
-        found: dict[str, Arrays] = {}
+        groups: dict[str, Arrays] = {}
         if phase == OPEN and self._opens(request):
             self._open(request, part)
         if phase == CLOSE:
             self._close(request, part, request.round)
         else:
-            found = self._proposed(request, part)
+            groups = self._proposed(request, part)
             self._write()
-        return found, {}
+        return groups, {}
 
     def _opens(self, request: Request) -> bool:
         """Return whether a request brings the sum at the current position; it is open here otherwise, or there is none."""
@@ -592,10 +598,10 @@ class Verified:
         self._sums.append(opened)
         record.before, record.term = after(self._listing(term)).hex(), None
         record.opened.append([term.phase, stored])
-        found = self._following()
-        if isinstance(found, list) and request.round:
-            self._keep(request.round, found[0])
-            record.next = digest(found[0]).hex()
+        successor = self._following()
+        if isinstance(successor, list) and request.round:
+            self._keep(request.round, successor[0])
+            record.next = digest(successor[0]).hex()
 
     def _results(self, server_round: int) -> dict[str, Arrays]:
         """Return the state after a round that ends here by its digest, or all with which the run may begin here."""
@@ -630,7 +636,7 @@ class Verified:
         if request.phase == CERTIFY:
             name = digest(proposed).hex()
             text = Certificate(self._end(request.round), bytes.fromhex(name))
-            if not any(alike(own, proposed) for own in known.values()):
+            if not any(alike(state, proposed) for state in known.values()):
                 raise Refusal(
                     f"the proposed model of round {request.round} is not the one that this node computed"
                 )
@@ -687,7 +693,7 @@ def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arra
     """
     current, _, number = node.sent_cfg.agreement.partition("/")
     records = remembered(Path(node.root))
-    found, whole = list[Arrays | None](), set[bool]()
+    parameters, whole = list[Arrays | None](), set[bool]()
     for version in (current, agreement.values["continues"]):
         runs = sorted(map(int, records.get(version, {}).get("starts", ())), reverse=True)
         for k in runs if version != current else [k for k in runs if k < int(number)]:
@@ -696,13 +702,15 @@ def _earlier(node: Node, client: GraphClient, agreement: Agreement) -> list[Arra
             known = folder.read_record(FILE) or {"round": 0, "next": ""}
             rounds = [known["round"] + 1] if known["next"] else []
             rounds += [known["round"]] if known["round"] > 0 else []
-            found += [_below(folder.read_state(FILE, done), "arrays/") for done in rounds]
+            parameters += [_below(folder.read_state(FILE, done), "arrays/") for done in rounds]
             if known["round"] > 0:
-                return found
+                return parameters
             whole.add(
                 "seed" not in records[version]["starts"][str(k)] or folder.read_asked().writes > 0
             )
-    return [*found, None] if whole == {True} and not agreement.values["continues"] else found
+    return (
+        [*parameters, None] if whole == {True} and not agreement.values["continues"] else parameters
+    )
 
 
 def _place(request: Request) -> str:

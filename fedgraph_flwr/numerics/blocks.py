@@ -189,7 +189,7 @@ def without_loops(indptr: Ints, indices: Ints) -> tuple[Ints, Ints, NDArray[np.i
     for first, last in row_blocks(indptr, LOOPS_AT_ONCE):
         part = slice(int(indptr[first]), int(indptr[last]))
         row = np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
-        loops += 0 if not (found := row[row == indices[part]]).size else np.bincount(found, minlength=len(loops))
+        loops += 0 if not (nodes := row[row == indices[part]]).size else np.bincount(nodes, minlength=len(loops))
     if not loops.any():
         return indptr, indices, loops
     row = np.repeat(np.arange(len(loops)), np.diff(indptr))
@@ -236,11 +236,11 @@ def with_diagonal(hop: Entries, values: NDArray[Any], diagonal: NDArray[Any], de
     """Return the rows of drawn entries with their values, followed by each row's diagonal entry unless all are 0."""
     pointer, col = hop.pointer, hop.col
     if diagonal.any():
-        own = np.arange(len(diagonal))
+        rows = np.arange(len(diagonal))
         pointer = pointer + np.arange(len(pointer))
         places = np.arange(len(values)) + hop.rows
-        joined = np.empty(len(values) + len(own), values.dtype), np.empty(len(values) + len(own), np.int64)
-        for made, drawn, kept in zip(joined, (values, col), (diagonal, own), strict=True):
+        joined = np.empty(len(values) + len(rows), values.dtype), np.empty(len(values) + len(rows), np.int64)
+        for made, drawn, kept in zip(joined, (values, col), (diagonal, rows), strict=True):
             made[places] = drawn
             made[pointer[1:] - 1] = kept
         values, col = joined

@@ -92,9 +92,9 @@ def _floyd(degree: Ints, states: NDArray[np.uint64], fanout: int) -> NDArray[np.
     for index in range(fanout):
         last = degree - fanout + index
         words = mix(states + np.uint64((index + 1) * GOLDEN % 2**64))
-        found = ((words >> np.uint64(32)) * (last + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
-        met = (chosen[:, :index] == found[:, None]).any(axis=1)
-        chosen[:, index] = np.where(met, last, found)
+        picks = ((words >> np.uint64(32)) * (last + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
+        met = (chosen[:, :index] == picks[:, None]).any(axis=1)
+        chosen[:, index] = np.where(met, last, picks)
     return chosen
 
 
@@ -112,9 +112,9 @@ def number(indices: Ints, made: Entries, nodes: Ints, local: Ints, known: int) -
     """Write the local ids of a hop's sources, new ones from ``known`` on into ``nodes`` too; returns the number of nodes."""
     source = indices[made.position]
     new = source[local[source] < 0]
-    found, first = np.unique(new, return_index=True)
-    found = found[np.argsort(first)]
-    nodes[known : known + len(found)] = found
-    local[found] = np.arange(known, known + len(found))
+    additions, first = np.unique(new, return_index=True)
+    additions = additions[np.argsort(first)]
+    nodes[known : known + len(additions)] = additions
+    local[additions] = np.arange(known, known + len(additions))
     made.col[:] = local[source]
-    return known + len(found)
+    return known + len(additions)

@@ -83,12 +83,12 @@ def _draw(
             last = degree - fanout
             for index in range(fanout):
                 state += _G
-                found = np.int64(((_mix(state) >> _32) * np.uint64(last + 1)) >> _32) + start
+                pick = np.int64(((_mix(state) >> _32) * np.uint64(last + 1)) >> _32) + start
                 for other in range(place, place + index):
-                    if position[other] == found:
-                        found = start + last
+                    if position[other] == pick:
+                        pick = start + last
                         break
-                position[place + index] = found
+                position[place + index] = pick
                 last += 1
         place += fanout
         pointer[row + 1] = place

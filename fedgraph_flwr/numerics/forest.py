@@ -60,9 +60,9 @@ def empty_forest() -> Arrays:
 def constants(scores: Floats) -> Arrays:
     """Return a forest of one leaf per output, whose raw scores are ``scores`` [K]."""
     count = len(scores)
-    found = {key: np.zeros(count, array.dtype) for key, array in empty_forest().items()}
+    forest = {key: np.zeros(count, array.dtype) for key, array in empty_forest().items()}
     places = np.arange(count, dtype=np.int32)
-    return found | {
+    return forest | {
         "start": places,
         "output": places.copy(),
         "feature": np.full(count, -1, np.int32),
@@ -75,13 +75,13 @@ def joined(forests: Sequence[Arrays], weights: Sequence[float] | None = None) ->
     if not forests:
         return empty_forest()
     sizes = np.cumsum([0, *(len(forest["feature"]) for forest in forests)])
-    found = {name: np.concatenate([forest[name] for forest in forests]) for name in forests[0]}
+    union = {name: np.concatenate([forest[name] for forest in forests]) for name in forests[0]}
     starts = [forest["start"] + size for forest, size in zip(forests, sizes[:-1], strict=True)]
-    found["start"] = np.concatenate(starts).astype(np.int32)
+    union["start"] = np.concatenate(starts).astype(np.int32)
     if weights is not None:
         pairs = zip(forests, weights, strict=True)
-        found["value"] = np.concatenate([forest["value"] * weight for forest, weight in pairs])
-    return found
+        union["value"] = np.concatenate([forest["value"] * weight for forest, weight in pairs])
+    return union
 
 
 def first_trees(forest: Mapping[str, NDArray], count: int) -> Arrays:
@@ -165,16 +165,16 @@ def raw_scores(forest: Mapping[str, NDArray], x: Any, outputs: int) -> Floats:
         x: columns, NaN where missing, also as `gathered.Gathered`.
         outputs: K.
     """
-    found = np.zeros((len(x), outputs))
+    scores = np.zeros((len(x), outputs))
     if not len(forest["start"]):
-        return found
+        return scores
     of = [forest["output"] == output for output in range(outputs)]
     size = min(max(_BLOCK // len(forest["start"]), 1), _ROWS)
     for first in range(0, len(x), size):
         reached = forest["value"][leaves(forest, x[first : first + size])]
         for output, trees in enumerate(of):
-            found[first : first + size, output] = np.add.reduce(reached[trees], axis=0)
-    return found
+            scores[first : first + size, output] = np.add.reduce(reached[trees], axis=0)
+    return scores
 
 
 def gains(forest: Mapping[str, NDArray], columns: int) -> Floats:

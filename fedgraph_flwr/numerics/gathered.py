@@ -31,11 +31,11 @@ class Rows:
         """Return some rows: a number or places."""
         at = np.asarray(rows)
         of = np.searchsorted(self.starts, at, "right") - 1
-        found = np.empty((*at.shape, self.shape[1]), self.tables[0].dtype)
+        values = np.empty((*at.shape, self.shape[1]), self.tables[0].dtype)
         for place, table in enumerate(self.tables):
             mine = of == place
-            found[mine] = table[at[mine] - self.starts[place]]
-        return found
+            values[mine] = table[at[mine] - self.starts[place]]
+        return values
 
 
 class Gathered:
@@ -54,8 +54,8 @@ class Gathered:
 
     def __getitem__(self, rows: Any) -> Floats:
         """Return the values of some items: a number, a slice, places or a mask."""
-        found = [np.asarray(table[at[rows]], np.float64) for table, at in self.parts]
-        every: Floats = np.concatenate(found, axis=-1)
+        columns = [np.asarray(table[at[rows]], np.float64) for table, at in self.parts]
+        every: Floats = np.concatenate(columns, axis=-1)
         return np.clip(every, -LARGEST, LARGEST, out=every)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:

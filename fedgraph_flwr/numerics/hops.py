@@ -39,11 +39,11 @@ def pattern(rows: Array, columns: Array, shape: tuple[int, int], dtype: Any = np
 
 
 def with_loops(
-    rows: Array, columns: Array, own: Array, shape: tuple[int, int], dtype: Any = np.float64
+    rows: Array, columns: Array, diagonal: Array, shape: tuple[int, int], dtype: Any = np.float64
 ) -> sp.csr_matrix:
-    """Return Ã of the given edges: ones at their entries, and at (row v, column ``own[v]``) for each row."""
+    """Return Ã of the given edges: ones at their entries, and at (row v, column ``diagonal[v]``) for each row."""
     loops = np.arange(shape[0])
-    return pattern(np.concatenate([rows, loops]), np.concatenate([columns, own]), shape, dtype)
+    return pattern(np.concatenate([rows, loops]), np.concatenate([columns, diagonal]), shape, dtype)
 
 
 def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:

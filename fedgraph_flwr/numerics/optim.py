@@ -63,7 +63,9 @@ class Optimizer(ABC):
         made.parameters, made.slots = list(parameters), {}
         for index in optimizers[0].slots:
             slots = zip(cls.names, zip(*(o.slots[index] for o in optimizers), strict=True), strict=True)
-            made.slots[index] = tuple(own[0].clone() if name == COUNT else torch.stack(own) for name, own in slots)
+            made.slots[index] = tuple(
+                tensors[0].clone() if name == COUNT else torch.stack(tensors) for name, tensors in slots
+            )
         return made
 
     def hand_out(self, optimizers: Sequence[Self]) -> None:
@@ -72,8 +74,8 @@ class Optimizer(ABC):
             parts = [
                 [t] * len(optimizers) if n == COUNT else t.unbind(0) for n, t in zip(self.names, slot, strict=True)
             ]
-            for optimizer, *own in zip(optimizers, *parts, strict=True):
-                optimizer.slots[index] = tuple(tensor.clone() for tensor in own)
+            for optimizer, *tensors in zip(optimizers, *parts, strict=True):
+                optimizer.slots[index] = tuple(tensor.clone() for tensor in tensors)
 
     def state(self) -> dict[str, Tensor]:
         """Return the state that the next step depends on, as ``NAME/INDEX``."""

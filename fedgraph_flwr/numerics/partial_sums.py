@@ -96,23 +96,23 @@ class PartialSum:
         Raises:
             FedGraphError: their shares sum to 0.
         """
-        found: dict[str, Arrays] = {}
+        means: dict[str, Arrays] = {}
         for group, parts in self.parts.items():
             totals = {name: np.asarray(hi * 2.0**-HI + lo * 2.0**-LO) for name, (hi, lo) in parts.items()}
             if added and group in added:
-                found[group] = {name: np.asarray(total * added[group]) for name, total in totals.items()}
+                means[group] = {name: np.asarray(total * added[group]) for name, total in totals.items()}
                 continue
             weight = positive(sum(shares[node][group] for node in sorted(self.nodes)))
-            found[group] = {
+            means[group] = {
                 name: np.asarray(total / weight).astype(groups[group][name].dtype) for name, total in totals.items()
             }
-        return found
+        return means
 
     def _take(self, terms: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]) -> None:
         for group, arrays in terms.items():
-            own = self.parts.setdefault(group, {})
+            sums = self.parts.setdefault(group, {})
             for name, (hi, lo) in arrays.items():
-                own[name] = (own[name][0] + hi, own[name][1] + lo) if name in own else (hi, lo)
+                sums[name] = (sums[name][0] + hi, sums[name][1] + lo) if name in sums else (hi, lo)
 
 
 def _split(term: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -193,12 +193,12 @@ class RowBuffer:
         """Return rows [n, F], valid until the next call."""
         if len(self._wide) < len(rows):
             self._grow(max(len(rows), 5 * len(self._wide) // 4))
-        found, read = self._wide[: len(rows)], self._read[: len(rows)]
+        view, read = self._wide[: len(rows)], self._read[: len(rows)]
         if isinstance(self.source, Tensor):
             torch.index_select(self.source, 0, torch.from_numpy(rows), out=read)
         else:
             np.take(self.source, rows, axis=0, out=read.numpy(), mode="clip")
-        return found if self._read is self._wide else found.copy_(read)
+        return view if self._read is self._wide else view.copy_(read)
 
     def _grow(self, size: int) -> None:
         """Make room for so many rows."""

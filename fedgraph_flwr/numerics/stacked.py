@@ -46,9 +46,9 @@ def _diagonal(blocks: Sequence[CsrRows], rows: int, columns: int) -> CsrRows:
     """Place blocks [R_i, K_i] along the diagonal of a matrix [M R, M K]."""
     pointers, cols, start = [blocks[0].pointer.new_zeros(1)], [], 0
     for index, block in enumerate(blocks):
-        own = block.pointer[1:] + start
+        pointer = block.pointer[1:] + start
         start += block.col.numel()
-        pointers += [own, own.new_full((rows - own.numel(),), start)]
+        pointers += [pointer, pointer.new_full((rows - pointer.numel(),), start)]
         cols.append(block.col + index * columns)
     return CsrRows(torch.cat(pointers), torch.cat(cols), torch.cat([block.value for block in blocks]))
 
@@ -108,14 +108,14 @@ def stack_inputs(
     dense: dict[str, Tensor] = {}
     sparse: dict[str, SparseMatrix] = {}
     for name, first in fields[0].items():
-        values = [own[name] for own in fields]
+        values = [contents[name] for contents in fields]
         if isinstance(first, Tensor):
             dense[name] = padded(values, rows)
         else:
             sparse[name] = StackedMatrix(values, rows, first.shape[1] if name == "x" else rows)
 
-    def of_one(own: dict[str, Tensor]) -> Inputs:
-        changed: dict[str, Any] = {**sparse, **own}
+    def of_one(tensors: dict[str, Tensor]) -> Inputs:
+        changed: dict[str, Any] = {**sparse, **tensors}
         return dataclasses.replace(members[0], **changed)
 
     return of_one, dense

@@ -33,12 +33,12 @@ def return_probabilities(adjacency: sp.csr_matrix, steps: int, block: int = BLOC
         log(WARNING, "computing %s, once; this takes about %d minutes", what, seconds / 60 + 1)
     leaving = np.asarray(adjacency.sum(axis=0)).ravel()
     walk = sp.csr_matrix(adjacency @ sp.diags(np.divide(1, leaving, out=np.zeros(n), where=leaving > 0)))
-    found = np.zeros((n, steps))
+    probabilities = np.zeros((n, steps))
     for start in range(0, n, block):
         nodes = np.arange(start, min(start + block, n))
         at = np.zeros((n, nodes.size))
         at[nodes, nodes - start] = 1
         for step in range(steps):
             at = walk @ at
-            found[nodes, step] = at[nodes, nodes - start]
-    return found
+            probabilities[nodes, step] = at[nodes, nodes - start]
+    return probabilities

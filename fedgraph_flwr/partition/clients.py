@@ -42,8 +42,8 @@ def make(graph: Graph | list[Graph], cfg: RunConfig) -> list[ClientGraph]:
     if isinstance(graph, list):
         alone: list[ClientGraph] = []
         for index, one in enumerate(graph):
-            own = _prepared(one, cfg)
-            (client,) = cut(own, [torch.arange(own.num_nodes)])
+            prepared_graph = _prepared(one, cfg)
+            (client,) = cut(prepared_graph, [torch.arange(prepared_graph.num_nodes)])
             alone += _finished([replace(client, client=index, num_clients=len(graph))], cfg)
         return alone
     graph, received = with_told_records(_prepared(graph, cfg), cfg.partition.share, cfg.partition.min_records)
@@ -82,8 +82,8 @@ def with_target_stats(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
     items = [one_per_graph(client) if client.graph_id.numel() else client for client in clients]
     known = torch.cat([client.targets[client.train_mask] for client in items]).double().numpy()
     stats = [center_and_spread(column[~np.isnan(column)]) for column in known.T]
-    found = torch.tensor(stats, dtype=torch.float64).T.contiguous()
-    return [replace(client, target_stats=found) for client in clients]
+    moments = torch.tensor(stats, dtype=torch.float64).T.contiguous()
+    return [replace(client, target_stats=moments) for client in clients]
 
 
 def center_and_spread(known: np.ndarray) -> tuple[float, float]:
@@ -129,19 +129,19 @@ def assign(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
     if graph.graph_id.numel():
         parts = assign(one_per_graph(graph), cfg, num_clients, seed)
         return [nodes_of(graph, part) for part in parts]
-    own = is_own(cfg.name)
-    if not own and cfg.name not in GROUPINGS:
+    custom = is_own(cfg.name)
+    if not custom and cfg.name not in GROUPINGS:
         raise unknown("partition.name", cfg.name, [*GROUPINGS, RELATIONS, "module:function"])
     if num_clients > graph.num_nodes:
         what = f"num_clients={num_clients} exceeds the {graph.num_nodes} nodes of '{graph.name}'"
         raise TooManyClients(what, graph.num_nodes)
-    if cfg.merge == "random_merge" and not own and cfg.name not in FREE:
+    if cfg.merge == "random_merge" and not custom and cfg.name not in FREE:
         what = f"partition.merge=random_merge makes as many clients as groups, and {cfg.name} makes num_clients groups"
         raise FedGraphError(f"{what}: use it with {' or '.join(FREE)}")
     seed %= 2**31  # what METIS, scikit-learn and NumPy all accept
-    grouping = function(cfg.name, "partition") if own else GROUPINGS[cfg.name]
+    grouping = function(cfg.name, "partition") if custom else GROUPINGS[cfg.name]
     groups = grouping(graph, cfg, num_clients, seed)
-    if own:
+    if custom:
         groups = _checked(groups, graph.num_nodes, cfg.name)
     clients = MERGES[cfg.merge](groups, cfg, num_clients, np.random.default_rng([seed, 1]))
     return [torch.from_numpy(np.sort(nodes)) for nodes in clients]
@@ -211,12 +211,12 @@ def cut(graph: Graph, parts: list[Tensor], received: Tensor | None = None) -> li
         """Return the data of edges, under the names of the client's fields."""
         if not graph.has_edge_data:
             return {}
-        found = {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS}
+        edge_data = {f"{cut}{key}": rows_of(getattr(graph, key), edges) for key in EDGE_FIELDS}
         if cut == "cut_in_" and received is not None:
-            found["cut_in_edge_attr"] = received[edges]
+            edge_data["cut_in_edge_attr"] = received[edges]
         elif cut == "cut_in_":
-            found["cut_in_edge_attr"][:, graph.num_shared_edge_features :] = 0
-        return found
+            edge_data["cut_in_edge_attr"][:, graph.num_shared_edge_features :] = 0
+        return edge_data
 
     source, target = graph.edge_index.numpy()
     who, near, far, edge = seen_from(source, target)
@@ -260,8 +260,8 @@ def by_relation(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int)
     for client in range(num_clients):
         rows = (owner == client).nonzero().view(-1)
         nodes = graph.edge_index[:, rows].unique()
-        own = graph.with_edges(torch.searchsorted(nodes, graph.edge_index[:, rows]), rows)
-        (alone,) = cut(replace(own, **rows_at(own, "node", nodes)), [torch.arange(nodes.numel())])
+        subgraph = graph.with_edges(torch.searchsorted(nodes, graph.edge_index[:, rows]), rows)
+        (alone,) = cut(replace(subgraph, **rows_at(subgraph, "node", nodes)), [torch.arange(nodes.numel())])
         place: dict[str, Any] = {"client": client, "num_clients": num_clients, "num_global_nodes": graph.num_nodes}
         clients.append(replace(alone, node_id=nodes, shared=True, **place))
     return clients

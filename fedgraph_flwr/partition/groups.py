@@ -33,8 +33,8 @@ def louvain(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> 
     network = nx.Graph()
     network.add_nodes_from(range(graph.num_nodes))
     network.add_edges_from(zip(upper.row.tolist(), upper.col.tolist(), strict=True))
-    found = community.best_partition(network, resolution=cfg.resolution, random_state=seed)
-    label = np.fromiter((found[node] for node in range(graph.num_nodes)), np.int64, graph.num_nodes)
+    communities = community.best_partition(network, resolution=cfg.resolution, random_state=seed)
+    label = np.fromiter((communities[node] for node in range(graph.num_nodes)), np.int64, graph.num_nodes)
     if cfg.params.get("isolated_together"):
         label[np.diff(adjacency.indptr) == 0] = graph.num_nodes
     groups = _by_label(label)

@@ -220,8 +220,8 @@ def _distinct(edges: list[torch.Tensor], attr: list[torch.Tensor]) -> tuple[torc
         copy = np.empty(len(rows))
         copy[np.argsort(group, kind="stable")] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         numbered.append(np.concatenate([rows, copy[:, None]], axis=1))
-    found = torch.from_numpy(np.unique(np.concatenate(numbered), axis=0))
-    return found[:, :2].T.to(torch.int64), found[:, 2:-1].to(torch.float32)
+    table = torch.from_numpy(np.unique(np.concatenate(numbered), axis=0))
+    return table[:, :2].T.to(torch.int64), table[:, 2:-1].to(torch.float32)
 
 
 def share_schema(parts: list[HeteroClientGraph]) -> list[HeteroClientGraph]:

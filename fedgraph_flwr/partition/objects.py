@@ -94,19 +94,19 @@ def _clients_of_many(graphs: Sequence[Any], cfg: RunConfig, name: str, classes: 
     Raises:
         FedGraphError: an object is no list, is empty, or holds something else.
     """
-    for index, own in enumerate(graphs):
-        if not isinstance(own, list | tuple) or not own:
+    for index, party in enumerate(graphs):
+        if not isinstance(party, list | tuple) or not party:
             raise FedGraphError(
                 f"graphs[{index}] must be a list of PyG Data like the others, one per graph of the client, got"
-                f" {'an empty list' if isinstance(own, list | tuple) else type(own).__name__}"
+                f" {'an empty list' if isinstance(party, list | tuple) else type(party).__name__}"
             )
-    whole = [from_list(own, f"graphs[{index}]") for index, own in enumerate(graphs)]
+    whole = [from_list(party, f"graphs[{index}]") for index, party in enumerate(graphs)]
     names = list(classes) or numbered_classes(torch.cat([graph.y for graph in whole]), "graphs=[...]")
     made = []
     for index, graph in enumerate(whole):
         named = check_graph(replace(graph, num_classes=max(len(names), 1)), f"graphs[{index}]")
-        own = client_graph(_with_masks(named, cfg, f"graphs[{index}]"), index, len(graphs), cfg.split, cfg.seed)
-        made.append(replace(own, name=name))
+        party = client_graph(_with_masks(named, cfg, f"graphs[{index}]"), index, len(graphs), cfg.split, cfg.seed)
+        made.append(replace(party, name=name))
     return with_target_stats(made)
 
 
@@ -190,9 +190,9 @@ def _client(
     if (cut.get("client"), cut.get("num_clients")) == (index, number):
         return check_file(ClientGraph(**cut), where)
     graph = _with_masks(whole(data, classes, target, where), cfg, where)
-    own = client_graph(graph, index, number, cfg.split, cfg.seed)
+    client = client_graph(graph, index, number, cfg.split, cfg.seed)
     ids = None if isinstance(graph, HeteroGraph) else _ids(data, graph.num_nodes, where)
-    return own if ids is None else replace(own, node_id=ids, num_global_nodes=int(ids.max()) + 1)
+    return client if ids is None else replace(client, node_id=ids, num_global_nodes=int(ids.max()) + 1)
 
 
 def _with_masks(graph: Any, cfg: RunConfig, where: str) -> Any:

@@ -92,8 +92,8 @@ def _parts(graph: Graph, cfg: RunConfig, folder: Path) -> list[Tensor]:
     """Return the nodes of each client, stored for resumption."""
     path = folder / "parts.npz"
     if path.is_file():
-        with np.load(path) as found:
-            return [torch.from_numpy(found[f"arr_{i}"].astype(np.int64)) for i in range(len(found.files))]
+        with np.load(path) as archive:
+            return [torch.from_numpy(archive[f"arr_{i}"].astype(np.int64)) for i in range(len(archive.files))]
     parts = assign(graph, cfg.partition, cfg.num_clients, grouping_seed(cfg.split, cfg.seed))
     if sum(map(len, parts)) != graph.num_nodes:
         raise FedGraphError(
@@ -176,8 +176,10 @@ class Spool:
         self._append("degree", 0, np.bincount(near[kept] - first, minlength=end - first).astype(np.int32))
         self._by_client("kept", self.owner[near[kept]], self.place[far[kept]])
         source, target = (far[~kept], near[~kept]) if self.by_target else (near[~kept], far[~kept])
-        for kind, own, other in (("out", source, target), ("in", target, source)):
-            self._by_client(kind, self.owner[own], np.stack([self.place[own], other, self.owner[other]], axis=1))
+        for kind, local_ends, other in (("out", source, target), ("in", target, source)):
+            self._by_client(
+                kind, self.owner[local_ends], np.stack([self.place[local_ends], other, self.owner[other]], axis=1)
+            )
 
     def _by_client(self, kind: str, owner: np.ndarray, rows: np.ndarray) -> None:
         order = np.argsort(owner, kind="stable")
@@ -220,10 +222,10 @@ class Spool:
 
 def replace_masks(graph: Graph, masked: Graph) -> Graph:
     """Return a graph with the masks of another, its edges still compressed."""
-    found = object.__new__(type(graph))
-    vars(found).update(vars(graph))
-    vars(found).update({name: getattr(masked, name) for name in MASKS})
-    return found
+    clone = object.__new__(type(graph))
+    vars(clone).update(vars(graph))
+    vars(clone).update({name: getattr(masked, name) for name in MASKS})
+    return clone
 
 
 def _write_client(graph: Graph, parts: list[Tensor], index: int, spool: Spool, cfg: RunConfig, path: Path) -> None:

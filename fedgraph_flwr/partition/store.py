@@ -199,8 +199,8 @@ def _place(folder: Path, index: int, whole: bool) -> Path | Piece | None:
     """Return the path of a client's file; None if it does not exist, or if it is incomplete and ``whole`` is required."""
     if _packed(folder):
         manifest = _manifest_of(folder)
-        found = index < len(manifest.sizes) and (not whole or _whole(folder))
-        return _piece(folder, manifest, index) if found else None
+        present = index < len(manifest.sizes) and (not whole or _whole(folder))
+        return _piece(folder, manifest, index) if present else None
     path = _name(folder, index)
     size = _manifest_of(folder).sizes[index : index + 1] if whole else []
     return path if path.is_file() and (not whole or [path.stat().st_size] == size) else None
@@ -273,17 +273,19 @@ def check(folder: Path) -> None:
         fixed = link_number(values.get("linking", {})) or any(
             shapes.get(cut, (2, 0))[1] for cut in ("cut_out", "cut_in")
         )
-        found = {
+        description = {
             "client": values["client"],
             "num_clients": values["num_clients"] if fixed else len(paths),
             "kind": values["kind"],
             "features": shapes.get("x", ())[1:],
             "classes": values.get("num_classes"),
         }
-        first = first or found
+        first = first or description
         for key, value in (first | {"client": index, "num_clients": len(paths)}).items():
-            if found[key] != value:
-                raise FedGraphError(f"{path} has {key} {found[key]}, expected {value}: use the files of one partition")
+            if description[key] != value:
+                raise FedGraphError(
+                    f"{path} has {key} {description[key]}, expected {value}: use the files of one partition"
+                )
 
 
 def write(folder: Path, clients: Sequence[Any], cfg: RunConfig | None = None, packed: bool = False) -> None:
@@ -423,7 +425,7 @@ def content(cfg: RunConfig) -> list[str]:
         paths = [path] if path and path.is_file() else []
     hashes = [_hash(path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     placed = [] if cfg.graph else [(path.name, path.stat()) for path in datasets.raw_files(cfg.dataset)]
-    hashes += [f"{name} {found.st_size} {found.st_mtime_ns}" for name, found in placed]
+    hashes += [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in placed]
     if cfg.dataset.source and not cfg.graph:
         params, seed = json.dumps(cfg.dataset.params, sort_keys=True), grouping_seed(cfg.split, cfg.seed)
         hashes.append(datasets.digest(cfg.dataset.source, params, seed, cfg.num_clients))

@@ -34,8 +34,8 @@ def stream(graph: Graph, cfg: PartitionConfig, num_clients: int, seed: int) -> l
         for first, end in blocks(indptr, max(nodes // (8 * num_clients), 1)):
             old = label[first:end].astype(np.int64)
             sizes -= np.bincount(old[old >= 0], minlength=num_clients)
-            found = _votes(indptr, indices, label, first, end, num_clients)
-            label[first:end] = _assigned(found, sizes, weight, most)
+            votes = _votes(indptr, indices, label, first, end, num_clients)
+            label[first:end] = _assigned(votes, sizes, weight, most)
     order = np.argsort(label, kind="stable")
     return [part.astype(np.int64) for part in np.split(order, np.cumsum(sizes)[:-1])]
 
@@ -51,13 +51,13 @@ def _chosen(cfg: PartitionConfig) -> tuple[int, float]:
 
 def blocks(indptr: np.ndarray, most: int = 2**62, edges: int = EDGES_AT_ONCE) -> list[tuple[int, int]]:
     """Return ranges of rows with at most so many rows and edges each, at least one row."""
-    found, first, nodes = [], 0, len(indptr) - 1
+    ranges, first, nodes = [], 0, len(indptr) - 1
     while first < nodes:
         fitting = int(np.searchsorted(indptr, indptr[first] + edges, side="right")) - 1
         end = min(max(fitting, first + 1), first + most, nodes)
-        found.append((first, end))
+        ranges.append((first, end))
         first = end
-    return found
+    return ranges
 
 
 def _votes(indptr: np.ndarray, indices: np.ndarray, label: np.ndarray, first: int, end: int, parts: int) -> np.ndarray:

@@ -107,12 +107,12 @@ def plan(folder: Path, party: str, graph: Path | None = None) -> Forgetting:
     cfg, summary = finished(folder)
     _check(cfg, folder)
     held = held_files(cfg)
-    names = [str(getattr(each, "linking", {}).get("party", "")) for each in held]
+    names = [str(getattr(file, "linking", {}).get("party", "")) for file in held]
     gone = _client(party, names, folder)
     _check_before(cfg, folder, names[gone])
-    kept = [each for client, each in enumerate(held) if client != gone]
+    kept = [file for client, file in enumerate(held) if client != gone]
     others = [name for client, name in enumerate(names) if client != gone]
-    owners = [getattr(each, f"{cut}_owner") for each in kept if isinstance(each, ClientGraph) for cut in _CUTS]
+    owners = [getattr(file, f"{cut}_owner") for file in kept if isinstance(file, ClientGraph) for cut in _CUTS]
     edges = sum(int((owner == gone).sum()) for owner in owners)
     if graph is None:
         _check_schema(kept, names[gone] or str(gone))
@@ -203,7 +203,7 @@ def _again(folder: Path, others: Sequence[str], gone: str) -> list[Any]:
         FedGraphError: the folder has files of other parties.
     """
     graphs = [load(path) for path in files(folder)]
-    names = [str(getattr(each, "linking", {}).get("party", "")) for each in graphs]
+    names = [str(getattr(graph, "linking", {}).get("party", "")) for graph in graphs]
     if len(graphs) != len(others) or (any(others) and fold(names).tolist() != fold(others).tolist()):
         raise FedGraphError(
             f"--graph {folder} has the parties {names}, expected those of the run without '{sanitize(gone, 60)}': {list(others)}"
@@ -261,15 +261,17 @@ def _without(graph: ClientGraph, client: int, gone: int, ids: Tensor, place: dic
     linking = dict(graph.linking)
     if "link" in linking:
         linking["link"] = hashlib.sha256(f"{linking['link']} without {gone}".encode()).hexdigest()
-    own = torch.searchsorted(ids, graph.node_id)
-    return replace(graph, **fields, node_id=own, client=client, num_global_nodes=ids.numel(), linking=linking, **place)
+    nodes = torch.searchsorted(ids, graph.node_id)
+    return replace(
+        graph, **fields, node_id=nodes, client=client, num_global_nodes=ids.numel(), linking=linking, **place
+    )
 
 
-def forget(found: Forgetting, out: Path) -> dict[str, Any]:
+def forget(removal: Forgetting, out: Path) -> dict[str, Any]:
     """Write the survivors' files to ``out/files``, and replay the run on them.
 
     Args:
-        found: the result of `plan`.
+        removal: the result of `plan`.
         out: folder of the new run.
 
     Returns:
@@ -282,12 +284,12 @@ def forget(found: Forgetting, out: Path) -> dict[str, Any]:
     if (out / SUMMARY).is_file():
         raise FedGraphError(f"{out} holds a finished run: pass another --out")
     graphs = out / "files"
-    for graph in found.graphs:
+    for graph in removal.graphs:
         graph.save(graphs / f"client_{graph.client:04d}.safetensors")
-    kept = [client for client in range(len(found.graphs) + 1) if client != found.client]
-    summary = run(replace(of_clients(found.cfg, kept), graph=str(graphs.absolute()), out=str(out)))
+    kept = [client for client in range(len(removal.graphs) + 1) if client != removal.client]
+    summary = run(replace(of_clients(removal.cfg, kept), graph=str(graphs.absolute()), out=str(out)))
     model = {name: tensor.numpy() for name, tensor in read_tensors(out / "model_final.safetensors")[0].items()}
-    record = {"party": found.name or found.client, "client": found.client, "run": str(found.folder)}
+    record = {"party": removal.name or removal.client, "client": removal.client, "run": str(removal.folder)}
     record["model"] = digest(model).hex()
     write_bytes(out / RECORD, json.dumps(record, indent=1).encode())
     return summary

@@ -32,13 +32,13 @@ def main(args: argparse.Namespace) -> int:
     from fedgraph_flwr.party.forget import forget, plan
     from fedgraph_flwr.store.results import headline_score
 
-    found = plan(args.run, args.party, args.graph)
-    for line in found.lines():
+    removal = plan(args.run, args.party, args.graph)
+    for line in removal.lines():
         print(line, flush=True)
     if args.dry_run:
         return 0
-    out = args.out or args.run.with_name(f"{args.run.name}-without-{found.client}")
-    summary = forget(found, out)
+    out = args.out or args.run.with_name(f"{args.run.name}-without-{removal.client}")
+    summary = forget(removal, out)
     print(f"headline: {summary['headline']} = {headline_score(summary):.4f}")
     print(f"wrote {out}; delete {args.run}, its exports and state folders: the party took part in their models")
     return 0

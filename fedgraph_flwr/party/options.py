@@ -54,8 +54,8 @@ def answered(run: Callable[[argparse.Namespace], tuple[int, Any]]) -> Callable[[
         from fedgraph_flwr.report.as_json import as_json
 
         with contextlib.redirect_stdout(sys.stderr):
-            code, found = run(args)
-        print(as_json({"rows": found.to_dict("records"), **found.attrs} if hasattr(found, "attrs") else found))
+            code, answer = run(args)
+        print(as_json({"rows": answer.to_dict("records"), **answer.attrs} if hasattr(answer, "attrs") else answer))
         return code
 
     return main

@@ -204,8 +204,8 @@ def _check_ends(
     for column, given in zip(columns[1:], outcomes.ends or (), strict=True):
         if column not in table.columns:
             return
-        own = normal_ids(as_words(table[column])[seen], "number")
-        agree |= own == normal_ids(given[place[seen]], "number")
+        accounts = normal_ids(as_words(table[column])[seen], "number")
+        agree |= accounts == normal_ids(given[place[seen]], "number")
     if 2 * agree.sum() < agree.size:
         row = int(np.flatnonzero(seen)[np.flatnonzero(~agree)[0]])
         example = sanitize(str(outcomes.ids[place[row]]), 40)

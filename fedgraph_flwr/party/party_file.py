@@ -152,19 +152,21 @@ class PartyFile:
 
     def options(self, folder: Path) -> dict[str, Any]:
         """Return values of options by their destination."""
-        found: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
-        found |= {key: ",".join(getattr(self, key)) for key in _LISTS}
-        found |= {"recipe": self.features, **{key: getattr(self, key) for key in _SAME}}
-        found["input"] = list(self.inputs)
+        options: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
+        options |= {key: ",".join(getattr(self, key)) for key in _LISTS}
+        options |= {"recipe": self.features, **{key: getattr(self, key) for key in _SAME}}
+        options["input"] = list(self.inputs)
         for key, dest in _PAIRS.items():
-            found[dest] = [f"{name}={value}" for name, value in getattr(self, key).items()]
-        found |= {f"{role}_column": name for role, name in self.columns.items()}
-        found |= {"match_columns": ",".join(f"{name}:{kind}" for name, kind in self.match.items())}
-        schema = found["schema"]
+            options[dest] = [f"{name}={value}" for name, value in getattr(self, key).items()]
+        options |= {f"{role}_column": name for role, name in self.columns.items()}
+        options |= {"match_columns": ",".join(f"{name}:{kind}" for name, kind in self.match.items())}
+        schema = options["schema"]
         stored = Schema.load(schema).tables if schema and schema.is_file() else self
-        if self.role or any(each.party_columns or each.party_prefix for each in (self, stored)):
-            found["own_party"] = self.party
-        return {dest: value for dest, value in found.items() if value not in (None, "", [], False) or dest == "client"}
+        if self.role or any(layout.party_columns or layout.party_prefix for layout in (self, stored)):
+            options["own_party"] = self.party
+        return {
+            dest: value for dest, value in options.items() if value not in (None, "", [], False) or dest == "client"
+        }
 
 
 def read_party(path: Path) -> PartyFile:
@@ -189,13 +191,13 @@ def read_party(path: Path) -> PartyFile:
         given["client"] = int(given.get("client", "0"))
     given["undirected"] = {"true": True, "false": False}.get(word := given.get("undirected", "false"), word)
     try:
-        found: PartyFile = typed(PartyFile, given, f"{path}=")
-        for key in ("party", *([] if found.role and found.nodes + found.edges else ["nodes", "edges"])):
-            if not getattr(found, key):
+        party: PartyFile = typed(PartyFile, given, f"{path}=")
+        for key in ("party", *([] if party.role and party.nodes + party.edges else ["nodes", "edges"])):
+            if not getattr(party, key):
                 raise FedGraphError(f"{key} is missing: write it, as `fedgraph-flwr init-party` does")
     except FedGraphError as error:
         raise FedGraphError(f"{path}: {str(error).removeprefix(f'{path}.').replace(f' ({path}=)', '')}") from error
-    return found
+    return party
 
 
 def is_key(word: str) -> bool:
@@ -210,7 +212,7 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
     Raises:
         FedGraphError: a key is unknown or has two values, or its value has another form.
     """
-    found: dict[str, Any] = {"columns": {}}
+    keys: dict[str, Any] = {"columns": {}}
     seen: dict[str, str] = {}
     for word in words:
         section = word.partition("=")[0].partition(".")[0]
@@ -225,22 +227,22 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
                 f"{word} has no value: give one, or leave it out. A key of a party's file is removed there"
             )
         if name.strip() and str(_KINDS[section]).startswith("dict"):
-            found.setdefault(section, {})[name] = value
+            keys.setdefault(section, {})[name] = value
         elif name or str(_KINDS[section]).startswith("dict"):
             raise FedGraphError(f"{word}: expected KEY=VALUE, or KEY.NAME=VALUE such as columns.label=fraud")
         elif _KINDS[section] is int:
             if not value.isdecimal():
                 raise FedGraphError(f"{word}: expected a whole number from 0")
-            found[section] = int(value)
+            keys[section] = int(value)
         elif _KINDS[section] is bool:
             one_of(value, ("true", "false"), section)
-            found[section] = value == "true"
+            keys[section] = value == "true"
         elif str(_KINDS[section]).startswith("list"):
-            listed = [each.strip() for each in value.strip("[]").split(",")]
-            found[section] = [*found.get(section, []), *listed]
+            listed = [part.strip() for part in value.strip("[]").split(",")]
+            keys[section] = [*keys.get(section, []), *listed]
         else:
-            found[section] = value
-    return found
+            keys[section] = value
+    return keys
 
 
 _KINDS = {each.name: each.type for each in fields(PartyFile)}

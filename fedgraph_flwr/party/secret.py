@@ -34,14 +34,14 @@ def party_secret(folder: Path, client: int, seed: int | None = None) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
             file.write(secrets.token_hex(32))
-        found = path.read_text().strip()
+        secret = path.read_text().strip()
     except OSError as error:
         raise FedGraphError(f"cannot keep the party's secret in {path}: {error.strerror or error}") from error
-    if not is_secret(found):
+    if not is_secret(secret):
         raise FedGraphError(
             f"{path} holds no party's secret: restore it, or remove it to link with other row numbers than before"
         )
-    return found
+    return secret
 
 
 def _private(path: str, flags: int) -> int:

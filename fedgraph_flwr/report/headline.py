@@ -168,21 +168,21 @@ def start_text(summary: Mapping[str, Any], cfg: RunConfig) -> str:
     now = headline_score(summary)
     known = f", {score_text(score, cfg.evaluation.headline)} before round 1" if not math.isnan(score) else ""
     known += f" and {score_text(now, cfg.evaluation.headline)} now" if known and not math.isnan(now) else ""
-    there, here = (each if isinstance(each, dict) else {} for each in (start.get("privacy"), summary.get("privacy")))
+    there, here = (entry if isinstance(entry, dict) else {} for entry in (start.get("privacy"), summary.get("privacy")))
     spent = [("there", there.get("epsilon")), ("in this run", here.get("own_epsilon", here.get("epsilon")))]
     spent += [("in all", here.get("epsilon"))] if here.get("earlier") else []
-    epsilon = [f"ε ≤ {value:.3g} {where}" for where, each in spent if not math.isnan(value := as_number(each))]
+    epsilon = [f"ε ≤ {value:.3g} {where}" for where, entry in spent if not math.isnan(value := as_number(entry))]
     return f"starts with the model of {start.get('run', '?')}{known}{''.join(f'; {text}' for text in epsilon)}"
 
 
 def _with_spread(group: RunGroup, metric: str) -> str:
     """Format ``84.1 ± 0.6 %`` over seeds, or the score of a single run."""
-    found = group.mean
-    if found.n < 2:
-        return score_text(found.mean, metric)
+    interval = group.mean
+    if interval.n < 2:
+        return score_text(interval.mean, metric)
     if is_share(metric):
-        return f"{100 * found.mean:.1f} ± {spread(found.half, metric)} %"
-    return f"{found.mean:.4g} ± {spread(found.half, metric)}"
+        return f"{100 * interval.mean:.1f} ± {spread(interval.half, metric)} %"
+    return f"{interval.mean:.4g} ± {spread(interval.half, metric)}"
 
 
 def _trust(group: RunGroup, metric: str) -> str:
@@ -207,14 +207,14 @@ def _beside(top: RunGroup, baselines: Sequence[RunGroup], metric: str) -> str:
     def scaled(group: RunGroup) -> dict[int, float]:
         return {seed: scale * value for seed, value in group.by_seed.items()}
 
-    own, sign = scaled(top), chance.sign_of(metric)
+    scores, sign = scaled(top), chance.sign_of(metric)
     for group in baselines:
         if group is not top and (
-            found := outcome.compared(top.name, own, group.name, scaled(group), sign, margin, unit)
+            comparison := outcome.compared(top.name, scores, group.name, scaled(group), sign, margin, unit)
         ):
             pooled = group.runs[0].cfg.strategy.pooled
             kind = "one model on the whole graph" if pooled else "each client on its own graph"
-            comparisons.append(found.against(f"{group.name} ({kind}, {score_text(group.mean.mean, metric)})"))
+            comparisons.append(comparison.against(f"{group.name} ({kind}, {score_text(group.mean.mean, metric)})"))
     return listed(comparisons)
 
 
@@ -228,11 +228,11 @@ def tiles(group: RunGroup) -> Markup:
     """Return the tiles with the main numbers."""
     run, summary = group.runs[0], group.runs[0].summary
     done = run.every_round[-1]["round"] if run.every_round else 0
-    total, each = (duration(_mean(group, key)) for key in ("total_seconds", "seconds_per_round"))
+    total, pace = (duration(_mean(group, key)) for key in ("total_seconds", "seconds_per_round"))
     failed = sum(len(failed_replies(record)) for run in group.runs for record in run.every_round)
     cells = [
         ("rounds", str(done), f"best {run.shown_round}" if run.shown_round else "none scored"),
-        ("time", total, f"{each} per round (median)"),
+        ("time", total, f"{pace} per round (median)"),
         ("sent by clients", size(_mean(group, "bytes_up")), "whole run"),
         ("sent to clients", size(_mean(group, "bytes_down")), "whole run"),
         ("clients", str(run.cfg.num_clients), f"{failed} replies failed" if failed else "no reply failed"),
@@ -279,8 +279,8 @@ def compared(page: Page, groups: Sequence[RunGroup], baselines: Sequence[RunGrou
         f" within {MARGIN:g} point (level)."
     )
     body = grid(methods.scores(page), methods.differences(page, how)) + methods.table({})
-    found = ", ".join(run.folder.name for group in shown if group not in groups for run in group.runs)
-    return body + note(f"Found next to the runs of this page, with the same data: {found}.") if found else body
+    names = ", ".join(run.folder.name for group in shown if group not in groups for run in group.runs)
+    return body + note(f"Found next to the runs of this page, with the same data: {names}.") if names else body
 
 
 def _cell(group: RunGroup, first: RunGroup | None, scale: float) -> dict[str, Any]:

@@ -53,8 +53,8 @@ def listed(folder: Path, filters: Mapping[str, str] | None = None) -> list[Liste
     """
     if not folder.is_dir():
         raise FedGraphError(f"{folder} does not exist: pass the folder that holds your runs, such as runs")
-    found = [_read(path.parent) for deep in ("*", "*/*") for path in folder.glob(f"{deep}/{CONFIG}")]
-    runs = sorted((run for run in found if run), key=lambda run: str(run["ended"]))
+    candidates = [_read(path.parent) for deep in ("*", "*/*") for path in folder.glob(f"{deep}/{CONFIG}")]
+    runs = sorted((run for run in candidates if run), key=lambda run: str(run["ended"]))
     for given, value in (filters or {}).items():
         if given == "state" and value not in STATES:
             raise unknown("state", value, STATES)

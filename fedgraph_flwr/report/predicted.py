@@ -73,10 +73,10 @@ def predict(run: FinishedRun, load: Callable[[Path, int], Any]) -> Predicted:
         test = task.masks["test"] & (task.y >= 0)
         chances.append(logits[test].double().softmax(1).numpy())
         labels.append(task.y[test].numpy())
-    found = Predicted(np.concatenate(chances), np.concatenate(labels), min(of, MAX_CLIENTS), of)
-    if not found.y.size:
+    predictions = Predicted(np.concatenate(chances), np.concatenate(labels), min(of, MAX_CLIENTS), of)
+    if not predictions.y.size:
         raise FedGraphError("no client has a labelled test node")
-    return found
+    return predictions
 
 
 def shown(page: Page, groups: Sequence[RunGroup], load: Callable[[Path, int], Any]) -> list[Markup]:
@@ -117,9 +117,9 @@ def _columns(group: RunGroup, load: Callable[[Path, int], Any]) -> Markup | None
         names = predictor.column_names
     except FedGraphError:
         return None
-    found = gains(forest, len(names))
-    order = np.argsort(-found, kind="stable")[:MAX_COLUMNS]
-    rows = [[(names[i], float(-found[i])), (percent(found[i] / found.sum()), found[i])] for i in order if found[i]]
+    gain = gains(forest, len(names))
+    order = np.argsort(-gain, kind="stable")[:MAX_COLUMNS]
+    rows = [[(names[i], float(-gain[i])), (percent(gain[i] / gain.sum()), gain[i])] for i in order if gain[i]]
     whose = "" if group.runs[0].cfg.strategy.shared else " of client 0"
     about = f"Columns that the trees{whose} of {group.name} gain most by: share of the gain of all splits."
     return table(["column", "gain"], rows, about)
@@ -133,8 +133,8 @@ def _confusions(page: Page, matrices: dict[str, dict[str, Any]]) -> Markup:
 
 def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list[Markup]:
     """Return the charts that need probabilities of single nodes."""
-    every = {name: found for name, (_, found) in known.items()}
-    errors = ", ".join(f"{name} {percent(calibration_error(found))}" for name, found in every.items())
+    every = {name: predictions for name, (_, predictions) in known.items()}
+    errors = ", ".join(f"{name} {percent(calibration_error(predictions))}" for name, predictions in every.items())
     how = (
         "Accuracy of predictions by confidence. The dotted line is perfect calibration; below it, the model is"
         f" overconfident. Area: number of nodes. Expected calibration error: {errors}."
@@ -142,7 +142,7 @@ def _curves(page: Page, known: dict[str, tuple[FinishedRun, Predicted]]) -> list
     series = [{"name": name, "points": _calibration(of), "colour": i} for i, (name, of) in enumerate(every.items())]
     x, y = {"name": "confidence", **SHARE}, {"name": "accuracy", **SHARE}
     chart = page.chart("Calibration", how, "plane", height=320, x=x, y=y, diagonal=True, series=series)
-    of_two = all(found.chances.shape[1] == 2 for found in every.values())
+    of_two = all(predictions.chances.shape[1] == 2 for predictions in every.values())
     return [chart, *(_of_two(page, every) if of_two else ())]
 
 
@@ -168,9 +168,9 @@ def _count(known: int, below: int) -> str:
     return f"≥ {count(known)}" if known else f"< {below}"
 
 
-def bins(found: Predicted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def bins(predictions: Predicted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bin nodes by confidence into `BINS` equal widths; return mean confidence, accuracy and nodes of non-empty bins."""
-    sure, right = found.chances.max(1), found.chances.argmax(1) == found.y
+    sure, right = predictions.chances.max(1), predictions.chances.argmax(1) == predictions.y
     place = np.minimum((sure * BINS).astype(int), BINS - 1)
     nodes = np.bincount(place, minlength=BINS)
     held = nodes > 0
@@ -178,14 +178,14 @@ def bins(found: Predicted) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return means[0], means[1], nodes[held]
 
 
-def calibration_error(found: Predicted) -> float:
+def calibration_error(predictions: Predicted) -> float:
     """Return Σ_b (n_b / n) |accuracy − mean confidence| over the bins (Guo et al., ICML 2017)."""
-    sure, right, nodes = bins(found)
+    sure, right, nodes = bins(predictions)
     return float((nodes * np.abs(sure - right)).sum() / nodes.sum())
 
 
-def _calibration(found: Predicted) -> list[list[Any]]:
-    sure, right, nodes = bins(found)
+def _calibration(predictions: Predicted) -> list[list[Any]]:
+    sure, right, nodes = bins(predictions)
     sizes = 6 + 20 * np.sqrt(nodes / nodes.max())
     return [[s, r, f"{count(n)} nodes", size] for s, r, n, size in zip(sure, right, nodes, sizes, strict=True)]
 
@@ -203,8 +203,8 @@ def roc(chance: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def _of_two(page: Page, known: dict[str, Predicted]) -> list[Markup]:
     """Plot ROC and precision-recall curves of the second class over all test nodes."""
     curves: dict[str, list[dict[str, Any]]] = {"roc": [], "pr": []}
-    for place, (name, found) in enumerate(known.items()):
-        false, recall, precision = roc(found.chances[:, 1], found.y == 1)
+    for place, (name, predictions) in enumerate(known.items()):
+        false, recall, precision = roc(predictions.chances[:, 1], predictions.y == 1)
         some = np.unique(np.linspace(0, len(false) - 1, 200).astype(int))
         line = {"name": name, "line": True, "bare": True, "colour": place}
         curves["roc"].append(line | {"points": [[0, 0], *zip(false[some], recall[some], strict=True)]})

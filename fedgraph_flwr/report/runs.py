@@ -89,11 +89,11 @@ class FinishedRun:
     def left_out(self) -> dict[int, str]:
         """Clients excluded from the headline score, with the reason."""
         clients = self._shown.get(SCORED_BY)
-        found = (
+        reasons = (
             metrics.left_out(self.cfg.evaluation, self._shown.get("clients", {}), clients) if self.per_client else {}
         )
         return dict(
-            sorted({**found, **{int(client): "did not reply" for client in self._shown.get(MISSING, {})}}.items())
+            sorted({**reasons, **{int(client): "did not reply" for client in self._shown.get(MISSING, {})}}.items())
         )
 
     @property
@@ -119,10 +119,10 @@ class FinishedRun:
 
         Empty if clients send none, or if not all were to score the model.
         """
-        found, clients = self._shown.get("clients", {}), self._shown.get(SCORED_BY)
+        scores, clients = self._shown.get("clients", {}), self._shown.get(SCORED_BY)
         if self.cfg.evaluation.clients != "all":
             return {}
-        return {key: _placed(values, clients, self._shown.get(MISSING, {})) for key, values in found.items()}
+        return {key: _placed(values, clients, self._shown.get(MISSING, {})) for key, values in scores.items()}
 
     @property
     def confusion(self) -> list[list[int]]:
@@ -250,11 +250,11 @@ def group_runs(runs: Sequence[FinishedRun]) -> list[RunGroup]:
     by_settings: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
         by_settings.setdefault(json.dumps(_settings(run), sort_keys=True), {}).setdefault(run.cfg.seed, run)
-    found = [list(of.values()) for of in by_settings.values()]
-    settings = [_settings(of[0]) for of in found]
+    groups = [list(of.values()) for of in by_settings.values()]
+    settings = [_settings(of[0]) for of in groups]
     keys = _varying(settings)
     differing = [{key: setting.get(key) for key in keys} for setting in settings]
-    return [RunGroup(*each) for each in zip(_names(differing), differing, found, strict=True)]
+    return [RunGroup(*parts) for parts in zip(_names(differing), differing, groups, strict=True)]
 
 
 def _names(differing: Sequence[dict[str, Any]]) -> list[str]:
@@ -305,7 +305,7 @@ def _points(runs: Sequence[FinishedRun]) -> dict[str, float]:
     rules = runs[0].cfg.evaluation
     names = [key for name in rules.points if name != rules.headline for key in (name, chance.name_of(name))]
     scores = [run.summary["metrics"].get(rules.select, {}) for run in runs]
-    return {key: statistics.fmean(found.get(f"test_{key}", math.nan) for found in scores) for key in names}
+    return {key: statistics.fmean(values.get(f"test_{key}", math.nan) for values in scores) for key in names}
 
 
 def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
@@ -316,10 +316,10 @@ def beside(runs: Sequence[FinishedRun], most: int = 500) -> list[FinishedRun]:
     """
     places = {run.folder.absolute().parent for run in runs}
     given = {run.folder.absolute() for run in runs}
-    found = [path for place in places for path in place.glob(f"*/{SUMMARY}") if path.parent not in given]
+    paths = [path for place in places for path in place.glob(f"*/{SUMMARY}") if path.parent not in given]
     seeds, cuts = {run.cfg.seed for run in runs}, {cut_of(run) for run in runs}
     data, kept = {run.cfg.dataset.name for run in runs}, []
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:most]:
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)[:most]:
         with contextlib.suppress(FedGraphError, OSError, ValueError):
             summary = read_summary(path.parent, ["seed", "strategy", "dataset"])
             if summary["seed"] in seeds and summary["dataset"] in data and _is_baseline(summary["strategy"]):

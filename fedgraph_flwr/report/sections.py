@@ -170,8 +170,8 @@ def _losses(page: Page, groups: Sequence[RunGroup]) -> Markup:
 
 def _statistics(page: Page, groups: Sequence[RunGroup]) -> Markup:
     keys = [key for group in groups for run in group.runs for r in run.every_round[:1] for key in r.get("train", {})]
-    own = [key for key in dict.fromkeys(keys) if key != "train_loss" and not key.startswith("trained_")]
-    views = {key: view for key in own if (view := _statistic(groups, key))["series"]}
+    names = [key for key in dict.fromkeys(keys) if key != "train_loss" and not key.startswith("trained_")]
+    views = {key: view for key in names if (view := _statistic(groups, key))["series"]}
     how = "Mean over the clients of a round of each number that the method declares in its uplink."
     return page.chart("Statistics of the method", how, "lines", height=300, wide=True, views=views, x=ROUNDS)
 
@@ -377,18 +377,20 @@ def _spent(run: FinishedRun) -> Markup:
 
 def _failures(runs: Sequence[FinishedRun]) -> Markup:
     """Tabulate failures by client and reason, most frequent first."""
-    found: dict[tuple[str, str], list[int]] = {}
+    failures: dict[tuple[str, str], list[int]] = {}
     for run in runs:
         for record in run.every_round:
             for who, reason in record["failed"].items():
-                found.setdefault((run.client_name(sanitize(who)), sanitize(reason, 1000)), []).append(record["round"])
+                failures.setdefault((run.client_name(sanitize(who)), sanitize(reason, 1000)), []).append(
+                    record["round"]
+                )
         for who, reason in (run.summary.get("failures") or {}).items():
-            found.setdefault((run.client_name(sanitize(who)), sanitize(reason, 1000)), [])
-    if not found:
+            failures.setdefault((run.client_name(sanitize(who)), sanitize(reason, 1000)), [])
+    if not failures:
         return note("No reply failed.")
     rows = [
         [who, (str(len(rounds) or 1), float(len(rounds) or 1)), _span(rounds), reason]
-        for (who, reason), rounds in sorted(found.items(), key=lambda item: -len(item[1]))
+        for (who, reason), rounds in sorted(failures.items(), key=lambda item: -len(item[1]))
     ]
     return table(["client", "failures", "rounds", "reason"], rows, "Failed replies.")
 
@@ -412,8 +414,8 @@ def repeat(groups: Sequence[RunGroup]) -> list[Markup]:
             parts.append(render("repeat", name=name, command=command, config=(run.folder / CONFIG).read_text()))
     first = groups[0].runs[0]
     versions = first.summary.get("versions")
-    found = overrides_of(first.cfg)
-    words = [f"config={first.folder / CONFIG}"] if found is None else found
+    overrides = overrides_of(first.cfg)
+    words = [f"config={first.folder / CONFIG}"] if overrides is None else overrides
     terms: list[tuple[str, str]] = [("command", render("code", content=f"fedgraph-flwr run {shlex.join(words)}"))]
     if isinstance(versions, dict):
         terms.append(("versions", ", ".join(f"{name} {number}" for name, number in versions.items())))

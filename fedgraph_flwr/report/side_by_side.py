@@ -42,8 +42,8 @@ class SideBySide:
         def rows(of: Sequence[Cell]) -> list[dict[str, Any]]:
             made = []
             for cell, look in zip(of, looks(of), strict=True):
-                each = [[self._factor * v, f"seed {seed}"] for seed, v in cell["scores"].items() if v is not None]
-                made.append(self._row(cell, look, cell) | {"each": each if len(each) > 1 else []})
+                points = [[self._factor * v, f"seed {seed}"] for seed, v in cell["scores"].items() if v is not None]
+                made.append(self._row(cell, look, cell) | {"each": points if len(points) > 1 else []})
             return made
 
         how = "Large: mean over seeds, with its 95 % interval (Student's t). Small: single seeds."
@@ -127,9 +127,12 @@ class SideBySide:
     def _by_setting(self) -> dict[str, list[Cell]]:
         return {setting: [cell for cell in self.cells if cell["setting"] == setting] for setting in self.settings}
 
-    def _row(self, cell: Cell, look: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, cell: Cell, look: Mapping[str, Any], interval: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a method in a chart, with a mean and half of its interval."""
-        mean, half = self._factor * found["mean"], math.nan if found["half"] is None else self._factor * found["half"]
+        mean, half = (
+            self._factor * interval["mean"],
+            math.nan if interval["half"] is None else self._factor * interval["half"],
+        )
         return dot(cell["method"], (mean, mean - half, mean + half), **look)
 
     def _chart(

@@ -60,8 +60,8 @@ def outcomes_of(folder: Path) -> list[Path]:
     """Return the stored outcomes of the sweeps in a folder; none for a run folder."""
     if (folder / CONFIG).is_file():
         return []
-    found = [path.with_suffix(".json") for path in sorted(folder.glob("*.csv")) if ours(path)]
-    return [path for path in found if path.is_file()]
+    paths = [path.with_suffix(".json") for path in sorted(folder.glob("*.csv")) if ours(path)]
+    return [path for path in paths if path.is_file()]
 
 
 def write_sweeps(outcomes: Sequence[Path], out: Path) -> Path:
@@ -115,7 +115,7 @@ def _chosen(outcome: Mapping[str, Any]) -> str:
 
 def _metric(outcome: Mapping[str, Any]) -> str:
     """Return the name of the score: ``test accuracy``; ``score`` if rows have different ones."""
-    names = {headline_text(each.partition(" at ")[0]) for each in outcome["headline"].split(", ") if each}
+    names = {headline_text(text.partition(" at ")[0]) for text in outcome["headline"].split(", ") if text}
     return names.pop() if len(names) == 1 else "score"
 
 
@@ -133,11 +133,11 @@ def _kept(page: Page, cells: Sequence[Any], folder: Path) -> list[Markup]:
         groups: list[RunGroup] = []
         of = [cell for cell in cells if cell["setting"] == setting]
         for cell, look in zip(of, looks(of), strict=True):
-            found = []
+            runs = []
             for path in (folder / run for run in cell["runs"]):
                 with suppress(FedGraphError):  # removed or damaged since
-                    found.append(load_run(path))
-            groups += [replace(group, name=cell["method"], place=look["colour"]) for group in group_runs(found)[:1]]
+                    runs.append(load_run(path))
+            groups += [replace(group, name=cell["method"], place=look["colour"]) for group in group_runs(runs)[:1]]
         if groups:
             several = len({cell["setting"] for cell in cells}) > 1
             parts += [*([render("subtitle", title=setting)] if several else []), *training(page, groups)]

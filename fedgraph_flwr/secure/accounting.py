@@ -81,15 +81,15 @@ def _divergence(z: float, sensitivity: float, q: float) -> NDArray[np.float64]:
         rough = np.minimum((2 * orders + 5) / (4 * z**4 * sensitivity**2), 3 / (2 * z**2))
         return np.asarray(orders / (2 * z**2) + rough)
 
-    found = whole(ORDERS)
+    bounds = whole(ORDERS)
     if q < 1:
         few = ORDERS <= LARGEST_ORDER
         k, alpha = np.arange(LARGEST_ORDER + 1.0), ORDERS[few, None]
         left = np.maximum(alpha - k, 0)
         terms = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(left + 1) + left * math.log1p(-q) + k * math.log(q)
         terms = np.where(k <= alpha, terms + np.where(k > 1, (k - 1) * whole(k), 0), -np.inf)
-        found[few] = np.minimum(found[few], np.maximum(logsumexp(terms, axis=1), 0) / (ORDERS[few] - 1))
-    return found
+        bounds[few] = np.minimum(bounds[few], np.maximum(logsumexp(terms, axis=1), 0) / (ORDERS[few] - 1))
+    return bounds
 
 
 def epsilon_of(divergences: NDArray[np.float64], delta: float) -> float:

@@ -93,7 +93,7 @@ def received_norms(arrays: Arrays, groups: Iterable[str], rules: PrivacyConfig) 
     Raises:
         FedGraphError: one is missing, or outside of the range of `NORM_RANGE`.
     """
-    found = {}
+    norms = {}
     for group in groups:
         value = arrays.get(group, np.empty(0))
         norm = float(value.reshape(-1)[0]) if value.size == 1 and value.dtype == np.float64 else 0.0
@@ -103,5 +103,5 @@ def received_norms(arrays: Arrays, groups: Iterable[str], rules: PrivacyConfig) 
                 f"the server sent no clipping norm > 0 for group '{group}' within a factor of {NORM_RANGE:g} of the first,"
                 f" {first:g}, which privacy.dp needs"
             )
-        found[group] = norm
-    return found
+        norms[group] = norm
+    return norms

@@ -73,16 +73,16 @@ def verified(state: Path, expect: str = "") -> Iterator[dict[str, Any]]:
                 continue
             n += 1
             entry = _read(path, n, line)
-            found = entry.pop("hash")
-            if found != next_hash(before, text_of(entry)):
+            digest = entry.pop("hash")
+            if digest != next_hash(before, text_of(entry)):
                 raise FedGraphError(
                     f"{path}, line {n} does not follow from line {n - 1}: it, or lines before it, were changed, removed or moved"
                 )
-            if str(n) == number and found != wanted:
+            if str(n) == number and digest != wanted:
                 raise FedGraphError(
                     f"{path}, line {n} has not the hash of the earlier audit: the log was written again"
                 )
-            before, end = found, end + len(line)
+            before, end = digest, end + len(line)
             yield entry
     if rest > 1:
         raise FedGraphError(newer(path))
@@ -154,12 +154,12 @@ def audit(state: Path, expect: str = "") -> Any:
         if "action" in row:
             row["run"] = names.get(row["subject"], "") if row["action"] in ("start", "stop") else ""
             continue
-        own = {name: price for name, price in booked.items() if price["run"] == run}
+        prices = {name: price for name, price in booked.items() if price["run"] == run}
         row["approved"] = "; ".join(signers[run])
         row["what"] = ", ".join(f"{group} {size}" for group, size in sorted(groups[run].items()))
-        row["releases"] = sum(price["releases"] for price in own.values())
-        row["unit"] = ", ".join(sorted({str(price["unit"]) for price in own.values()}))
-        row["epsilon"] = spent(own) if row["releases"] else 0.0
+        row["releases"] = sum(price["releases"] for price in prices.values())
+        row["unit"] = ", ".join(sorted({str(price["unit"]) for price in prices.values()}))
+        row["epsilon"] = spent(prices) if row["releases"] else 0.0
     units = {str(price["unit"]) for price in booked.values()}
     total = {
         unit: spent({name: price for name, price in booked.items() if price["unit"] == unit}) for unit in sorted(units)
@@ -196,8 +196,8 @@ def _read(path: Path, n: int, line: bytes) -> dict[str, Any]:
 
 def _names(runs: Path) -> dict[str, str]:
     """Return the folders of runs that a server still has, by Flower's number; a run that was resumed has its last one only."""
-    found = {}
+    folders = {}
     for path in sorted(runs.glob("*/status.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found[str(json.loads(path.read_text())["run_id"])] = path.parent.name
-    return found
+            folders[str(json.loads(path.read_text())["run_id"])] = path.parent.name
+    return folders

@@ -144,23 +144,23 @@ def _check_privacy(cfg: RunConfig, uplink: Uplink) -> None:
 
 def notes(cfg: RunConfig, uplink: Uplink) -> list[str]:
     """Return notes for the user at the start, on what a run's protections do not cover."""
-    rules, found = cfg.privacy, list[str]()
+    rules, texts = cfg.privacy, list[str]()
     if groups := ", ".join(rules.reveal):
-        found.append(f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}")
+        texts.append(f"privacy.secagg=true masks averages; privacy.reveal shows the server each client's {groups}")
     if rules.secagg and rules.side != "distributed":
-        found.append(
+        texts.append(
             "privacy.secagg=true without privacy.dp=distributed hides single updates in each sum, but sums of several rounds add"
             " up: only noise bounds what they reveal of a client (SECURITY.md)"
         )
     if rules.unit == "row" and rules.rows < FEW_ROWS:
-        found.append(
+        texts.append(
             f"privacy.unit=row with privacy.rows={rules.rows}: with 10000 rows per party, a model under this noise was not better"
             f" than a party's own without privacy; expect a gain from {FEW_ROWS} rows (docs/privacy.md)"
         )
     if rules.unit != "client":
-        found.append(f"privacy.unit={rules.unit} protects: {relation(rules)}")
+        texts.append(f"privacy.unit={rules.unit} protects: {relation(rules)}")
     means = [(group, mean) for _, group, mean in shown(uplink) if isinstance(mean, Mean)]
     equal = ", ".join(group for group, mean in means if mean.weight in ("train", "nodes"))
     if rules.dp != "none" and equal:
-        found.append(f"privacy.dp={rules.dp}: clients count the same in {equal}, whose weights are private")
-    return found
+        texts.append(f"privacy.dp={rules.dp}: clients count the same in {equal}, whose weights are private")
+    return texts

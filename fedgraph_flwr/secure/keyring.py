@@ -58,7 +58,7 @@ class Keyring:
     Args:
         client: index of the client.
         run: DIGEST/NUMBER of an agreed run, else Flower's run id; signatures of other runs are invalid.
-        own: its long-lived key; None: no signatures.
+        key: its long-lived key; None: no signatures.
         pins: the others' keys by client; None: all keys are accepted.
         report: receives each fingerprint, with its exchange and clients.
         names: of the other members of an agreement, by client: its name, a slash, and the member's.
@@ -68,38 +68,42 @@ class Keyring:
         self,
         client: int,
         run: int | str = 0,
-        own: EllipticCurvePrivateKey | None = None,
+        key: EllipticCurvePrivateKey | None = None,
         pins: Mapping[int, EllipticCurvePublicKey] | None = None,
         report: Callable[[str, str, list[int]], None] | None = None,
         names: Mapping[int, str] | None = None,
     ):
-        self.client, self.run, self.own, self.pins, self.report = client, run, own, pins, report
+        self.client, self.run, self.private_key, self.pins, self.report = client, run, key, pins, report
         self.names = names or {}
 
     def key_of(self, client: int) -> EllipticCurvePublicKey | None:
         """Return the long-lived public key of a client, as far as this one knows it."""
-        return self.own.public_key() if client == self.client and self.own else (self.pins or {}).get(client)
+        return (
+            self.private_key.public_key()
+            if client == self.client and self.private_key
+            else (self.pins or {}).get(client)
+        )
 
     def sign(self, exchange: str, key: bytes) -> Arrays:
         """Return the signature that travels with a published key, if this client signs."""
-        if self.own is None:
+        if self.private_key is None:
             return {}
-        r, s = decode_dss_signature(self.own.sign(self._statement(exchange, self.client, key), ECDSA(SHA384())))
+        r, s = decode_dss_signature(self.private_key.sign(self._statement(exchange, self.client, key), ECDSA(SHA384())))
         return {SIGNATURE: np.frombuffer(r.to_bytes(_HALF, "big") + s.to_bytes(_HALF, "big"), np.uint8)}
 
-    def check(self, exchange: str, own: bytes, keys: Mapping[int, bytes], signatures: Mapping[str, Any]) -> None:
+    def check(self, exchange: str, own_key: bytes, keys: Mapping[int, bytes], signatures: Mapping[str, Any]) -> None:
         """Refuse relayed keys that are provably not their owners', and report their fingerprint.
 
         Args:
             exchange: the exchange in which they were published.
-            own: the key that this client published.
+            own_key: the key that this client published.
             keys: the published keys by client, according to the server.
             signatures: their signatures, by client.
 
         Raises:
             RunFailed: this client's own key was replaced, or a key is not signed by its client's pinned key.
         """
-        if keys.get(self.client) != own:
+        if keys.get(self.client) != own_key:
             raise RunFailed(
                 f"client {self.client} received a list of keys in which its own differs: the server replaced it; start a new run"
             )
@@ -139,8 +143,8 @@ def fingerprint(run: int | str, exchange: str, keys: Mapping[int, bytes]) -> str
 
 def signatures(replies: Iterable[Reply], group: str) -> dict[str, Arrays]:
     """Return the group that relays the clients' signatures; empty if no client signs."""
-    found = {str(r.client): r.groups[group][SIGNATURE] for r in replies if SIGNATURE in r.groups[group]}
-    return {SIGNATURES: found} if found else {}
+    arrays = {str(r.client): r.groups[group][SIGNATURE] for r in replies if SIGNATURE in r.groups[group]}
+    return {SIGNATURES: arrays} if arrays else {}
 
 
 def read_key(path: str) -> EllipticCurvePrivateKey:
@@ -162,11 +166,11 @@ def read_pins(path: str) -> dict[int, EllipticCurvePublicKey]:
     """
     pins: dict[int, EllipticCurvePublicKey] = {}
     for file in sorted(Path(path).expanduser().glob("*.pub")):
-        if not (found := re.search(r"(\d+)$", file.stem)):
+        if not (match := re.search(r"(\d+)$", file.stem)):
             continue
         key = _load(file, EllipticCurvePublicKey, f"{file.name} in peers={path} of --node-config")
-        if pins.setdefault(int(found[1]), key) is not key:
-            raise FedGraphError(f"peers={path} of --node-config has two keys of client {int(found[1])}: remove one")
+        if pins.setdefault(int(match[1]), key) is not key:
+            raise FedGraphError(f"peers={path} of --node-config has two keys of client {int(match[1])}: remove one")
     if not pins:
         raise FedGraphError(f"peers={path} of --node-config has no public key: expected files like node_0.pub")
     return pins

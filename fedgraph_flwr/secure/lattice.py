@@ -53,11 +53,11 @@ def noisy_sum(terms: Iterable[NDArray[np.float64]], bound: float, deviation: flo
 def rounded(values: NDArray[np.float64], bound: float) -> NDArray[np.int64]:
     """The nearest integers of values that are shrunk until those have an L2 norm of at most ``bound``."""
     values = clipped(values, bound)
-    found = np.rint(values)
-    while (norm := float(np.linalg.norm(found))) > bound:
+    integers = np.rint(values)
+    while (norm := float(np.linalg.norm(integers))) > bound:
         values = values * min(bound / norm, 1 - 1e-6)
-        found = np.rint(values)
-    return found.astype(np.int64)
+        integers = np.rint(values)
+    return integers.astype(np.int64)
 
 
 def skellam(variance: float, count: int, generator: Noise) -> NDArray[np.int64]:

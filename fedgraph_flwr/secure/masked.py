@@ -132,12 +132,12 @@ def shaped(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str,
 
 def digest(arrays: Mapping[str, NDArray[np.generic]]) -> bytes:
     """Return SHA-256 of arrays with their names, dtypes and shapes, ordered by name, to bind masks to their inputs."""
-    found = sha256()
+    hasher = sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        found.update(array.tobytes())
-    return found.digest()
+        hasher.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        hasher.update(array.tobytes())
+    return hasher.digest()
 
 
 def keys_of(clients: NDArray[np.int64], keys: NDArray[np.uint8]) -> dict[int, bytes]:

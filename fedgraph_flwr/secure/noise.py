@@ -50,11 +50,11 @@ class SecureNoise:
         if lam < SMALL_MEAN:
             steps = special.pdtr(np.arange(100), lam)
             return np.searchsorted(steps, self.uniform(size)).astype(np.int64)
-        found, left = np.empty(size, np.int64), np.arange(size)
+        variates, left = np.empty(size, np.int64), np.arange(size)
         while left.size:
             values, kept = self._proposed(lam, left.size)
-            found[left[kept]], left = values[kept], left[~kept]
-        return found
+            variates[left[kept]], left = values[kept], left[~kept]
+        return variates
 
     def _proposed(self, lam: float, size: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Candidates of the transformed rejection, and which of them are accepted."""

@@ -425,17 +425,17 @@ def _value(client: Any, key: str) -> Any:
     *groups, name = key.split(".")
     for group in groups:
         node = getattr(node, group, None)
-    found = getattr(node, name, None)
-    if found is None:
-        found = (getattr(node, "params", None) or {}).get(name)
-    if found is None and groups == ["strategy"]:
+    value = getattr(node, name, None)
+    if value is None:
+        value = (getattr(node, "params", None) or {}).get(name)
+    if value is None and groups == ["strategy"]:
         sections = [client.params, *(values(node, one) for one in chosen(vars(node)))]
-        found = next((getattr(section, name) for section in sections if hasattr(section, name)), None)
-    if found is None:
+        value = next((getattr(section, name) for section in sections if hasattr(section, name)), None)
+    if value is None:
         raise Refusal(
             f"required_config of this node's policy has {key}, which this run does not define: correct the key"
         )
-    return found
+    return value
 
 
 class Ledger:
@@ -505,12 +505,12 @@ class Ledger:
         Raises:
             FedGraphError: the configuration changed.
         """
-        found = hashlib.sha256(json.dumps(items).encode()).hexdigest()
-        if self.config not in ("", found):
+        digest = hashlib.sha256(json.dumps(items).encode()).hexdigest()
+        if self.config not in ("", digest):
             raise Refusal(
                 "the server changed the configuration of this run: a node accepts only that of the first message; start a new run"
             )
-        self.config = found
+        self.config = digest
 
     def book(self, phase: str, server_round: int, exchange: int, most: int) -> None:
         """Record a request before the reply to it.

@@ -167,7 +167,7 @@ class Member:
             exchange: index of the sum in the round.
             sizes: the client's numbers of training items and of nodes, as far as the server knows them.
         """
-        mask, own = random_elements((2, LIMBS))
+        mask, secret = random_elements((2, LIMBS))
         envelopes = Sealer(self.client)
         self.state = {
             "round": np.array([server_round]),
@@ -175,7 +175,7 @@ class Member:
             "envelope": _bytes(envelopes.private),
             "sign": _bytes(Ed25519PrivateKey.generate().private_bytes_raw()),
             "mask": mask,
-            "self": own,
+            "self": secret,
             SIZES: np.array(sizes, np.int64),
         }
         return {KEYS: self.published, SIZES: self.state[SIZES]}
@@ -189,9 +189,9 @@ class Member:
     def published(self) -> NDArray[np.uint8]:
         """The public keys and the commitment of this round, [4, 32], until the secrets are deleted."""
         sealer = Sealer(self.client, self.state["envelope"].tobytes())
-        mask, own = self.state["mask"].tobytes(), self.state["self"].tobytes()
+        mask, secret = self.state["mask"].tobytes(), self.state["self"].tobytes()
         signer = Ed25519PrivateKey.from_private_bytes(self.state["sign"].tobytes()).public_key().public_bytes_raw()
-        public = sealer.public, mask_sealer(self.client, mask).public, commitment(own), signer
+        public = sealer.public, mask_sealer(self.client, mask).public, commitment(secret), signer
         return np.stack([_bytes(key) for key in public])
 
     def deal(
@@ -223,8 +223,8 @@ class Member:
                 f"client {self.client} should join a secure sum with {len(clients) - 1} others, expected at least {least - 1}"
             )
         places = {int(client): place for place, client in enumerate(clients)}
-        own = places.get(self.client, 0)
-        same = np.array_equal(self.published, keys[own]) and np.array_equal(self.state[SIZES], sizes[own])
+        index = places.get(self.client, 0)
+        same = np.array_equal(self.published, keys[index]) and np.array_equal(self.state[SIZES], sizes[index])
         if not same or len(places) < len(clients):
             raise RunFailed(
                 f"client {self.client} received a list of keys in which its own differ from those it published"
@@ -292,11 +292,11 @@ class Member:
         names = [(kinds or {}).get(group, group) for group in weights]
         self._check_fixed(names, members)
         ratios = {group: shares for group, (_, shares) in weights.items()}
-        for own in ratios.values():
-            self._check_weights(own, own > 0)
+        for portions in ratios.values():
+            self._check_weights(portions, portions > 0)
         held = self._dealt_shares(dict(zip(members.tolist(), envelopes, strict=True)), server_round)
         request: Arrays = {MEMBERS: members, "model": _bytes(received)}
-        request |= {f"{WEIGHTS}/{group}": own for group, own in ratios.items()}
+        request |= {f"{WEIGHTS}/{group}": portions for group, portions in ratios.items()}
         agreed = digest({key: self.state[key] for key in (CLIENTS, KEYS, SIZES)} | request)
         sizes = [sum(array.size for array in group.values()) for group in values.values()]
         place = members.tolist().index(self.client)
@@ -334,13 +334,13 @@ class Member:
         Raises:
             RunFailed: it is none of these, or too short.
         """
-        found, least = set(listed.tolist()), max(least, threshold(self.share, len(self.state[CLIENTS])))
-        if not {self.client} <= found <= set(known.tolist()) or len(found) < max(least, len(listed)):
+        clients, least = set(listed.tolist()), max(least, threshold(self.share, len(self.state[CLIENTS])))
+        if not {self.client} <= clients <= set(known.tolist()) or len(clients) < max(least, len(listed)):
             raise RunFailed(
                 f"client {self.client} was asked to {what} a sum over clients {listed.tolist()} of {known.tolist()}, expected at"
                 f" least {least} clients, each once, including itself"
             )
-        return sorted(found)
+        return sorted(clients)
 
     def _check_weights(self, ratios: NDArray[np.float64], left: NDArray[np.bool_]) -> None:
         """Refuse a sum that would reveal one client's values.
@@ -404,10 +404,10 @@ class Member:
         """
         for kind in kinds if self.fixed else ():
             first = self.required or self.lists.get(kind, np.sort(clients)).tolist()
-            if first != (found := np.sort(clients).tolist()):
+            if first != (group := np.sort(clients).tolist()):
                 raise RunFailed(
                     f"client {self.client} adds its {kind} to those of clients {first}, and the server requests a sum over"
-                    f" {found}: two lists of one run show single values by their difference; resume the run when all are back, or"
+                    f" {group}: two lists of one run show single values by their difference; resume the run when all are back, or"
                     " use privacy.dp=distributed"
                 )
 
@@ -507,13 +507,13 @@ def unmasked(
                 "published: one of them revealed a wrong share, or it dealt wrong ones; the sum cannot be computed"
             )
         total = total - mask
-    found = from_fixed(total, bits)
-    if not np.abs(found).max(initial=0.0) < limit(bits):
+    sums = from_fixed(total, bits)
+    if not np.abs(sums).max(initial=0.0) < limit(bits):
         raise RunFailed(
-            f"round {server_round}, unmask: the sum reaches {np.abs(found).max():g}, above the limit {limit(bits):g} for sums of "
+            f"round {server_round}, unmask: the sum reaches {np.abs(sums).max():g}, above the limit {limit(bits):g} for sums of "
             "valid values: a client did not mask as the protocol requires"
         )
-    return shaped(found, like)
+    return shaped(sums, like)
 
 
 def envelope_size() -> int:

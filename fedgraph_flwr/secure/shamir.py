@@ -19,10 +19,10 @@ LIMBS = 5  # elements of a seed
 
 def random_elements(shape: tuple[int, ...]) -> NDArray[np.uint32]:
     """Draw uniformly from GF(p): 31 random bits, drawn again if they equal p."""
-    found = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32) & np.uint32(PRIME)
-    while (odd := found == PRIME).any():
-        found[odd] = np.frombuffer(os.urandom(4 * int(odd.sum())), np.uint32) & np.uint32(PRIME)
-    return found.reshape(shape)
+    elements = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32) & np.uint32(PRIME)
+    while (odd := elements == PRIME).any():
+        elements[odd] = np.frombuffer(os.urandom(4 * int(odd.sum())), np.uint32) & np.uint32(PRIME)
+    return elements.reshape(shape)
 
 
 def split(secrets: NDArray[np.uint32], needed: int, holders: int) -> NDArray[np.uint32]:

@@ -15,7 +15,7 @@ def _below(a0: Any, a1: Any, a2: Any, a3: Any, n0: Any, n1: Any, n2: Any, n3: An
 
 
 @numba.njit(nogil=True, cache=True)
-def _symbols(numbers: Any, modulus: Any, found: Any) -> None:
+def _symbols(numbers: Any, modulus: Any, signs: Any) -> None:
     for row in range(len(numbers)):
         a0, a1, a2, a3 = numbers[row, 0], numbers[row, 1], numbers[row, 2], numbers[row, 3]
         n0, n1, n2, n3 = modulus[0], modulus[1], modulus[2], modulus[3]
@@ -39,9 +39,9 @@ def _symbols(numbers: Any, modulus: Any, found: Any) -> None:
             b2 = _1 if a2 < n2 or (a2 == n2 and b1) else _0
             a0, a1, a2, a3 = a0 - n0, a1 - n1 - b0, a2 - n2 - b1, a3 - n3 - b2
         if n0 == _1 and n1 | n2 | n3 == _0:
-            found[row] = -1 if odd & _1 else 1
+            signs[row] = -1 if odd & _1 else 1
         else:
-            found[row] = 0
+            signs[row] = 0
 
 
 def symbols(numbers: NDArray[np.uint64], modulus: NDArray[np.uint64]) -> NDArray[np.int8]:
@@ -51,6 +51,6 @@ def symbols(numbers: NDArray[np.uint64], modulus: NDArray[np.uint64]) -> NDArray
         numbers: 64-bit words of each, the lowest first [n, 4].
         modulus: its words [4].
     """
-    found = np.empty(len(numbers), np.int8)
-    _symbols(numbers, modulus, found)
-    return found
+    signs = np.empty(len(numbers), np.int8)
+    _symbols(numbers, modulus, signs)
+    return signs

@@ -176,11 +176,11 @@ def moved(model: Arrays, start: Arrays) -> float:
     return float(np.linalg.norm(flat(model) - flat({name: start[name] for name in model})))
 
 
-def alike(own: Arrays, proposed: Arrays) -> bool:
+def alike(reference: Arrays, proposed: Arrays) -> bool:
     """Return whether a proposal is a node's own result, up to `ALIKE` and one rounding."""
-    if unlike(proposed, own):
+    if unlike(proposed, reference):
         return False
-    for name, array in own.items():
+    for name, array in reference.items():
         if array.dtype.kind != "f":
             same = np.array_equal(array, proposed[name])
         else:

@@ -67,11 +67,11 @@ def _stripped(node: ast.AST) -> list[ast.ImportFrom]:
     for _, statements in ast.iter_fields(node):
         if not isinstance(statements, list):
             continue
-        imports += [each for each in statements if isinstance(each, ast.ImportFrom)]
-        statements[:] = [each for each in statements if not _says_nothing(each)]
-        for each in statements:
-            if isinstance(each, ast.stmt | ast.excepthandler | ast.match_case):
-                imports += _stripped(each)
+        imports += [statement for statement in statements if isinstance(statement, ast.ImportFrom)]
+        statements[:] = [statement for statement in statements if not _says_nothing(statement)]
+        for statement in statements:
+            if isinstance(statement, ast.stmt | ast.excepthandler | ast.match_case):
+                imports += _stripped(statement)
     return imports
 
 

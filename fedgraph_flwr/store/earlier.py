@@ -105,8 +105,8 @@ def earlier_model(folder: Path, key: str, schemas: Mapping[int, Sequence[int]]) 
         raise FedGraphError(
             f"{spec} defines no features and classes ({first_line(error)}): repeat the run"
         ) from error
-    for client, found in schemas.items():
-        if known and list(found) != known:
+    for client, fingerprint in schemas.items():
+        if known and list(fingerprint) != known:
             what = f"client {client} has another schema than the run {key}={folder}, so columns mean something else"
             raise FedGraphError(
                 f"{what} to the model: import its tables with that run's schema (--schema)"

@@ -328,12 +328,12 @@ class Recorder:
             client: description.get("schema", [0]) for client, description in self.described.items()
         }
         run = Path(getattr(self.cfg, key))
-        found = earlier_model(run, key, schemas)
-        if not found.models:
-            return found
+        origin = earlier_model(run, key, schemas)
+        if not origin.models:
+            return origin
         numbers = {client: number_in(run, self.cfg, client) for client in schemas}
-        models = {c: found.models[n] for c, n in numbers.items() if n in found.models}
-        return found._replace(models=models)
+        models = {c: origin.models[n] for c, n in numbers.items() if n in origin.models}
+        return origin._replace(models=models)
 
     def finish(self, models: Mapping[int, Arrays] | None = None) -> dict[str, Any]:
         """Write summary and parameters, and return the summary.

@@ -194,8 +194,8 @@ class GraphStrategy(MethodHalf, Server):
     ) -> Iterable[Message]:
         """Return messages of a phase in which clients may receive the model."""
         stage = self.stage()
-        own = ({"stage": stage.name} if stage.name else {}) | (
+        flags = ({"stage": stage.name} if stage.name else {}) | (
             {} if stage.up else {"keep_model": True}
         )
         model = arrays if stage.down else None
-        return self.exchange.messages(phase, clients, groups, {**config, **own}, model)
+        return self.exchange.messages(phase, clients, groups, {**config, **flags}, model)

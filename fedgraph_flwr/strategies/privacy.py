@@ -269,13 +269,13 @@ class Privacy:
         """Return ε, at the run's δ, of ``count`` releases of this run and of all of earlier runs on the same data."""
         if not self.earlier.entries:
             return cost(self.cfg, self.clients, count)
-        own = divergence(
+        run_divergence = divergence(
             self.cfg.noise_multiplier,
             count,
             least_sensitivity(self.cfg, self.clients),
             self.cfg.sampling_rate,
         )
-        return epsilon_of(own + divergence_of(self.earlier.entries), self.cfg.delta)
+        return epsilon_of(run_divergence + divergence_of(self.earlier.entries), self.cfg.delta)
 
     def affordable(self, count: int) -> int:
         """Return how many of ``count`` further releases the budget allows."""

@@ -112,12 +112,12 @@ class Replica:
                 )
             after = replayed_round(strategy, server_round, self.members, opened)
             return [next_state(strategy, after, start)]
-        found = []
+        states = []
         for first in self.starts or (None,):
             self.strategy = prepared(self.cfg, self.clients, opened, first)
             self.strategy.set_up()
-            found.append(state_of(self.strategy, self.strategy.arrays))
-        return found
+            states.append(state_of(self.strategy, self.strategy.arrays))
+        return states
 
     def opened(
         self, phase: str, sizes: Mapping[int, np.ndarray], total: dict[str, Arrays]

@@ -69,8 +69,8 @@ def probe(cells: Sequence[Cell], configs: Sequence[RunConfig]) -> float | None:
         return None
     cell = dataclasses.replace(running[0], overrides=(*running[0].overrides, "rounds=2"))
     [(_, row)] = workers.rows(deque([cell]), 1)
-    each, rounds = number(row, "seconds_per_round"), statistics.mean(cfg.rounds for cfg in configs)
-    return None if math.isnan(each) else len(running) * (number(row, "seconds") + each * (rounds - 2))
+    pace, rounds = number(row, "seconds_per_round"), statistics.mean(cfg.rounds for cfg in configs)
+    return None if math.isnan(pace) else len(running) * (number(row, "seconds") + pace * (rounds - 2))
 
 
 def present(book: ResultsIndex) -> SweepSummary:

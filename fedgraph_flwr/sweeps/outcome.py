@@ -62,9 +62,9 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         "verdicts": list(verdicts(summary)),
         "equal": list(equal_methods(summary)),
         "comparisons": [
-            {"setting": setting} | asdict(found)
+            {"setting": setting} | asdict(comparison)
             for setting in sweep.settings
-            for found in comparisons(summary, setting)
+            for comparison in comparisons(summary, setting)
         ],
         "cells": cells,
         "failures": [{"run": cell.label, "reason": sanitize(reason, 1000)} for cell, reason in failed],
@@ -73,7 +73,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
 
 def _best(summary: SweepSummary, setting: str) -> set[str]:
     """Return the method of a row with the best mean, and those that are level with it."""
-    means = {m: found.mean for m in summary.running if (found := summary.mean(setting, m))}
+    means = {m: mean.mean for m in summary.running if (mean := summary.mean(setting, m))}
     if not means:
         return set()
     best = max(means, key=lambda method: summary.sign * means[method])
@@ -86,12 +86,12 @@ def _costs(rows: Sequence[Row]) -> dict[str, float]:
     """Return mean costs over the seeds that have them; NaN without any."""
     values = {key: [number(row, key) for row in rows] for key in ("seconds_per_round", "seconds")}
     values["bytes"] = [number(row, "bytes_up") + number(row, "bytes_down") for row in rows]
-    means = {key: over(dict(enumerate(each))) for key, each in values.items()}
-    return {key: found.mean if found else math.nan for key, found in means.items()}
+    means = {key: over(dict(enumerate(costs))) for key, costs in values.items()}
+    return {key: mean.mean if mean else math.nan for key, mean in means.items()}
 
 
-def _interval(found: Interval | None) -> dict[str, Any]:
-    return {"mean": found.mean, "half": found.half, "n": found.n} if found else {}
+def _interval(interval: Interval | None) -> dict[str, Any]:
+    return {"mean": interval.mean, "half": interval.half, "n": interval.n} if interval else {}
 
 
 @dataclass(frozen=True)
@@ -187,14 +187,14 @@ def compared(
         margin: largest difference that counts as none.
         unit: unit of the difference.
     """
-    found = paired(scores, others)
-    if not found:
+    difference = paired(scores, others)
+    if not difference:
         return None
     first, second = ended(scores), ended(others)
     wins = sum(sign * (first[seed] - second[seed]) > 0 for seed in first.keys() & second.keys())
-    _, low, high = found.ends
+    _, low, high = difference.ends
     decided = verdict(low, high, margin, sign)
-    return Comparison(name, other, found.mean, found.half, found.n, wins, decided, margin, unit)
+    return Comparison(name, other, difference.mean, difference.half, difference.n, wins, decided, margin, unit)
 
 
 def comparisons(summary: SweepSummary, setting: str) -> list[Comparison]:
@@ -203,7 +203,7 @@ def comparisons(summary: SweepSummary, setting: str) -> list[Comparison]:
     The best is chosen by its test scores, so with many methods its lead is optimistic.
     """
     sweep = summary.sweep
-    means = {m: found.mean for m in summary.running if (found := summary.mean(setting, m))}
+    means = {m: mean.mean for m in summary.running if (mean := summary.mean(setting, m))}
     order = sorted(means, key=lambda method: -summary.sign * means[method])
     pooled = [method for method in order if _pooled(sweep.methods[method])]
     compete = [method for method in order if method not in (*pooled, sweep.reference)]
@@ -216,20 +216,20 @@ def comparisons(summary: SweepSummary, setting: str) -> list[Comparison]:
         compared(best, summary.shown(setting, best), other, summary.shown(setting, other), summary.sign, margin, unit)
         for other in names
     ]
-    return [each for each in pairs if each]
+    return [pair for pair in pairs if pair]
 
 
 def verdicts(summary: SweepSummary) -> Iterator[str]:
     """Yield the finding of each row, and how its best method compares with the next best."""
     sweep = summary.sweep
     for setting in sweep.settings:
-        found = comparisons(summary, setting)
-        if not found:
+        pairs = comparisons(summary, setting)
+        if not pairs:
             continue
         prefix = f"{setting}: " if len(sweep.settings) > 1 else ""
-        known = [each for each in found if each.other == sweep.reference or _pooled(sweep.methods[each.other])]
-        yield prefix + _finding(summary, setting, found[0].name, known)
-        yield from (prefix + each.text for each in found if each not in known)
+        known = [pair for pair in pairs if pair.other == sweep.reference or _pooled(sweep.methods[pair.other])]
+        yield prefix + _finding(summary, setting, pairs[0].name, known)
+        yield from (prefix + pair.text for pair in pairs if pair not in known)
 
 
 def equal_methods(summary: SweepSummary) -> Iterator[str]:
@@ -256,7 +256,7 @@ def _finding(summary: SweepSummary, setting: str, best: str, known: Sequence[Com
     metric = next(iter(summary.headlines), "").partition(" at ")[0].replace("_", " ")
     level = summary.mean(setting, MAJORITY) if MAJORITY in sweep.methods else None
     chance = f" (chance {form(level.mean)})" if level else ""
-    parts = [each.against(_described(sweep, each.other)) for each in known]
+    parts = [pair.against(_described(sweep, pair.other)) for pair in known]
     lead = f"{column_name(best)} has {form(mean.mean)} {metric}{chance}, over {counted(mean.n, 'seed')}"
     return f"{lead}: {'; '.join(parts)}" if parts else lead
 

@@ -136,14 +136,14 @@ def given_values(keys: Mapping[str, Any]) -> dict[str, str]:
     for key, value in flat(keys).items():
         many = value.tolist() if hasattr(value, "tolist") else value
         values = list(many) if isinstance(many, list | tuple | range) else [many]
-        texts[key] = ",".join(_text(key, each) for each in values)
+        texts[key] = ",".join(_text(key, entry) for entry in values)
     return texts
 
 
 def _text(key: str, value: Any) -> str:
     value = plain(value, key)
     if isinstance(value, list):
-        return f"[{','.join(_text(key, each) for each in value)}]"
+        return f"[{','.join(_text(key, entry) for entry in value)}]"
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return str(value)
@@ -153,12 +153,12 @@ def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """Return the columns: strategies, each with the ``strategy.`` keys that it defines."""
     strategies = [f"strategy={name}" for name in given.get("strategy", [])]
     above = [f"{key}={given[key][0]}" for key in ("config", "protocol") if key in given]
-    own = [key for key in given if key.startswith("strategy.")]
+    keys = [key for key in given if key.startswith("strategy.")]
     columns: dict[str, list[str]] = {}
     for strategy in [[word] for word in strategies] or [[]]:
-        known = {key: given[key] for key in own if knows([*above, *strategy], key)}
+        known = {key: given[key] for key in keys if knows([*above, *strategy], key)}
         columns |= _columns(configuration([*above, *strategy]).strategy.name, strategy, known)
-    for key in own:
+    for key in keys:
         if not any(word.startswith(f"{key}=") for how in columns.values() for word in how):
             raise unknown("key", key, ["strategy.KEY of one of the methods"], "which no method defines")
     return columns

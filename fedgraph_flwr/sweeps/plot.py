@@ -28,9 +28,12 @@ def _lines(tally: SweepSummary, axes: Any) -> None:
     sweep = tally.sweep
     x = [float(setting) for setting in sweep.settings]
     for index, method in enumerate(sweep.methods):
-        found = [tally.mean(setting, method) for setting in sweep.settings]
-        known = [(a, each) for a, each in zip(x, found, strict=True) if each]
-        means, halves = [each.mean for _, each in known], [np.nan_to_num(each.half) for _, each in known]
+        intervals = [tally.mean(setting, method) for setting in sweep.settings]
+        known = [(a, interval) for a, interval in zip(x, intervals, strict=True) if interval]
+        means, halves = (
+            [interval.mean for _, interval in known],
+            [np.nan_to_num(interval.half) for _, interval in known],
+        )
         style = {"color": colour(index), "marker": marker(index), "ms": 5, "capsize": 3}
         axes.errorbar([a for a, _ in known], means, halves, label=column_name(method), **style)
         published = [(a, sweep.paper.get(s, {}).get(method)) for a, s in zip(x, sweep.settings, strict=True)]

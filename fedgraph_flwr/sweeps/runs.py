@@ -142,10 +142,10 @@ def majority(overrides: Sequence[str]) -> float:
         constant = torch.zeros(task.num_rows, width)
         if label is not None:
             constant = F.one_hot(label, width).float().expand(task.y.numel(), -1)
-        found = task.scorer(cfg.evaluation.min_items).score(
+        task_scores = task.scorer(cfg.evaluation.min_items).score(
             constant, task.wanted(cfg.evaluation, width), cfg.evaluation.own
         )
-        scores = {key: [*scores.get(key, []), *values] for key, values in found.items()}
+        scores = {key: [*scores.get(key, []), *values] for key, values in task_scores.items()}
     key = metrics.headline if cfg.evaluation.metric == "accuracy" else metrics.chance_key
     return metrics.averages(scores, [float(g.num_nodes) for g in graphs])[key(cfg.evaluation, "test")]
 

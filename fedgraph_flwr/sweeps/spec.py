@@ -155,18 +155,20 @@ class Sweep:
         """Whether further runs follow from the results of earlier ones."""
         return bool(self.search or self.tuned_on)
 
-    def cells(self, found: Found) -> Iterator[Cell]:
+    def cells(self, stored_rows: Found) -> Iterator[Cell]:
         """Yield every run. Seeds are the outermost loop, so that a table fills evenly.
 
         Args:
-            found: available rows; the next trials of a search and the selected choice depend on them.
+            stored_rows: available rows; the next trials of a search and the selected choice depend on them.
         """
         chosen = {
-            (setting, method): self.choices(setting, method, found)
+            (setting, method): self.choices(setting, method, stored_rows)
             for setting, method in itertools.product(self.settings, self.methods)
         }
         group = str(self.results.with_suffix("").absolute())
-        taken = {at: self._selected(*at, choices, found) for at, choices in chosen.items()} if self.tuned_on else {}
+        taken = (
+            {at: self._selected(*at, choices, stored_rows) for at, choices in chosen.items()} if self.tuned_on else {}
+        )
         for seed in self.seeds:
             for (setting, method), choices in chosen.items():
                 if seed not in self.tuning_seeds:
@@ -178,7 +180,7 @@ class Sweep:
         """Return the overrides of a run; the last one is its seed."""
         return *overrides, *self.over, *self.by_seed.get(seed, []), f"seed={seed}"
 
-    def choices(self, setting: str, method: str, found: Found) -> dict[str, list[str]]:
+    def choices(self, setting: str, method: str, stored_rows: Found) -> dict[str, list[str]]:
         """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
 
         A key of one method or model, such as ``strategy.mu``, is tuned only for the columns that define it.
@@ -189,7 +191,7 @@ class Sweep:
         every: dict[str, list[str]] = {}
         if method not in COUNTED and self.search:
             search = self.search.of(lambda key: knows((*overrides, *self.over), key))
-            every = search.trials(lambda more: self._validation(setting, method, [*overrides, *more], found))
+            every = search.trials(lambda more: self._validation(setting, method, [*overrides, *more], stored_rows))
         elif method not in COUNTED:
             for choice, more in self.grid.items():
                 taken = [word for word in more if knows((*overrides, *self.over), word.partition("=")[0])]
@@ -199,19 +201,21 @@ class Sweep:
             every = {}
         return {f"{method}, {name}": [*overrides, *more] for name, more in every.items()} or {method: overrides}
 
-    def _selected(self, setting: str, method: str, choices: dict[str, list[str]], found: Found) -> dict[str, list[str]]:
+    def _selected(
+        self, setting: str, method: str, choices: dict[str, list[str]], stored_rows: Found
+    ) -> dict[str, list[str]]:
         """Return the choice with the best mean validation score, by name; empty until all choices have run."""
         if len(choices) == 1:
             return choices
-        scores = {name: self._validation(setting, method, how, found) for name, how in choices.items()}
+        scores = {name: self._validation(setting, method, how, stored_rows) for name, how in choices.items()}
         known = {name: -math.inf if math.isnan(score) else score for name, score in scores.items() if score is not None}
         best = max(known, key=lambda name: known[name]) if len(known) == len(choices) else ""
         return {best: choices[best]} if best else {}
 
-    def _validation(self, setting: str, method: str, overrides: Sequence[str], found: Found) -> float | None:
+    def _validation(self, setting: str, method: str, overrides: Sequence[str], stored_rows: Found) -> float | None:
         """Return the mean validation score over the tuning seeds, more is better; NaN if one failed, None if one has not run."""
         cells = [Cell(setting, method, seed, self._words(overrides, seed)) for seed in self.tuning_seeds]
-        rows = [found[cell.identity] for cell in cells if cell.identity in found]
+        rows = [stored_rows[cell.identity] for cell in cells if cell.identity in stored_rows]
         return statistics.fmean(_watched(row) for row in rows) if len(rows) == len(cells) else None
 
 
@@ -222,12 +226,12 @@ def _last(key: str, overrides: Sequence[str]) -> str:
 
 def knows(overrides: Sequence[str], key: str) -> bool:
     """Whether the selected method or model defines a key; keys of other groups apply to every run."""
-    group, _, own = key.partition(".")
+    group, _, name = key.partition(".")
     common = {"strategy": StrategyConfig, "model": ModelConfig}.get(group)
-    if not common or own in {f.name for f in fields(common)} - parts.KEYS.keys():
+    if not common or name in {f.name for f in fields(common)} - parts.KEYS.keys():
         return True
     choosing = ("strategy=", "model=", "model.name=", "config=", "protocol=")
-    return own in _own_keys(group, tuple(word for word in overrides if word.startswith(choosing)))
+    return name in _own_keys(group, tuple(word for word in overrides if word.startswith(choosing)))
 
 
 @functools.cache
@@ -288,12 +292,14 @@ def load(path: Path, out: Path | None = None, overrides: Sequence[str] = ()) -> 
 
 def _section(body: Mapping[str, Any], places: dict[str, str], key: str) -> dict[str, list[str]]:
     """Return the overrides of each name of ``settings``, ``methods`` or ``grid``."""
-    found = body.get(key) or {}
-    if key == "methods" and isinstance(found, list):
-        found = {name: [f"strategy={name}"] for name in found}
-    if not isinstance(found, dict):
-        raise FedGraphError(f"{places[key]}: {key} must map names to overrides, got {found!r}")
-    return {str(name): _words(value, places.get(f"{key}.{name}", places[key]), places) for name, value in found.items()}
+    entries = body.get(key) or {}
+    if key == "methods" and isinstance(entries, list):
+        entries = {name: [f"strategy={name}"] for name in entries}
+    if not isinstance(entries, dict):
+        raise FedGraphError(f"{places[key]}: {key} must map names to overrides, got {entries!r}")
+    return {
+        str(name): _words(value, places.get(f"{key}.{name}", places[key]), places) for name, value in entries.items()
+    }
 
 
 def _shown(path: Path) -> str:

@@ -104,8 +104,8 @@ def _trials(tally: SweepSummary) -> list[str]:
     for (setting, method), taken in tally.chosen.items():
         if method not in COUNTED:
             done = sum((setting, name) in tally.values for name in tally.choices[setting, method])
-            found = [taken.removeprefix(f"{method}, "), _both(tally, setting, taken)] if done else ["", ""]
-            lines.append(_line(f"{setting}, {method}", [str(done), *found]))
+            texts = [taken.removeprefix(f"{method}, "), _both(tally, setting, taken)] if done else ["", ""]
+            lines.append(_line(f"{setting}, {method}", [str(done), *texts]))
     return lines
 
 
@@ -119,9 +119,9 @@ def _intervals(tally: SweepSummary) -> list[str]:
     if sweep.paper:
         blocks.insert(0, (means, "of the mean"))
     for intervals, what in blocks:
-        known = [found for found in intervals.values() if found and found.n > 1]
+        known = [estimate for estimate in intervals.values() if estimate and estimate.n > 1]
         if known:
-            sizes = {found.n for found in known}
+            sizes = {estimate.n for estimate in known}
             over = f"n = {next(iter(sizes))} seeds" if len(sizes) == 1 else "n seeds, listed per cell"
             lines += ["", f"95 % interval {what} (t, {over}):", ""]
             shown = [m for m in columns if intervals is means or m != sweep.reference]
@@ -131,12 +131,12 @@ def _intervals(tally: SweepSummary) -> list[str]:
     return lines
 
 
-def _range(found: Interval | None, signed: bool, with_n: bool) -> str:
+def _range(estimate: Interval | None, signed: bool, with_n: bool) -> str:
     """Format ``mean ± half``; empty for a single seed."""
-    if not found or found.n < 2:
+    if not estimate or estimate.n < 2:
         return ""
-    mean = f"{found.mean:+.2f}".replace("-", "−") if signed else f"{found.mean:.2f}"
-    return f"{mean} ± {found.half:.2f}{f' (n = {found.n})' if with_n else ''}"
+    mean = f"{estimate.mean:+.2f}".replace("-", "−") if signed else f"{estimate.mean:.2f}"
+    return f"{mean} ± {estimate.half:.2f}{f' (n = {estimate.n})' if with_n else ''}"
 
 
 def failures(messages: Iterable[tuple[Cell, str]]) -> list[str]:

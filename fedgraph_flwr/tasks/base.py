@@ -61,18 +61,18 @@ class SplitScorer:
         self.parts, self.values = parts, values
 
     def score(
-        self, logits: Tensor, names: Sequence[str], own: Mapping[str, str] | None = None
+        self, logits: Tensor, names: Sequence[str], targets: Mapping[str, str] | None = None
     ) -> dict[str, list[float]]:
         """Return ``{split}-{metric}``, ``{split}-loss`` and ``{split}-count``, each with one entry per part."""
         outputs = logits.detach().cpu()
-        found: dict[str, list[float]] = {}
+        scores: dict[str, list[float]] = {}
         for part in self.parts:
             for split, items in part.items():
                 count, values = self.values(outputs, items)
                 for key in ("count", "loss", *names):
                     value = float(count) if key == "count" else values.get(key, float("nan"))
-                    found.setdefault(f"{split}-{key}", []).append(value)
-        return found
+                    scores.setdefault(f"{split}-{key}", []).append(value)
+        return scores
 
 
 Scorer = SplitScorer | metrics.Scored
@@ -207,10 +207,10 @@ class Task(Capable, values=TaskCapabilities):
             inputs: the training inputs.
             later: other stages, whose items replace those of the training inputs.
         """
-        found = compute(inputs)
-        for rows, own in later:
-            found[rows] = compute(own)[rows]
-        return found
+        outputs = compute(inputs)
+        for rows, stage_inputs in later:
+            outputs[rows] = compute(stage_inputs)[rows]
+        return outputs
 
     def step(self, whole: Batch, index: int, client: Any) -> Batch:
         """The batch of a local step; by default all training items, or with ``train.sampler`` some with sampled neighbours.

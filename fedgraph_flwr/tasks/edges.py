@@ -64,8 +64,8 @@ class Edges(Classification):
         self.cfg, self.messages = cfg, messages
         pairs.check_one_way(graph, "edges")
         if not cfg.task.between and graph.part.numel():  # in the pooled graph, edges between clients are inner edges
-            own = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
-            kept = own.nonzero().view(-1)
+            mask = (graph.part[graph.edge_index[0]] == graph.part[graph.edge_index[1]]) | bool(graph.edge_part.numel())
+            kept = mask.nonzero().view(-1)
             graph = graph.with_edges(graph.edge_index[:, kept], kept)
         self.whole = _without_totals(graph if cfg.task.between else without_cut_edges(graph))
         self.points: list[tuple[int, int | None]] = [(0, None)]
@@ -121,18 +121,18 @@ class Edges(Classification):
 
     def _used(self, y: Tensor, ends: Tensor, part: Tensor, split: Tensor) -> Tensor:
         """Return the split that uses the label of each edge, int8 [V]: 0 to 2, or -1 for none."""
-        found = torch.full(y.shape, -1, dtype=torch.int8)
+        splits = torch.full(y.shape, -1, dtype=torch.int8)
         known = (y >= 0).nonzero().view(-1)
         if split.numel():
-            found[known] = split[known]
-            return found
+            splits[known] = split[known]
+            return splits
         if known.numel():
             pairs.check_stages(self.graph, self.cfg.split)
         owner = part[known].numpy() if part.numel() else np.zeros(known.numel(), dtype=np.int64)
         place = self._hashed(ends[:, known].numpy(), np.stack([owner, y[known].numpy()]))
         for number, rows in enumerate(pairs.split_by_owner(place, owner, self.cfg.split.shares)):
-            found[known[torch.from_numpy(rows)]] = number
-        return found
+            splits[known[torch.from_numpy(rows)]] = number
+        return splits
 
     def _hashed(self, ends: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Return items in the order of a keyed hash of their ends [V]; with ``split.stratify``, each group evenly along it.
@@ -167,7 +167,7 @@ class Edges(Classification):
         graph, n = self.whole, self.whole.num_nodes
         inner, leaving = graph.edge_index, graph.cut_out
         entering = graph.cut_in if graph.schema.get(ENTERING) else graph.cut_in[:, :0]
-        own = (
+        edge_tables = (
             [(Rows(*(own_parts(graph, "edge_attr") or [graph.edge_attr])), self.order)]
             if graph.num_edge_features
             else []
@@ -176,7 +176,7 @@ class Edges(Classification):
         sources, targets = torch.cat([inner[0], leaving[0], far[1]]), torch.cat([inner[1], far[0], entering[0]])
         ends = (sources, entering[1]), (targets, leaving[1])
         tables = [(Rows(graph.x, far_rows(graph, other, torch.nan)), at[self.order]) for at, other in ends]
-        return [*own, *tables]
+        return [*edge_tables, *tables]
 
     @classmethod
     def num_columns(cls, num_features: int, num_edge_features: int) -> int:
@@ -221,26 +221,30 @@ class Edges(Classification):
 
     def later(self, client: Any, inputs: Any) -> LaterInputs:
         """All items, each as its stage predicts it."""
-        found: LaterInputs = []
+        stages: LaterInputs = []
         cached = len(self.points) * self.whole.edge_attr.numel() <= AT_ONCE
         for number in range(len(self.points)):
             rows = (self.point == number).nonzero().view(-1)
 
             def made(number: int = number, rows: Tensor = rows) -> Any:
                 graph = self.graph if not number else self.until(number)
-                own = inputs if not number else client.inputs_of(graph, point=list(self.points[number]), **self.variant)
-                return self._reading(own, graph, number, rows, client)
+                stage_inputs = (
+                    inputs if not number else client.inputs_of(graph, point=list(self.points[number]), **self.variant)
+                )
+                return self._reading(stage_inputs, graph, number, rows, client)
 
             if rows.numel() or len(self.points) == 1:
-                found.append((rows, made() if cached else made))
-        return found
+                stages.append((rows, made() if cached else made))
+        return stages
 
     def predictions(self, compute: Callable[[Any], Tensor], inputs: Any, later: LaterInputs) -> Tensor:
         """Every item is of a later stage."""
-        found = [(rows, compute(own() if callable(own) else own)) for rows, own in later]
-        first = found[0][1]
+        outputs = [
+            (rows, compute(stage_inputs() if callable(stage_inputs) else stage_inputs)) for rows, stage_inputs in later
+        ]
+        first = outputs[0][1]
         logits = first.new_zeros(self.order.numel(), first.size(1))
-        for rows, values in found:
+        for rows, values in outputs:
             logits[rows] = values
         return logits
 
@@ -283,9 +287,9 @@ def _copies(ends: np.ndarray) -> np.ndarray:
     order = np.lexsort((place, *ends[::-1]))
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(ends[:, order], axis=1) != 0).any(0)
-    found = np.empty(order.size, dtype=np.uint64)
-    found[order] = place - np.maximum.accumulate(np.where(new, place, 0))
-    return found
+    counts = np.empty(order.size, dtype=np.uint64)
+    counts[order] = place - np.maximum.accumulate(np.where(new, place, 0))
+    return counts
 
 
 def _even(groups: np.ndarray) -> np.ndarray:
@@ -333,21 +337,21 @@ def without_own_columns(graph: ClientGraph) -> ClientGraph:
     Columns that a client computed from its own records are 0 there, in the pooled graph too, unless both tell them.
     """
     told = {place for places in told_places(graph) for place in places}
-    own = [place for place in range(graph.num_shared_edge_features, graph.num_edge_features) if place not in told]
-    if not own:
+    columns = [place for place in range(graph.num_shared_edge_features, graph.num_edge_features) if place not in told]
+    if not columns:
         return graph
 
     def cleared(values: Tensor, rows: Any = slice(None)) -> Tensor:
         if not values.numel():
             return values
         kept = torch.ones(values.size(1), dtype=torch.bool)
-        kept[own] = False
+        kept[columns] = False
         values = values.clone()
         values[rows] = values[rows].where(kept, 0.0)
         return values
 
-    found: dict[str, Any] = {key: cleared(getattr(graph, key)) for key in ("cut_out_edge_attr", "cut_in_edge_attr")}
+    changes: dict[str, Any] = {key: cleared(getattr(graph, key)) for key in ("cut_out_edge_attr", "cut_in_edge_attr")}
     if graph.part.numel() and graph.num_edges:
         source, target = graph.part[graph.edge_index]
-        found["edge_attr"] = cleared(graph.edge_attr, source != target)
-    return replace(graph, **found)
+        changes["edge_attr"] = cleared(graph.edge_attr, source != target)
+    return replace(graph, **changes)

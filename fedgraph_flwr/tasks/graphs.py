@@ -119,9 +119,9 @@ class OfGraphs(Task):
 
     def _inputs(self, places: Tensor, client: Any) -> Any:
         """Return the model's inputs of some graphs."""
-        own = selected(self.graph, places)
-        inputs: Any = client.model.prepare(own, client.device, client.dtype)
-        return replace(inputs, **graphs_of(index_of(own), client.device, client.dtype))
+        subset = selected(self.graph, places)
+        inputs: Any = client.model.prepare(subset, client.device, client.dtype)
+        return replace(inputs, **graphs_of(index_of(subset), client.device, client.dtype))
 
 
 class Graphs(OfGraphs, Classification):

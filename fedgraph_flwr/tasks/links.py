@@ -49,8 +49,8 @@ class Links(ranking.Ranking):
         ]  # an edge between two clients belongs to neither
         self.known = joined
         place = pairs.keyed(np.sort(graph.node_id.numpy()[inner], axis=0), derive_seed(cfg.seed, "links"))
-        found = pairs.split_by_owner(np.argsort(place, kind="stable"), self.part[inner[0]], cfg.split.shares)
-        self.take({split: inner[:, rows] for split, rows in zip(STAGES, found, strict=True)})
+        splits = pairs.split_by_owner(np.argsort(place, kind="stable"), self.part[inner[0]], cfg.split.shares)
+        self.take({split: inner[:, rows] for split, rows in zip(STAGES, splits, strict=True)})
         self.graph = without(graph, np.concatenate([self.items["val"], self.items["test"]], axis=1))
         if graph.far:
             self.graph = with_far_ends(self.graph)
@@ -104,8 +104,8 @@ class Links(ranking.Ranking):
         items, inputs = np.concatenate([joined, apart], axis=1), whole.inputs
         if sampled is not None:
             seeds, ends = np.unique(items, return_inverse=True)
-            own = client.model.neighbours(graph, client.device, client.dtype) if hides else None
-            inputs, items = sampled.around(seeds, key, own), ends.reshape(2, -1)
+            neighbours = client.model.neighbours(graph, client.device, client.dtype) if hides else None
+            inputs, items = sampled.around(seeds, key, neighbours), ends.reshape(2, -1)
         elif hides:
             inputs = client.model.with_edges(inputs, graph, client.device, client.dtype)
         return Batch(inputs, torch.from_numpy(items).to(client.device), y.to(client.device, client.dtype))
@@ -153,15 +153,17 @@ class Links(ranking.Ranking):
 
     def drawn(self, split: str, part: int) -> "Ranked":
         """Test or validation pairs of a part with their negatives, the same in every run of this seed."""
-        own = self.items[split][:, self.part[self.items[split][0]] == part]
+        positives = self.items[split][:, self.part[self.items[split][0]] == part]
         client = part if self.graph.part.numel() else self.graph.client
         rng = np.random.default_rng([self.cfg.seed, client, derive_seed("links", split)])
         draws, count = self._apart[part], self.cfg.task.candidates
-        self._check_size(own.shape[1], "candidates")
-        sources = own[rng.integers(2, size=own.shape[1]), np.arange(own.shape[1])]
+        self._check_size(positives.shape[1], "candidates")
+        sources = positives[rng.integers(2, size=positives.shape[1]), np.arange(positives.shape[1])]
         targets, free = draws.corrupted(np.repeat(sources, count), rng)
-        shape = own.shape[1], count
-        return Ranked(own, sources, targets.reshape(shape), free.reshape(shape), draws.uniform(own.shape[1], rng))
+        shape = positives.shape[1], count
+        return Ranked(
+            positives, sources, targets.reshape(shape), free.reshape(shape), draws.uniform(positives.shape[1], rng)
+        )
 
     def _check_size(self, edges: int, key: str) -> None:
         """Refuse to draw more pairs than fit in memory, by a key of ``task``."""

@@ -54,13 +54,13 @@ def split_by_owner(order: np.ndarray, owner: np.ndarray, shares: tuple[float, fl
     return [np.concatenate(rows) for rows in zip(*(in_order(one, shares) for one in owners), strict=True)]
 
 
-def check_drawn(client: int, items: int, each: int, named: str, key: str, most: int) -> None:
+def check_drawn(client: int, items: int, count: int, named: str, key: str, most: int) -> None:
     """Refuse to draw more than `MAX_DRAWN` wrong ones at once.
 
     Args:
         client: index of the client.
         items: number of true ones.
-        each: number of wrong ones for each.
+        count: wrong ones for each.
         named: what they are, for the error.
         key: the key to lower.
         most: what to lower it to.
@@ -68,9 +68,9 @@ def check_drawn(client: int, items: int, each: int, named: str, key: str, most: 
     Raises:
         FedGraphError: they do not fit in memory.
     """
-    if items * each > MAX_DRAWN:
+    if items * count > MAX_DRAWN:
         raise FedGraphError(
-            f"client {client} would draw {items * each} {named} for {items} items, at most {MAX_DRAWN} fit: set {key} to at"
+            f"client {client} would draw {items * count} {named} for {items} items, at most {MAX_DRAWN} fit: set {key} to at"
             f" most {most}"
         )
 
@@ -112,14 +112,14 @@ def classes_of_edges(graph: Graph, task: str, example: str) -> int:
     Raises:
         FedGraphError: the edges have no labels.
     """
-    found = graph.num_edge_classes or len(graph.schema.get("agreed", {}).get("edge_classes", ()))
-    if not found:
+    count = graph.num_edge_classes or len(graph.schema.get("agreed", {}).get("edge_classes", ()))
+    if not count:
         where = f"dataset '{graph.name}'" if graph.name else "the graph"
         raise FedGraphError(
             f"task={task} needs a label for each edge, which {where} does not have: import the tables with"
             f" columns.edge_label=NAME, or choose dataset={example}"
         )
-    return int(found)
+    return int(count)
 
 
 class NonEdges:

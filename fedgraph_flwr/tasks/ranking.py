@@ -61,25 +61,25 @@ def among(
         rank, number of other candidates, and cross entropy of the softmax over the remaining ones, each [Q].
     """
     rows = torch.arange(len(place))
-    own = scores[rows, torch.from_numpy(place)]
+    ranked_scores = scores[rows, torch.from_numpy(place)]
     scores[torch.from_numpy(out[0]), torch.from_numpy(out[1])] = torch.nan
     scores[rows, torch.from_numpy(place)] = torch.nan
     count = np.bincount(out[0][out[1] != place[out[0]]], minlength=len(place))
     wrong = scores.size(1) - 1 - count
-    above, equal = (compare(scores, own[:, None]).sum(1).numpy() for compare in (torch.gt, torch.eq))
-    found = np.where(own.isnan().numpy(), 1 + wrong, 1 + above + equal / 2)
-    scores[rows, torch.from_numpy(place)] = own
-    losses = scores.nan_to_num_(nan=-torch.inf).logsumexp(1) - own
-    return found, wrong, losses.numpy()
+    above, equal = (compare(scores, ranked_scores[:, None]).sum(1).numpy() for compare in (torch.gt, torch.eq))
+    rank = np.where(ranked_scores.isnan().numpy(), 1 + wrong, 1 + above + equal / 2)
+    scores[rows, torch.from_numpy(place)] = ranked_scores
+    losses = scores.nan_to_num_(nan=-torch.inf).logsumexp(1) - ranked_scores
+    return rank, wrong, losses.numpy()
 
 
 def scores(ranks: np.ndarray, wrong: np.ndarray) -> dict[str, float]:
     """Return mean reciprocal rank and hits of ranks among ``wrong`` other candidates, both [P], with their chance levels."""
-    found = {"mrr": float(np.mean(1 / ranks)), chance.name_of("mrr"): random_reciprocal_rank(wrong)}
+    measures = {"mrr": float(np.mean(1 / ranks)), chance.name_of("mrr"): random_reciprocal_rank(wrong)}
     for k in HITS:
-        found[f"hits_{k}"] = float(np.mean(ranks <= k))
-        found[chance.name_of(f"hits_{k}")] = float(np.mean(np.minimum(k / (wrong + 1), 1)))
-    return found
+        measures[f"hits_{k}"] = float(np.mean(ranks <= k))
+        measures[chance.name_of(f"hits_{k}")] = float(np.mean(np.minimum(k / (wrong + 1), 1)))
+    return measures
 
 
 def random_reciprocal_rank(candidates: np.ndarray) -> float:

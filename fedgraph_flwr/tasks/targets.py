@@ -86,13 +86,13 @@ class Targets(Task):
         part = self.part if self.part.numel() else torch.zeros(len(self.y), dtype=torch.int64)
         parts: list[dict[str, tuple[Tensor, Tensor]]] = []
         for p in range(int(part.max()) + 1 if part.numel() else 1):
-            found = {}
+            items = {}
             for split in metrics.SPLITS:
                 rows = (self.masks[split] & (part == p)).nonzero().view(-1)
                 y = self.shown(self.y[rows], floor)
                 kept = ~y.isnan().all(1)
-                found[split] = rows[kept], y[kept]
-            parts.append(found)
+                items[split] = rows[kept], y[kept]
+            parts.append(items)
         return SplitScorer(parts, self._scored)
 
     def _scored(self, outputs: Tensor, items: tuple[Tensor, Tensor]) -> tuple[int, dict[str, float]]:

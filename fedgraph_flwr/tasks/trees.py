@@ -23,10 +23,10 @@ def objective_of(cfg: RunConfig, width: int) -> Objective:
 
 def num_columns(cfg: RunConfig, params: BoostingParams, num_features: int, num_edge_features: int, width: int) -> int:
     """Return F, the number of columns that trees read: those of items, W outputs of another model, or both."""
-    own = kind_of(cfg).num_columns(num_features, num_edge_features) if params.inputs != "embeddings" else 0
-    own += 2 * num_features if params.neighbours else 0
-    own += 2 * num_edge_features if params.edge_columns else 0
-    return own + (width if params.inputs != "columns" else 0)
+    count = kind_of(cfg).num_columns(num_features, num_edge_features) if params.inputs != "embeddings" else 0
+    count += 2 * num_features if params.neighbours else 0
+    count += 2 * num_edge_features if params.edge_columns else 0
+    return count + (width if params.inputs != "columns" else 0)
 
 
 def columns_of(task: Task, graph: Any, neighbours: bool, edge_columns: bool) -> Gathered:

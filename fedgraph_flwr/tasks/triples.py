@@ -100,11 +100,11 @@ class Triples(ranking.Ranking):
         key = derive_seed(self.cfg.seed, "triples")
         ends = graph.node_id.numpy()[triples[[0, 2]]]
         place = pairs.mixed(pairs.keyed(ends, key) + pairs.mixed(triples[1].astype(np.uint64) + np.uint64(key)))
-        found = np.full(len(rows), -1)
+        splits = np.full(len(rows), -1)
         order = np.argsort(place, kind="stable")
         for number, taken in enumerate(pairs.split_by_owner(order, owner, self.cfg.split.shares)):
-            found[taken] = number
-        return found
+            splits[taken] = number
+        return splits
 
     def _codes(self, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray) -> np.ndarray:
         """Return one number per triple, int64."""
@@ -233,8 +233,8 @@ class Triples(ranking.Ranking):
         """
         every = np.concatenate([party.items[name] for name in STAGES], axis=1)
         scored = party.items[split][:, frequent(party.items[split][1], floor)]
-        found = [self._ranked_side(outputs, party.entities, scored, every, side, filtered) for side in (0, 2)]
-        return Ranks(*(np.concatenate(values) for values in zip(*found, strict=True)))
+        sides = [self._ranked_side(outputs, party.entities, scored, every, side, filtered) for side in (0, 2)]
+        return Ranks(*(np.concatenate(values) for values in zip(*sides, strict=True)))
 
     def _ranked_side(
         self, outputs: Tensor, entities: np.ndarray, triples: np.ndarray, every: np.ndarray, side: int, filtered: bool
@@ -304,12 +304,12 @@ def frequent(relations: np.ndarray, floor: int) -> np.ndarray:
     return np.asarray(np.bincount(relations, minlength=1)[relations] >= floor)
 
 
-def values_of(found: Ranks) -> dict[str, float]:
+def values_of(ranks: Ranks) -> dict[str, float]:
     """Return all scores of ranks, by name, with their chance levels."""
-    return ranking.scores(found.ranks, found.wrong) | {
-        "loss": float(found.losses.mean()),
-        "mr": float(found.ranks.mean()),
-        chance.name_of("mr"): float(np.mean(1 + found.wrong / 2)),
+    return ranking.scores(ranks.ranks, ranks.wrong) | {
+        "loss": float(ranks.losses.mean()),
+        "mr": float(ranks.ranks.mean()),
+        chance.name_of("mr"): float(np.mean(1 + ranks.wrong / 2)),
     }
 
 

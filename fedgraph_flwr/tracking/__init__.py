@@ -148,19 +148,23 @@ def scalars(record: Mapping[str, Any], by_client: bool = False) -> dict[str, flo
     numbers of selected and failed clients, ``privacy/`` ε and releases. ``by_client`` adds ``client/I/``, each client's scores.
     """
     phases = record["phases"]
-    found = {f"scores/{key}": value for key, value in record.get("metrics", {}).items()}
-    found |= {f"train/{key}": value for key, value in record.get("train", {}).items()}
-    found |= {f"bytes/{way}": sum(phase[f"bytes_{way}"] for phase in phases.values()) for way in ("up", "down")}
-    found |= {f"bytes/{name}/{way}": phase[f"bytes_{way}"] for name, phase in phases.items() for way in ("up", "down")}
-    found |= {"seconds/round": record["seconds"]}
-    found |= {f"seconds/{name}": phase["seconds"] for name, phase in phases.items()}
-    found |= {"clients/asked": len(record["cohort"]), "clients/failed": len(failed_replies(record))}
-    found |= {f"privacy/{key}": value for key, value in record.get("privacy", {}).items()}
+    numbers = {f"scores/{key}": value for key, value in record.get("metrics", {}).items()}
+    numbers |= {f"train/{key}": value for key, value in record.get("train", {}).items()}
+    numbers |= {f"bytes/{way}": sum(phase[f"bytes_{way}"] for phase in phases.values()) for way in ("up", "down")}
+    numbers |= {
+        f"bytes/{name}/{way}": phase[f"bytes_{way}"] for name, phase in phases.items() for way in ("up", "down")
+    }
+    numbers |= {"seconds/round": record["seconds"]}
+    numbers |= {f"seconds/{name}": phase["seconds"] for name, phase in phases.items()}
+    numbers |= {"clients/asked": len(record["cohort"]), "clients/failed": len(failed_replies(record))}
+    numbers |= {f"privacy/{key}": value for key, value in record.get("privacy", {}).items()}
     if by_client:
         for key, values in record.get("clients", {}).items():
             clients = record.get(SCORED_BY, range(len(values)))
-            found |= {f"client/{client}/{key.replace('-', '_')}": v for client, v in zip(clients, values, strict=False)}
-    return finite(found)
+            numbers |= {
+                f"client/{client}/{key.replace('-', '_')}": v for client, v in zip(clients, values, strict=False)
+            }
+    return finite(numbers)
 
 
 def label(cfg: RunConfig, name: str) -> str:

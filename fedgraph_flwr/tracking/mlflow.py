@@ -32,8 +32,8 @@ class MLflow(Tracker):
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedgraph-flwr")
         self.place = f"experiment {title} at {self.client.tracking_uri}"
         with FileLock(Path(tempfile.gettempdir()) / "fedgraph-flwr-mlflow.lock"):  # parallel runs create neither twice
-            found = self.client.get_experiment_by_name(title)
-            self.experiment = found.experiment_id if found else self.client.create_experiment(title)
+            experiment = self.client.get_experiment_by_name(title)
+            self.experiment = experiment.experiment_id if experiment else self.client.create_experiment(title)
             parent = self._group(cfg.tracking_group) if cfg.tracking_group else ""
         self.run = self._find("fedgraph.run", name)
         if self.run:
@@ -65,13 +65,13 @@ class MLflow(Tracker):
 
     def _group(self, group: str) -> str:
         """Return the parent run of a sweep; the first run creates it."""
-        if found := self._find("fedgraph.group", group):
-            return found
+        if parent := self._find("fedgraph.group", group):
+            return parent
         made: Any = self.client.create_run(self.experiment, tags={"fedgraph.group": group}, run_name=Path(group).name)
         self.client.set_terminated(made.info.run_id)
         return str(made.info.run_id)
 
     def _find(self, tag: str, value: str) -> str:
         """Return the id of the run with a tag; empty without one."""
-        found = self.client.search_runs([self.experiment], f"tags.`{tag}` = '{value}'", max_results=1)
-        return str(found[0].info.run_id) if found else ""
+        runs = self.client.search_runs([self.experiment], f"tags.`{tag}` = '{value}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else ""

@@ -54,10 +54,10 @@ def as_arrays(tree: Mapping[str, Any]) -> Tree:
     return {k: as_arrays(v) if isinstance(v, Mapping) else v.detach().cpu().numpy() for k, v in tree.items()}
 
 
-def unlike(found: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+def unlike(arrays: Mapping[str, Any], model: Mapping[str, Any]) -> str:
     """Return which of some named arrays or tensors has another type or shape than in a model; empty if all have the same."""
-    kinds = [{name: f"{part.dtype} {list(part.shape)}" for name, part in parts.items()} for parts in (found, model)]
-    for name in sorted(found.keys() | model.keys()):
+    kinds = [{name: f"{part.dtype} {list(part.shape)}" for name, part in parts.items()} for parts in (arrays, model)]
+    for name in sorted(arrays.keys() | model.keys()):
         got, expected = (kind.get(name, "missing") for kind in kinds)
         if got != expected:
             return f"{name} is {got}, the model's is {expected}"

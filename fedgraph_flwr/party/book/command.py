@@ -146,9 +146,9 @@ def _lines(book: Any, rows: Any) -> Iterator[str]:
     at = rows.at(int(rows.known.max()))
     accounts = "" if rows.people is None else f", {len(rows.nodes_at(int(rows.known.max())))} accounts"
     yield f"{book.folder}: {at.size} payments on {np.unique(rows.days).size} days from {_span(rows.days)}{accounts}"
-    if found := list(gaps(rows.days)):
-        listed = ", ".join(day_text(a) if a == b else f"{day_text(a)} to {day_text(b)}" for a, b in found[:5])
-        yield f"days without payments: {sum(b - a + 1 for a, b in found)} ({listed}{', ...' if len(found) > 5 else ''})"
+    if spans := list(gaps(rows.days)):
+        listed = ", ".join(day_text(a) if a == b else f"{day_text(a)} to {day_text(b)}" for a, b in spans[:5])
+        yield f"days without payments: {sum(b - a + 1 for a, b in spans)} ({listed}{', ...' if len(spans) > 5 else ''})"
     yield from _lacking(book, rows.columns)
     lost = np.setdiff1d(np.arange(len(rows.time)), at)
     by_id = lost[rows.versions[lost] >= 0]
@@ -232,11 +232,11 @@ def _use(args: argparse.Namespace) -> Iterator[str]:
     client = book.party.client if args.client is None else args.client
     predictor, in_run = load_any(run, client, args.book / PARTY)
     check_untyped(predictor, args.book)
-    found = digest_of(predictor)
+    digest = digest_of(predictor)
     pinned = str(predictor.client) if in_run and predictor.client is not None else ""
-    replace(book, model=Pinned(os.path.relpath(run, args.book), pinned, found)).save()
+    replace(book, model=Pinned(os.path.relpath(run, args.book), pinned, digest)).save()
     whose = f", client {predictor.client}" if predictor.client is not None else ""
-    yield f"{args.book}: {run}{whose} (round {predictor.round}, digest {found}) scores from now on"
+    yield f"{args.book}: {run}{whose} (round {predictor.round}, digest {digest}) scores from now on"
 
 
 def _erase(args: argparse.Namespace) -> Iterator[str]:

@@ -24,7 +24,7 @@ def erase(book: BookFolder, ids: Sequence[str]) -> tuple[BookFolder, dict[str, i
     Raises:
         FedGraphError: no file has an account.
     """
-    columns, found = book.columns, book.with_erased(ids)
+    columns, marked_book = book.columns, book.with_erased(ids)
     unseen, counts, files = {*ids}, {}, []
     for export in book.files:
         path = book.folder / export.file
@@ -33,7 +33,7 @@ def erase(book: BookFolder, ids: Sequence[str]) -> tuple[BookFolder, dict[str, i
         lost = np.zeros(len(table), dtype=bool)
         for name in names:
             words = as_words(table[name])
-            hit = np.array(found.is_erased(words.tolist()), dtype=bool)
+            hit = np.array(marked_book.is_erased(words.tolist()), dtype=bool)
             unseen -= {word for word in unseen if bool(np.isin(words[hit], word).any())}
             lost |= hit
         if lost.any():
@@ -45,7 +45,7 @@ def erase(book: BookFolder, ids: Sequence[str]) -> tuple[BookFolder, dict[str, i
         raise FedGraphError(
             f"{book.folder} has no row of '{sanitize(ids[0], 40)}': expected ids as the files write them"
         )
-    made = replace(found, files=tuple(files))
+    made = replace(marked_book, files=tuple(files))
     made.save()
     made.clear_cache()
     return made, counts

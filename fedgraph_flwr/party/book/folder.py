@@ -110,10 +110,10 @@ class BookFolder:
         check_names(values, keys, "key", str(path))
         files = tuple(typed(Export, dict(row), f"{path}=") for row in values["files"])
         model = typed(Pinned, dict(values["model"]), f"{path}=") if values.get("model") else None
-        found = cls(folder, read_party(folder / PARTY), files, tuple(values.get("erased") or ()), model)
+        book = cls(folder, read_party(folder / PARTY), files, tuple(values.get("erased") or ()), model)
         for export in files:
-            found._check(export)
-        return found
+            book._check(export)
+        return book
 
     def _check(self, export: Export) -> None:
         path = self.folder / export.file
@@ -179,10 +179,10 @@ class BookFolder:
         new: list[Export] = []
         again: list[str] = []
         for path in paths:
-            found = digest(path) if path.is_file() else ""
+            checksum = digest(path) if path.is_file() else ""
             table = self._table(path)
-            if any(export.digest == found for export in (*self.files, *new)):
-                again += [found] if known else []
+            if any(export.digest == checksum for export in (*self.files, *new)):
+                again += [checksum] if known else []
                 continue
             target = self.folder / path.name
             if path.resolve() != target.resolve():
@@ -190,7 +190,7 @@ class BookFolder:
                     raise FedGraphError(f"{target} exists with other content: rename {path} before you add it")
                 self.folder.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, target)
-            new.append(Export(path.name, table, found, known))
+            new.append(Export(path.name, table, checksum, known))
         held = (replace(export, known=known) if export.digest in again else export for export in self.files)
         return replace(self, files=(*held, *new)), new
 

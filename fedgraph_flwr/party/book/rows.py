@@ -70,17 +70,17 @@ class BookRows:
     @cached_property
     def _earliest(self) -> Ints:
         """The first of consecutive versions that are equal to each row [E]: a repeat is no correction."""
-        found = np.arange(len(self.versions))
-        again = np.flatnonzero(self._first < found)
+        earliest = np.arange(len(self.versions))
+        again = np.flatnonzero(self._first < earliest)
         if not again.size:
-            return found
+            return earliest
         rows = np.flatnonzero(np.isin(self.versions, self.versions[again]))
         rows = rows[np.argsort(self.versions[rows], kind="stable")]
         texts = self.edges.iloc[rows].fillna("").to_numpy()
         new = np.ones(rows.size, dtype=bool)
         new[1:] = (self.versions[rows][1:] != self.versions[rows][:-1]) | (texts[1:] != texts[:-1]).any(axis=1)
-        found[rows] = rows[np.maximum.accumulate(np.where(new, np.arange(rows.size), 0))]
-        return found
+        earliest[rows] = rows[np.maximum.accumulate(np.where(new, np.arange(rows.size), 0))]
+        return earliest
 
     def nodes_at(self, day: int) -> Any:
         """Return the rows of nodes at the end of a day: the last one of each account that is known by then, else its first."""
@@ -199,11 +199,11 @@ def missing_days(stored: Ints, days: Ints) -> str:
     last = int(stored.max())
     every = np.arange(last, max(int(days.max()), last) + 1)
     free = every[~np.isin(every % 7, stored % 7)]
-    found = list(gaps(np.concatenate([days[days > last], free, [last]])))
-    if not found:
+    spans = list(gaps(np.concatenate([days[days > last], free, [last]])))
+    if not spans:
         return ""
-    count = sum(end - start + 1 for start, end in found)
-    (start, end), more = found[0], f" and {len(found) - 1} more gaps" if len(found) > 1 else ""
+    count = sum(end - start + 1 for start, end in spans)
+    (start, end), more = spans[0], f" and {len(spans) - 1} more gaps" if len(spans) > 1 else ""
     span = day_text(start) if start == end else f"{day_text(start)} to {day_text(end)}"
     return f"{count} day{'s' * (count > 1)} ({span}{more})"
 
@@ -235,10 +235,10 @@ def books_in(folder: Path) -> list[Path]:
     Raises:
         FedGraphError: there is none.
     """
-    found = [BookFolder.load(path) for path in sorted(folder.iterdir()) if is_book(path)] if folder.is_dir() else []
-    if not found:
+    books = [BookFolder.load(path) for path in sorted(folder.iterdir()) if is_book(path)] if folder.is_dir() else []
+    if not books:
         raise FedGraphError(f"{folder} holds no book: pass the folder that holds those of all parties")
-    return [book.folder for book in sorted(found, key=lambda book: book.party.client)]
+    return [book.folder for book in sorted(books, key=lambda book: book.party.client)]
 
 
 def party_of(path: Path, until: str = "") -> tuple[PartyFile, Path]:

@@ -131,8 +131,8 @@ def _plant(words: list[str], args: argparse.Namespace) -> None:
     )
 
 
-def _print_planted(name: str, found: Any) -> None:
-    (taken, ordinary), (rows, crossing) = found.accounts, found.payments
+def _print_planted(name: str, counts: Any) -> None:
+    (taken, ordinary), (rows, crossing) = counts.accounts, counts.payments
     print(
         f"{name}: {rows} planted payments, {crossing} of them with other parties, on {taken} of {ordinary} ordinary accounts"
     )
@@ -182,9 +182,9 @@ def _all(words: list[str], args: argparse.Namespace) -> None:
     if empty := [book.party.party for book in books if not len(book.time)]:
         raise FedGraphError(f"party '{empty[0]}' has no payments: pass a book with some")
     start, days = common_period([(int(book.time.min()), int(book.time.max())) for book in books])
-    found = {"start": start, "days": days, "dates": any(book.dates for book in books)}
-    found["amount"] = round(float(np.median([np.median(book.cents) for book in books])) / 100, 2)
-    plan = _made({**found, "parties": [book.party.party for book in books], **args.keys})
+    defaults = {"start": start, "days": days, "dates": any(book.dates for book in books)}
+    defaults["amount"] = round(float(np.median([np.median(book.cents) for book in books])) / 100, 2)
+    plan = _made({**defaults, "parties": [book.party.party for book in books], **args.keys})
     print(f"plan {plan.digest[:16]}: {len(plan.patterns)} patterns in {plan.days} days from {plan.start}")
     folders = [out / f"party_{client}" for client in range(len(books))]
     for client, (book, folder) in enumerate(zip(books, folders, strict=True)):

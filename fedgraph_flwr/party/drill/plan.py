@@ -178,9 +178,9 @@ class Plan:
         values = load_texts(path, "a drill's plan")
         if not isinstance(values, dict):
             raise FedGraphError(f"{path} must hold keys and values, as `fedgraph-flwr drill plan` writes them")
-        check_names(values, [each.name for each in fields(cls)], "key", str(path))
-        found: Plan = typed(cls, dict(values), f"{path}=")
-        return found
+        check_names(values, [key.name for key in fields(cls)], "key", str(path))
+        plan: Plan = typed(cls, dict(values), f"{path}=")
+        return plan
 
     @cached_property
     def digest(self) -> str:
@@ -205,11 +205,11 @@ class Plan:
             FedGraphError: the plan does not name it.
         """
         names = fold(self.parties).tolist()
-        if (own := str(fold([name])[0])) not in names:
+        if (folded_name := str(fold([name])[0])) not in names:
             raise FedGraphError(
                 f"the plan does not name party '{name}', only {', '.join(self.parties)}: agree on another plan"
             )
-        return int(names.index(own))
+        return int(names.index(folded_name))
 
     def _drawn(self, prefix: str) -> list[Pattern]:
         """Return the patterns; the draws of one do not depend on which others there are."""

@@ -126,7 +126,7 @@ def read_book(where: Path) -> Book:
     """
     path = where / PARTY if where.is_dir() else where
     party, folder = party_of(where)
-    files = [path, *(found for key in ("nodes", "edges", "schema", "out") if (found := party.path(key, folder)))]
+    files = [path, *(file for key in ("nodes", "edges", "schema", "out") if (file := party.path(key, folder)))]
     schema = party.path("schema", folder)
     given = party.layout
     layout = replace(given, label="", split="", edge_label="", edge_id="", graph="", recipe="", day="", currency="")
@@ -246,7 +246,7 @@ def planted_rows(
         slots: own account of each slot, by pattern and member.
         me: position of the party in the plan.
     """
-    found = []
+    rows = []
     for transfer in pattern.transfers:
         ends = transfer.source, transfer.target
         parties = [pattern.parties[end] for end in ends]
@@ -257,8 +257,8 @@ def planted_rows(
             for end, party in zip(ends, parties, strict=True)
         ]
         first, second = (plan.parties[party] for party in parties)
-        found.append((first, accounts[0], second, accounts[1], transfer.time, transfer.cents, transfer.reference))
-    return found
+        rows.append((first, accounts[0], second, accounts[1], transfer.time, transfer.cents, transfer.reference))
+    return rows
 
 
 def _check_times(plan: Plan, book: Book) -> None:
@@ -358,11 +358,11 @@ def _import(plan: Plan, out: Path, client: int, slots: dict[tuple[int, int], str
     path = out / f"client_{client:04d}.safetensors"
     graph = ClientGraph.load(path)
     names = {name: pattern for pattern in plan.patterns for name in pattern.names}
-    own = {account: (number, member) for (number, member), account in slots.items()}
+    by_account = {account: (number, member) for (number, member), account in slots.items()}
     ids, aliases = unpack_words(graph.ids), []
     for row, far in enumerate(unpack_words(graph.foreign_id).tolist() if graph.foreign_id.size(1) else []):
         if pattern := names.get(far):
-            _, member = own[str(ids[int(graph.foreign[0, row])])]
+            _, member = by_account[str(ids[int(graph.foreign[0, row])])]
             aliases.append([row, pattern.names[member]])
     graph.linking[ALIASES] = aliases
     graph.save(path)

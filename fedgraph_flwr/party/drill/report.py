@@ -71,10 +71,10 @@ def recall(scored: Mapping[str, Sequence[Scored]], kinds: Mapping[int, str], bud
             size = planted.size
             listed = np.concatenate([party.alerts(budget) for party in parties])
             alerts = listed.size
-            planted, found = planted[np.isin(planted, numbers)], listed[np.isin(listed, numbers)]
+            planted, hits = planted[np.isin(planted, numbers)], listed[np.isin(listed, numbers)]
             if planted.size:
-                values = (planted.size, found.size, found.size / planted.size)
-                rows.append((kind, method, *values, np.unique(planted).size, np.unique(found).size, alerts, size))
+                values = (planted.size, hits.size, hits.size / planted.size)
+                rows.append((kind, method, *values, np.unique(planted).size, np.unique(hits).size, alerts, size))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -96,14 +96,14 @@ def bounds(parties: Sequence[Scored], kinds: Mapping[int, str], budget: int) -> 
     hidden = np.exp(ways.sum(axis=1))
     rows = []
     for kind in [*dict.fromkeys(kinds.values()), ALL]:
-        own = np.array([kind in (name, ALL) for name in kinds.values()], dtype=bool)
-        payments, patterns = held[own].sum(axis=0), int((held[own].sum(axis=1) > 0).sum())
+        mask = np.array([kind in (name, ALL) for name in kinds.values()], dtype=bool)
+        payments, patterns = held[mask].sum(axis=0), int((held[mask].sum(axis=1) > 0).sum())
         if not (planted := int(payments.sum())):
             continue
         drawn, most = float((payments * alerts / np.maximum(sizes, 1)).sum()), int(np.minimum(payments, alerts).sum())
-        best = min(patterns, int(np.minimum((held[own] > 0).sum(axis=0), alerts).sum()))
-        for name, found, seen in ((RANDOM, drawn, float((1 - hidden[own]).sum())), (MOST, most, best)):
-            values = (planted, found, found / planted, patterns, seen, int(alerts.sum()), int(sizes.sum()))
+        best = min(patterns, int(np.minimum((held[mask] > 0).sum(axis=0), alerts).sum()))
+        for name, hits, seen in ((RANDOM, drawn, float((1 - hidden[mask]).sum())), (MOST, most, best)):
+            values = (planted, hits, hits / planted, patterns, seen, int(alerts.sum()), int(sizes.sum()))
             rows.append((kind, name, *values))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -148,27 +148,27 @@ def report(runs: Sequence[Path], planted: Sequence[Path], clients: Sequence[int 
                 f"{folder} has the plan {plan.digest[:16]}, and {planted[0]} {plans[0].digest[:16]}: plant one plan at all"
                 " parties"
             )
-    found: dict[str, list[Scored]] = {}
+    scores: dict[str, list[Scored]] = {}
     rules: list[Scored] = []
     for folder, plan, client in zip(planted, plans, clients, strict=True):
         models = [(path, _load(path, client)) for run in runs for path in models_below(run)]
-        own = next((model for _, model in models if not model.cfg.strategy.pooled), None)
-        if own is None:
+        local_model = next((model for _, model in models if not model.cfg.strategy.pooled), None)
+        if local_model is None:
             raise FedGraphError(
                 "a report needs a run whose parties keep their files, such as strategy=boosting: pass one"
             )
-        accounts = accounts_by_number(own.party_graph(), read_slots(folder))
+        accounts = accounts_by_number(local_model.party_graph(), read_slots(folder))
         trees = [(run, model) for run, model in models if _has_trees(model)]
         trees = [pair for pair in trees if model_name(pair[1]) == OWN_TREES] or trees
         for run, model in models:
-            found.setdefault(model_name(model), []).append(scores_of(model, accounts, plan, client, run))
+            scores.setdefault(model_name(model), []).append(scores_of(model, accounts, plan, client, run))
         if trees:
             run, model = trees[0]
             rules.append(_rule(model, scores_of(model, accounts, plan, client, run)))
     first = {RULE: rules} if len(rules) == len(planted) else {}
     kinds = kinds_of(plans[0])
-    limits = bounds(next(iter(found.values())), kinds, budget)
-    return pd.concat([recall(first | found, kinds, budget), limits], ignore_index=True)
+    limits = bounds(next(iter(scores.values())), kinds, budget)
+    return pd.concat([recall(first | scores, kinds, budget), limits], ignore_index=True)
 
 
 def _load(run: Path, client: int | None) -> Any:
@@ -243,10 +243,10 @@ def patterns_of(task: Any, rows: Ints, accounts: Mapping[int, int], run: Path) -
         FedGraphError: a planted payment has a payer without a slot.
     """
     payer, planted = task.ends[0].numpy()[rows], task.y.numpy()[rows] == 1
-    found = np.array([accounts.get(number, -1) for number in payer.tolist()], dtype=np.int64)
-    if (found[planted] < 0).any():
+    patterns = np.array([accounts.get(number, -1) for number in payer.tolist()], dtype=np.int64)
+    if (patterns[planted] < 0).any():
         raise FedGraphError(f"{run} has planted payments of accounts without a slot: pass the folder of the same drill")
-    return np.where(planted, found, -1)
+    return np.where(planted, patterns, -1)
 
 
 def _rule(model: Any, known: Scored) -> Scored:

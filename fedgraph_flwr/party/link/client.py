@@ -115,8 +115,8 @@ class LinkClient(GraphClient):
         clients = self.graph.num_clients
         announced = groups.get(ANNOUNCED, {})
         check_arrays(announced, {"keys": (clients, 32), "nodes": (clients,)}, "the server")
-        each = zip(announced["keys"].astype(np.uint8), announced["nodes"].astype(np.int64), strict=True)
-        parties = {client: {"key": key, "nodes": nodes.reshape(1)} for client, (key, nodes) in enumerate(each)}
+        entries = zip(announced["keys"].astype(np.uint8), announced["nodes"].astype(np.int64), strict=True)
+        parties = {client: {"key": key, "nodes": nodes.reshape(1)} for client, (key, nodes) in enumerate(entries)}
         self.party.meet(parties, groups.get(SIGNATURES, {}))
 
     def book(self) -> None:

@@ -217,8 +217,8 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
     from fedgraph_flwr.party.party_file import client_file
     from fedgraph_flwr.secure.keyring import Keyring
 
-    found = [(path, partition.load(path)) for path in map(client_file, files)]
-    ordered = sorted(found, key=lambda file: file[1].client)
+    graphs = [(path, partition.load(path)) for path in map(client_file, files)]
+    ordered = sorted(graphs, key=lambda file: file[1].client)
     for (one, first), (other, second) in pairwise(ordered):
         if (number := first.client) == second.client:
             raise FedGraphError(f"{one} and {other} are both client {number}: import one again with another --client")

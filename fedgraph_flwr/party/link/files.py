@@ -69,7 +69,7 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
         rows: its records with the other party [R].
         party: the other party's name.
     """
-    form, own = id_form(graph), graph.linking["party"]
+    form, own_party = id_form(graph), graph.linking["party"]
     ids = normal_ids(unpack_words(graph.ids), form)[graph.foreign[0].numpy()[rows]] if rows.size else rows.astype(str)
     others = normal_ids(unpack_words(graph.foreign_id)[rows], form)
     extra = unpack_words(graph.foreign_key)[rows]
@@ -80,7 +80,7 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
         )
     keys = []
     for local, remote, out, key in zip(ids, others, outgoing, extra, strict=True):
-        ends = [(own, str(local)), (party, str(remote))]
+        ends = [(own_party, str(local)), (party, str(remote))]
         ends = sorted(ends) if undirected(graph) else ends if out else ends[::-1]
         keys.append(BETWEEN.join([*ends[0], *ends[1], str(key)]))
     order = np.lexsort(_data_columns(graph, _data_of(graph, "foreign_"), torch.from_numpy(rows))) if rows.size else rows
@@ -175,8 +175,8 @@ def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]
     place[by_id] = np.arange(by_id.size)
     order, new = torch.from_numpy(by_id), torch.from_numpy(place)
     gid = torch.from_numpy(ids)[order]
-    own = graph.with_edges(new[graph.edge_index], torch.arange(graph.edge_index.size(1)))
-    own = canonical(replace(own, num_global_nodes=total))  # local rows ascend with global ids
+    base = graph.with_edges(new[graph.edge_index], torch.arange(graph.edge_index.size(1)))
+    base = canonical(replace(base, num_global_nodes=total))  # local rows ascend with global ids
     between = concatenated([edges[client] for client in sorted(edges)])
     owners = (np.full(edges[client].far.size, client) for client in sorted(edges))
     owner = np.concatenate([np.zeros(0, dtype=np.int64), *owners])
@@ -188,7 +188,7 @@ def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]
     rows["group"] = graph.group[:0]
     rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
     rows["book"] = renumbered(graph.book, new, graph.num_nodes)
-    made = replace(own, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=total)
+    made = replace(base, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=total)
     far = far_ends(made)
     named = between.name != ""
     known = np.zeros(far.numel(), dtype=between.name.dtype)
@@ -228,7 +228,7 @@ def _cut(
 def _stages(graph: ClientGraph, time: Tensor) -> Tensor:
     """Return the first stage that may read a cut edge, by the times of the party's own edges; between two stages the later."""
     last = [graph.edge_time[graph.edge_split <= stage] for stage in (0, 1)]
-    first, second = (int(own.max()) if own.numel() else torch.iinfo(torch.int64).min for own in last)
+    first, second = (int(times.max()) if times.numel() else torch.iinfo(torch.int64).min for times in last)
     return (time > first).to(torch.int8) + (time > second).to(torch.int8)
 
 

@@ -66,17 +66,17 @@ class JoinParty(LinkParty):
         """
         if (role := self.roles[client]) not in self.schema.roles:
             raise RunFailed(f"client {client} has role '{sanitize(role, 40)}', which the schema does not list")
-        own = self.schema.roles[role].get(NODE, ())
-        places = {place for name in own for place in self._places[name]}
+        names = self.schema.roles[role].get(NODE, ())
+        places = {place for name in names for place in self._places[name]}
         return [number for number, column in enumerate(self.columns) if column.place in places]
 
     @cached_property
     def _places(self) -> dict[str, range]:
         """Positions in ``x`` of each column of the schema."""
-        found, start = {}, 0
+        places, start = {}, 0
         for name, column in self.schema.nodes[NODE].items():
-            found[name] = range(start, start := start + len(feature_names({name: column})))
-        return found
+            places[name] = range(start, start := start + len(feature_names({name: column})))
+        return places
 
     @cached_property
     def few(self) -> Ints:
@@ -133,14 +133,14 @@ class JoinParty(LinkParty):
                 np.concatenate([np.zeros(0, dtype=np.int64), *rows.values()]), minlength=graph.num_nodes
             )
             gaps = [of for name, of in self._places.items() if self.schema.nodes[NODE][name].missing]
-            for peer, own in rows.items():
-                sole = holders[own] == 1
+            for peer, nodes in rows.items():
+                sole = holders[nodes] == 1
                 for of in gaps:
                     if {self.columns[number].place for number in told[peer]} & {*of}:
-                        x[own[sole], of[-1]] = 0
+                        x[nodes[sole], of[-1]] = 0
                 for number in told[peer]:
                     values = self.columns[number].decode(self.pairs[peer]["share"][str(number)])
-                    x[own[sole], self.columns[number].place] = torch.from_numpy(
+                    x[nodes[sole], self.columns[number].place] = torch.from_numpy(
                         np.asarray(values[sole], dtype=np.float32)
                     )
             self.claimed = np.flatnonzero(holders > 1)

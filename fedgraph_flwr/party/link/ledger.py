@@ -118,9 +118,9 @@ class Ledger:
     def save(self, path: Path) -> None:
         """Write it, readable by its owner only."""
         tree: Tree = {}
-        for number, found in enumerate(self.peers.values()):
-            words = {"keys": pack_words(found.keys), "alone": pack_words(found.alone)}
-            tree[str(number)] = {**words, "data": found.data, "own": found.own}
+        for number, peer in enumerate(self.peers.values()):
+            words = {"keys": pack_words(peer.keys), "alone": pack_words(peer.alone)}
+            tree[str(number)] = {**words, "data": peer.data, "own": peer.own}
         write_tensors(path, flatten(tree), {"party": self.party, "basis": self.basis, "peers": [*self.peers]})
         path.chmod(0o600)
 
@@ -137,9 +137,9 @@ class Ledger:
         try:
             peers, tree = {}, unflatten(tensors)
             for number, name in enumerate(values["peers"]):
-                found = tree[str(number)]
-                keys, alone = (unpack_words(found[part]).tolist() for part in ("keys", "alone"))
-                peers[str(name)] = Matched(keys, alone, found.get("data", {}), found.get("own", {}))
+                branch = tree[str(number)]
+                keys, alone = (unpack_words(branch[part]).tolist() for part in ("keys", "alone"))
+                peers[str(name)] = Matched(keys, alone, branch.get("data", {}), branch.get("own", {}))
             return cls(str(values["party"]), str(values["basis"]), peers)
         except MALFORMED as error:
             raise FedGraphError(f"{path} is not a ledger of a link: restore it, or link without --since") from error
@@ -152,10 +152,10 @@ def basis_of(introduction: Mapping[str, Any]) -> str:
 
 
 def in_order(
-    keys: Sequence[str], data: Mapping[str, Tensor], own: Mapping[str, Tensor], alone: Sequence[str]
+    keys: Sequence[str], data: Mapping[str, Tensor], bookings: Mapping[str, Tensor], alone: Sequence[str]
 ) -> Matched:
     """Return matched records in the order of their keys."""
     order = np.argsort(np.array(keys, dtype=object), kind="stable") if keys else np.zeros(0, dtype=np.int64)
     rows = torch.from_numpy(order.astype(np.int64))
-    data, own = ({key: values[rows] for key, values in held.items()} for held in (data, own))
-    return Matched([keys[row] for row in order.tolist()], alone, data, own)
+    data, bookings = ({key: values[rows] for key, values in held.items()} for held in (data, bookings))
+    return Matched([keys[row] for row in order.tolist()], alone, data, bookings)

@@ -73,7 +73,7 @@ def points(values: Iterable[bytes], purpose: bytes) -> list[bytes]:
     """
     start = hashlib.sha256(purpose)
     values = list(values)
-    found, left = [b""] * len(values), list(range(len(values)))
+    coordinates, left = [b""] * len(values), list(range(len(values)))
     for counter in range(256):
         drawn = []
         for place in left:
@@ -85,11 +85,11 @@ def points(values: Iterable[bytes], purpose: bytes) -> list[bytes]:
         rest = []
         for place, u, symbol in zip(left, drawn, symbols, strict=True):
             if u < P and symbol == 1:
-                found[place] = u.to_bytes(POINT, "little")
+                coordinates[place] = u.to_bytes(POINT, "little")
             else:
                 rest.append(place)
         if not (left := rest):
-            return found
+            return coordinates
     raise AssertionError("256 hashes off the curve")  # probability 2^-256
 
 

@@ -51,22 +51,22 @@ def kinds_of(form: str) -> list[str]:
     return [] if words in ("", "none") else words.split(",")
 
 
-def causes(own: Sequence[bytes], other: Sequence[bytes], kinds: Sequence[str]) -> list[Cause]:
+def causes(own_keys: Sequence[bytes], other: Sequence[bytes], kinds: Sequence[str]) -> list[Cause]:
     """Return what makes keys of two parties equal, the best first; at most three.
 
     Args:
-        own: keys of one party's records with the other.
+        own_keys: keys of one party's records with the other.
         other: keys of the other party's records.
         kinds: kinds of the match columns.
     """
-    keys, others = [_split(key) for key in own], [_split(key) for key in other]
+    keys, others = [_split(key) for key in own_keys], [_split(key) for key in other]
     least = max(1, int(LEAST * min(len(keys), len(others))))
     changes = list(_changes(kinds))
-    found = [cause for change in changes if (cause := _tried((change,), keys, others)).equal >= least]
-    if not found and len(keys) + len(others) <= MAX_PAIRED:
+    reasons = [cause for change in changes if (cause := _tried((change,), keys, others)).equal >= least]
+    if not reasons and len(keys) + len(others) <= MAX_PAIRED:
         pairs = combinations(changes, 2)
-        found = [cause for pair in pairs if (cause := _tried(pair, keys, others)).equal >= least]
-    return sorted(found, key=lambda cause: -cause.equal)[:3]
+        reasons = [cause for pair in pairs if (cause := _tried(pair, keys, others)).equal >= least]
+    return sorted(reasons, key=lambda cause: -cause.equal)[:3]
 
 
 def _split(key: bytes) -> Key:
@@ -145,16 +145,16 @@ def facts(keys: Sequence[bytes], own_party: str, kinds: Sequence[str]) -> str:
     """
     rows = [_split(key) for key in keys]
     paid = sum(row[0] == own_party for row in rows)
-    found = [f"{paid} records go out and {len(rows) - paid} come in"]
+    parts = [f"{paid} records go out and {len(rows) - paid} come in"]
     for place, kind in enumerate(kinds, ENDS):
         words = [row[place] for row in rows if row[place]]
         if kind == "date" and words:
-            found.append(f"dates from {min(words)} to {max(words)}")
+            parts.append(f"dates from {min(words)} to {max(words)}")
         if kind == "amount" and words:
             numbers = sorted(map(Decimal, words))
             whole = ", all whole numbers" if all(number == number.to_integral() for number in numbers) else ""
-            found.append(f"amounts from {numbers[0]} to {numbers[-1]}{whole}")
-    return ", ".join(found)
+            parts.append(f"amounts from {numbers[0]} to {numbers[-1]}{whole}")
+    return ", ".join(parts)
 
 
 USUAL = (

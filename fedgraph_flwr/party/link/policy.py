@@ -112,8 +112,8 @@ def link_policy(values: Mapping[str, Any]) -> LinkPolicy:
         FedGraphError: an unknown key, or a wrong type or value.
     """
     check_names(values, [f.name for f in fields(LinkPolicy)], "key of link", "policy")
-    found: LinkPolicy = typed(LinkPolicy, dict(values), "policy.link=")
-    return found
+    policy: LinkPolicy = typed(LinkPolicy, dict(values), "policy.link=")
+    return policy
 
 
 def needs_consent(rules: LinkRules) -> bool:
@@ -206,9 +206,9 @@ def read_consent(path: Path) -> tuple[Consent, dict[str, str]]:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, of whose repeated keys readers may take either."""
     names = [name for name, _ in pairs]
-    if len(found := dict(pairs)) < len(pairs):
+    if len(values := dict(pairs)) < len(pairs):
         raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)} comes twice")
-    return found
+    return values
 
 
 def sign_consent(path: Path, client: int, key: EllipticCurvePrivateKey) -> Consent:
@@ -247,7 +247,7 @@ def check_consent(path: str, rules: LinkRules, keyring: Keyring, clients: int, t
             raise FedGraphError(
                 f"{where} is for {key}={signed[key]}, but the run has {key}={value}: change the run, or sign a new consent"
             )
-    if keyring.own is None or keyring.pins is None:
+    if keyring.private_key is None or keyring.pins is None:
         raise FedGraphError(f"{where} can be verified only with pinned keys: start this node with --key and --peers")
     for client in range(clients):
         signer, statement = keyring.key_of(client), consent.statement + f"\n{client}".encode()

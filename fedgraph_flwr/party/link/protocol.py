@@ -130,7 +130,7 @@ class LinkParty:
         self.names: dict[int, str] = {}
         self.roles: dict[int, str] = {self.client: graph.linking.get("role", "")}
         if "names" in held:
-            self.names, self.roles = (dict(enumerate(each)) for each in json.loads(held["names"]))
+            self.names, self.roles = (dict(enumerate(words)) for words in json.loads(held["names"]))
         self.pairs: dict[int, dict[str, Any]] = {int(k): dict(v) for k, v in stored.get("pairs", {}).items()}
         if "keys" in stored:
             self.sealer.meet({k: key.tobytes() for k, key in enumerate(stored["keys"])})
@@ -186,10 +186,10 @@ class LinkParty:
             tree |= {"session": _bytes(self.session), "nodes": np.array(self.nodes)}
             tree |= {"keys": as_rows([keys[k] for k in sorted(keys)], 32)}
         if self.names:
-            texts = [[each[k] for k in sorted(self.names)] for each in (self.names, self.roles)]
+            texts = [[by_client[k] for k in sorted(self.names)] for by_client in (self.names, self.roles)]
             tree["names"] = _bytes(json.dumps(texts).encode())
         if self.pairs:
-            tree["pairs"] = {str(k): dict(found) for k, found in self.pairs.items() if found}
+            tree["pairs"] = {str(k): dict(pair) for k, pair in self.pairs.items() if pair}
         return tree
 
     # --- phases -------------------------------------------------------------------------------------------------------
@@ -299,9 +299,11 @@ class LinkParty:
         return {"introduction": _bytes(json.dumps(self.introduction()).encode())}
 
     def _take_introduce(self, peer: int, arrays: Arrays) -> None:
-        own, other = self.introduction(), json.loads(arrays["introduction"].tobytes())
-        self._check_alike(peer, own, other)
-        self.names = dict(sorted({**self.names, peer: str(other["name"]), self.client: str(own["name"])}.items()))
+        introduction, other = self.introduction(), json.loads(arrays["introduction"].tobytes())
+        self._check_alike(peer, introduction, other)
+        self.names = dict(
+            sorted({**self.names, peer: str(other["name"]), self.client: str(introduction["name"])}.items())
+        )
         self.roles[peer] = str(other["role"])
         for client, name in self.names.items():
             if self.accepted and self.accepted[client : client + 1] != [name]:
@@ -310,27 +312,27 @@ class LinkParty:
                     f"client {client} calls itself '{sanitize(name, 60)}': this node's policy accepts {listing}, by client (link:"
                     " names)"
                 )
-            same = [each for each, other in self.names.items() if name and other == name]
+            same = [number for number, other in self.names.items() if name and other == name]
             if len(same) > 1:
                 raise RunFailed(
                     f"clients {same[0]} and {same[1]} both call themselves '{sanitize(name, 60)}': import one with another"
                     " --own-party"
                 )
 
-    def _check_alike(self, peer: int, own: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    def _check_alike(self, peer: int, introduction: Mapping[str, Any], other: Mapping[str, Any]) -> None:
         """Require that a peer's introduction has the same rules, options and schema."""
         for key in ("rules", "form", "undirected", "consent", "share", "own columns", "data"):
             if self.rules.identities and key in ("form", "data"):
                 continue
-            if other[key] != own[key] and None not in (other[key], own[key]):
+            if other[key] != introduction[key] and None not in (other[key], introduction[key]):
                 raise RunFailed(
-                    f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(own[key]))} here,"
+                    f"clients {self.client} and {peer} differ in {key}: {sanitize(_text(introduction[key]))} here,"
                     f" {sanitize(_text(other[key]))} there; import both with the same options (--match-columns, id_form,"
                     " --undirected, columns.time, columns.edge_label, windows, features), and link them with the"
                     " same options"
                 )
-        if own["schema"] and other["schema"]:
-            schema = Schema.from_dict(own["schema"], f"client {self.client}")
+        if introduction["schema"] and other["schema"]:
+            schema = Schema.from_dict(introduction["schema"], f"client {self.client}")
             if difference := schema.difference(Schema.from_dict(other["schema"], f"client {peer}")):
                 raise RunFailed(
                     f"clients {self.client} and {peer} have different schemas ({sanitize(difference)}): import both with one"
@@ -394,11 +396,11 @@ class LinkParty:
         self.result()
         peers = {}
         for peer in [] if self.rules.identities else self.peers:
-            own, (rows, keys) = self._ordered(peer), self.values(peer)
-            found = [*self._known(peer).keys, *(keys[place].decode() for place in own)]
-            alone = [keys[place].decode() for place in np.setdiff1d(np.arange(rows.size), own)]
-            known = booked(self.graph, self._matched(peer, own))
-            peers[self.names[peer]] = in_order(found, self._edge_data[peer], known, alone)
+            shared, (rows, keys) = self._ordered(peer), self.values(peer)
+            matched_keys = [*self._known(peer).keys, *(keys[place].decode() for place in shared)]
+            alone = [keys[place].decode() for place in np.setdiff1d(np.arange(rows.size), shared)]
+            known = booked(self.graph, self._matched(peer, shared))
+            peers[self.names[peer]] = in_order(matched_keys, self._edge_data[peer], known, alone)
         return Ledger(self.names[self.client], basis_of(self.introduction()), peers)
 
     def _purpose(self, peer: int) -> bytes:
@@ -567,9 +569,9 @@ class LinkParty:
 
     def _by_mask(self, peer: int) -> tuple[Ints, Ints]:
         """Return the own shared values and their places among the peer's masks, in the order of these."""
-        own, remote = self.intersection(peer)
+        shared, remote = self.intersection(peer)
         order = np.argsort(remote)
-        return own[order], remote[order]
+        return shared[order], remote[order]
 
     def _checked_order(self, peer: int, arrays: Arrays) -> Ints:
         """Return the own shared values in the order of a peer's message, which has the places of the own masks.
@@ -577,13 +579,13 @@ class LinkParty:
         Raises:
             RunFailed: the peer shares other records.
         """
-        own = self._ordered(peer)
-        if not np.array_equal(arrays["position"], self.pairs[peer]["places"][own]):
+        shared = self._ordered(peer)
+        if not np.array_equal(arrays["position"], self.pairs[peer]["places"][shared]):
             raise RunFailed(
                 f"clients {self.client} and {peer} matched different records: one of them replied to the masks in another order;"
                 " nothing is written"
             )
-        return own
+        return shared
 
     # --- routed -------------------------------------------------------------------------------------------------------
 
@@ -616,11 +618,11 @@ class LinkParty:
         """Return the shared values: their place among `values`, and the place of each among the peer's masks [S]."""
         if peer not in self._intersections:
             pair = self.pairs[peer]
-            own, remote = matching.shared(pair["replies"], pair["doubled"])
+            replies, remote = matching.shared(pair["replies"], pair["doubled"])
             value = np.full(len(pair["replies"]), -1)
             value[pair["places"]] = np.arange(len(pair["places"]))
-            real = value[own] >= 0
-            self._intersections[peer] = value[own][real], remote[real]
+            real = value[replies] >= 0
+            self._intersections[peer] = value[replies][real], remote[real]
         return self._intersections[peer]
 
     def _check_shared(self, peer: int) -> None:
@@ -632,15 +634,15 @@ class LinkParty:
         records = len(self.values(peer)[1])
         pair = self.pairs[peer]
         # In a dry run the order is lost, the number is not.
-        own = matching.shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
-        found = len(own[0])
-        pair["found"] = np.array([records, found])
-        if 0 < found < self.rules.min_shared:
+        shared = matching.shared(pair["replies"], pair["doubled"]) if self.rules.dry_run else self.intersection(peer)
+        count = len(shared[0])
+        pair["found"] = np.array([records, count])
+        if 0 < count < self.rules.min_shared:
             raise RunFailed(
                 f"clients {self.client} and {peer} share fewer than {self.rules.min_shared} (min_shared{self._of_increment}):"
                 " no rows are sent"
             )
-        if found > self.rules.max_shared * max(records, 1):
+        if count > self.rules.max_shared * max(records, 1):
             raise RunFailed(
                 f"clients {self.client} and {peer} share more than {self.rules.max_shared:g} of the set of client"
                 f" {self.client} (max_shared): no rows are sent"
@@ -684,12 +686,12 @@ class LinkParty:
 
     def _make_match(self, peer: int) -> Arrays:
         _, places, count = self._prepared
-        own, remote = self._by_mask(peer)
+        shared, remote = self._by_mask(peer)
         content: Arrays = {"count": np.array([count]), "position": remote}
         if self.rules.identities:
-            return content | {"row": places[self.values(peer)[0][own]]}
-        rows = self.values(peer)[0][own]
-        node = self.graph.foreign[0].numpy()[self._matched(peer, own)]
+            return content | {"row": places[self.values(peer)[0][shared]]}
+        rows = self.values(peer)[0][shared]
+        node = self.graph.foreign[0].numpy()[self._matched(peer, shared)]
         content |= {"row": places[node], **self._data(rows[self._sends_data(peer, rows)], "")}
         if self.rules.discloses:
             alone = np.setdiff1d(self.values(peer)[0], rows)
@@ -710,12 +712,12 @@ class LinkParty:
         return {f"{prefix}{key}": values.numpy() for key, values in booked(self.graph, rows).items()}
 
     def _take_match(self, peer: int, arrays: Arrays) -> None:
-        own, old = self._checked_order(peer, arrays), len(self._known(peer).keys)
+        shared, old = self._checked_order(peer, arrays), len(self._known(peer).keys)
         most = self.nodes[peer] + (self.rules.max_ids * len(self.peers) if self.rules.one_sided == "stub" else 0)
         last = max(int(array_of(arrays, "count", (1,), "int64", 0, most)[0]), 1) - 1
-        array_of(arrays, "row", (own.size + old,), "int64", -1 if self._overlaps else 0, last)
+        array_of(arrays, "row", (shared.size + old,), "int64", -1 if self._overlaps else 0, last)
         if not self.rules.identities:
-            sends = self._sends_data(peer, self.values(peer)[0][own])
+            sends = self._sends_data(peer, self.values(peer)[0][shared])
             self._take_data(arrays, "", sends.size - int(sends.sum()))
         if self.rules.discloses:
             size = len(arrays["alone_row"])
@@ -733,15 +735,15 @@ class LinkParty:
         """Require data of edges that do not break training: finite features, labels of a class, times that can be subtracted."""
         limits = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1), "edge_time": (-(2**62), 2**62)}
         for key in (key for key in DATA if _has(self.graph, key)):
-            own = record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
+            columns = record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
             if not count:
-                arrays.setdefault(f"{prefix}{key}", own[:0])  # a party without records sends no data
+                arrays.setdefault(f"{prefix}{key}", columns[:0])  # a party without records sends no data
             bounds = limits.get(key, (-LARGEST, LARGEST))
-            array_of(arrays, f"{prefix}{key}", (count, *own.shape[1:]), own.dtype.name, *bounds)
+            array_of(arrays, f"{prefix}{key}", (count, *columns.shape[1:]), columns.dtype.name, *bounds)
 
     def _make_resolve(self, peer: int) -> Arrays:
         _, places, _ = self._prepared
-        return {"row": np.where((found := self._named(peer)) >= 0, places[found], -1)}
+        return {"row": np.where((nodes := self._named(peer)) >= 0, places[nodes], -1)}
 
     def _named(self, peer: int) -> Ints:
         """Return the own node that each one-sided record of a peer names; -1 for an unknown account."""
@@ -751,8 +753,8 @@ class LinkParty:
         return np.array([accounts.get(row.tobytes(), -1) for row in asked], dtype=np.int64)
 
     def _take_resolve(self, peer: int, arrays: Arrays) -> None:
-        own, _ = self.intersection(peer)
-        alone = len(self.values(peer)[0]) - own.size
+        shared, _ = self.intersection(peer)
+        alone = len(self.values(peer)[0]) - shared.size
         last = int(self.pairs[peer]["match"]["count"][0]) - 1
         self.pairs[peer]["resolve"] = {"row": array_of(arrays, "row", (alone,), "int64", -1, last)}
 
@@ -826,8 +828,8 @@ class LinkParty:
 
     def _make_share(self, peer: int) -> Arrays:
         rows, codes, _ = self.told(peer)
-        found = {"account": self.linked.node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
-        return found | self._told_records(peer)
+        arrays = {"account": self.linked.node_id.numpy()[rows], **{str(i): values for i, values in enumerate(codes)}}
+        return arrays | self._told_records(peer)
 
     def _told_records(self, peer: int) -> Arrays:
         """Return the columns of the own ends of shared records, in the order of the rows of `_make_match`.
@@ -842,11 +844,11 @@ class LinkParty:
         node, times = graph.foreign[0].numpy()[rows], graph.foreign_edge_time.numpy()[rows]
         known = enough(self.others_records(peer)[self._prepared[1][node]], self.rules.min_records)
         others = Book.of(graph.book).where(~files.booked_with(graph, self.names[peer]))
-        values, found = columns_at(others, recipe, node, times), Arrays(known=known)
+        values, arrays = columns_at(others, recipe, node, times), Arrays(known=known)
         for place, (source, _) in enumerate(self.records):
-            own = values[source.name.removeprefix(EDGES)]
-            found[f"edge {place}"] = source.encode(np.where(known, own, 0), b"", ())
-        return found
+            column = values[source.name.removeprefix(EDGES)]
+            arrays[f"edge {place}"] = source.encode(np.where(known, column, 0), b"", ())
+        return arrays
 
     def _take_share(self, peer: int, arrays: Arrays) -> None:
         graph, ids = self.linked, arrays["account"]
@@ -925,28 +927,28 @@ class LinkParty:
         ids = np.where(places < 0, -1, places + starts[self.client])
         edges: dict[int, Edges] = {}
         for peer in self.peers:
-            own, rows = self._ordered(peer), self.pairs[peer]["match"]["row"]
+            shared, rows = self._ordered(peer), self.pairs[peer]["match"]["row"]
             if self._overlaps and peer < self.client:
-                new = (ids[own] < 0) & (rows >= 0)  # clients ascend: the lowest one's number counts
-                ids[own[new]] = starts[peer] + rows[new]
+                new = (ids[shared] < 0) & (rows >= 0)  # clients ascend: the lowest one's number counts
+                ids[shared[new]] = starts[peer] + rows[new]
             elif not self.rules.identities:
                 edges[peer] = self._edges(peer, starts[peer])
             elif self.rules.entities == "edges":
-                edges[peer] = self._between(peer, own, starts[peer] + rows)
+                edges[peer] = self._between(peer, shared, starts[peer] + rows)
         if (ids < 0).any() or np.unique(ids).size < ids.size:
             raise RunFailed(
                 f"client {self.client} received two numbers, or none, of a shared node: nothing is written; link again"
             )
         return files.linked(graph, ids, starts[-1], edges)
 
-    def _between(self, peer: int, own: Ints, far: Ints) -> Edges:
+    def _between(self, peer: int, near: Ints, far: Ints) -> Edges:
         """Return the edges, in both directions, between own nodes and the nodes of a peer with the same identities."""
         if any(_has(self.graph, key) for key in DATA):
             raise FedGraphError(
                 "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
             )
-        names = self._names(peer, normal_ids(unpack_words(self.graph.ids)[own], id_form(self.graph)))
-        return files.both_ways(Edges(own, np.ones(own.size, dtype=bool), far, names))
+        names = self._names(peer, normal_ids(unpack_words(self.graph.ids)[near], id_form(self.graph)))
+        return files.both_ways(Edges(near, np.ones(near.size, dtype=bool), far, names))
 
     def _names(self, peer: int, ids: NDArray[Any]) -> NDArray[np.str_]:
         """Return party and id of accounts of a peer, as the own tables name them [E]."""
@@ -954,8 +956,8 @@ class LinkParty:
 
     def _ordered(self, peer: int) -> Ints:
         """Return the own shared values in the order in which the peer sends its rows."""
-        own, _ = self.intersection(peer)
-        return own[np.argsort(self.pairs[peer]["places"][own])]
+        shared, _ = self.intersection(peer)
+        return shared[np.argsort(self.pairs[peer]["places"][shared])]
 
     def _edges(self, peer: int, start: int) -> Edges:
         graph, arrays = self.graph, self.pairs[peer]["match"]
@@ -996,8 +998,8 @@ class LinkParty:
     def _disclosed(self, peer: int, start: int) -> list[Edges]:
         """Return the edges of one-sided records: the own ones that the peer resolved, then the peer's."""
         graph, arrays = self.graph, self.pairs[peer]["match"]
-        own, _ = self.intersection(peer)
-        alone = np.setdiff1d(self.values(peer)[0], self.values(peer)[0][own])
+        shared, _ = self.intersection(peer)
+        alone = np.setdiff1d(self.values(peer)[0], self.values(peer)[0][shared])
         far = self.pairs[peer]["resolve"]["row"]
         known = far >= 0
         self.unknown[peer] = int((~known).sum())
@@ -1034,9 +1036,9 @@ class LinkParty:
         if len(self._files) < graph.num_clients:
             return
         name = hashlib.sha256(b"".join(self._files[k] for k in sorted(self._files))).hexdigest()
-        own = self.graph.linking
-        kept = {key: own[key] for key in ("form", "role") if own.get(key)}
-        graph.linking = {"party": own.get("party", ""), "link": name, **kept}
+        linking = self.graph.linking
+        kept = {key: linking[key] for key in ("form", "role") if linking.get(key)}
+        graph.linking = {"party": linking.get("party", ""), "link": name, **kept}
 
     # --- report -------------------------------------------------------------------------------------------------------
 
@@ -1060,7 +1062,7 @@ class LinkParty:
         """Whether the party has records that name peers, and shares none with any of them."""
         pairs = [self.pairs[peer]["found"] for peer in self.peers]
         known = sum(len(self._known(peer).keys) for peer in self.peers)
-        return sum(int(records) for records, _ in pairs) > 0 == known + sum(int(found) for _, found in pairs)
+        return sum(int(records) for records, _ in pairs) > 0 == known + sum(int(shared) for _, shared in pairs)
 
     def mismatch(self, other: "LinkParty | None" = None) -> list[str]:
         """Return lines on why nothing is shared: causes tried on the keys of another party, or facts to compare by hand.
@@ -1088,24 +1090,24 @@ class LinkParty:
                 )
                 lines.append(f"{name}: {why}; compare a payment that both booked")
             if not other:
-                own = fold([self.graph.linking["party"]])[0]
+                party = fold([self.graph.linking["party"]])[0]
                 lines.append(
-                    f"{name}: {facts(keys, own, kinds)}: compare this with it. Usual causes: {USUAL}. They are not tried, as"
+                    f"{name}: {facts(keys, party, kinds)}: compare this with it. Usual causes: {USUAL}. They are not tried, as"
                     " that would compare more than a link does: correct one import, and try it by --dry-run"
                 )
         return lines
 
     def _pair_lines(self, peer: int) -> list[str]:
         what = "identities" if self.rules.identities else "records"
-        records, found = (int(n) for n in self.pairs[peer]["found"])
+        records, shared = (int(n) for n in self.pairs[peer]["found"])
         name = f"client {peer}" + (f" ('{sanitize(self.names[peer], 60)}')" if self.names.get(peer) else "")
-        alone = "" if self.rules.identities else f", {records - found} one-sided ({self.rules.one_sided})"
+        alone = "" if self.rules.identities else f", {records - shared} one-sided ({self.rules.one_sided})"
         more = f", {old} more of the last link" if (old := len(self._known(peer).keys)) else ""
         if conflicts := self.conflicts.get(peer):
             more += f", {conflicts} with another label there (the source's counts)"
         if unknown := self.unknown.get(peer):
             more += f", {unknown} name accounts that it does not have"
-        lines = [f"{name}: {records} {what}, {found} shared{alone}{more}"]
+        lines = [f"{name}: {records} {what}, {shared} shared{alone}{more}"]
         return lines + ([f"{name}: {self._share_line(peer)}"] if self.rules.share and not self.rules.dry_run else [])
 
     def _share_line(self, peer: int) -> str:

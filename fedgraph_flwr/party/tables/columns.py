@@ -155,11 +155,11 @@ class Treatment:
         """Return the schema's roles with the party's, from the columns of all roles and those of its tables, by type."""
         if not self.new_role:
             return self.agreed.roles
-        own = {
-            kind: tuple(name for name, c in found.items() if c.kind != "ignored" and name in names.get(kind, ()))
-            for kind, found in tables.items()
+        by_kind = {
+            kind: tuple(name for name, c in entries.items() if c.kind != "ignored" and name in names.get(kind, ()))
+            for kind, entries in tables.items()
         }
-        return {**self.agreed.roles, self.role: {kind: found for kind, found in own.items() if found}}
+        return {**self.agreed.roles, self.role: {kind: entries for kind, entries in by_kind.items() if entries}}
 
     @property
     def options(self) -> dict[str, Mapping[str, str]]:
@@ -274,9 +274,9 @@ def columns(kind: str, parts: "Mapping[str, Written]", where: str, treatment: Tr
     """
     schema, agreed, names = treatment.schema, dict(treatment.agreed.nodes.get(kind, {})), [*parts]
     fresh = [name for name in names if name not in agreed] if schema is None or treatment.new_role else []
-    found = _detected([parts[name] for name in fresh], treatment)
-    agreed |= {name: column for name, (column, _) in found.items()}
-    dropped = [f"{name} ({why})" for name, (_, why) in found.items() if why]
+    new_columns = _detected([parts[name] for name in fresh], treatment)
+    agreed |= {name: column for name, (column, _) in new_columns.items()}
+    dropped = [f"{name} ({why})" for name, (_, why) in new_columns.items() if why]
     if schema:
         missing = treatment.missing(kind, agreed, names)
         wanted = _wanted(kind, {n: c for n, c in agreed.items() if n not in missing}, names, where, treatment)
@@ -293,10 +293,10 @@ def _detected(parts: "Sequence[Written]", treatment: Treatment) -> dict[str, tup
     A column gets an indicator of missing values if parties have roles: others do not have it.
     """
     decimals = {part.decimal for part in parts} - {""}
-    found = {part.name: part.detected(decimals) for part in parts}
+    pairs = {part.name: part.detected(decimals) for part in parts}
     if not treatment.role:
-        return found
-    return {name: (replace(column, missing=column.kind != "ignored"), why) for name, (column, why) in found.items()}
+        return pairs
+    return {name: (replace(column, missing=column.kind != "ignored"), why) for name, (column, why) in pairs.items()}
 
 
 def _wanted(
@@ -316,8 +316,8 @@ def _wanted(
             its = getattr(column, option)
             if (given := treatment.option(options, kind, name)) not in ("", its):
                 raise conflict(f"{key_of(option, name)}={given}", its or "none", treatment.where)
-    if list(wanted) != (own := [name for name in names if name in wanted]):
-        treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(own)} here)")
+    if list(wanted) != (order := [name for name in names if name in wanted]):
+        treatment.say(f"{where}: columns reordered as in {treatment.where} ({', '.join(order)} here)")
     return wanted
 
 
@@ -580,10 +580,10 @@ class Written:
         doubtful = column.format == ANY or (decimals and stored.decimal not in decimals and len(readings(texts)) > 1)
         if self.accepted is None and not doubtful and not np.isnan(stored.read(texts)).any():
             return column
-        found = self.number_format(decimals)
-        if found is None and self.accepted is not None:
+        number_form = self.number_format(decimals)
+        if number_form is None and self.accepted is not None:
             raise self.unlike(np.ones(len(texts), bool))
-        return column if found is None else replace(column, format=str(found))
+        return column if number_form is None else replace(column, format=str(number_form))
 
 
 def _series(texts: Any) -> Any:
@@ -651,15 +651,15 @@ def rates_of(given: Mapping[str, str], where: str) -> dict[str, float]:
     Raises:
         FedGraphError: one is not a positive number.
     """
-    found = {}
+    rates = {}
     for code, text in given.items():
         try:
-            found[code] = float(text)
+            rates[code] = float(text)
         except ValueError:
-            found[code] = 0.0
-        if not (code and 0 < found[code] < float("inf")):
+            rates[code] = 0.0
+        if not (code and 0 < rates[code] < float("inf")):
             raise FedGraphError(f"{where} {code}={text}: expected the value of one unit, above 0, such as USD=0.92")
-    return found
+    return rates
 
 
 def as_words(column: Any) -> np.ndarray:
@@ -738,20 +738,20 @@ def fit(column: Column, read: np.ndarray, scaling: str) -> Column:
     if column.kind in ("number", "date") and scaling == "none":
         column = replace(column, scale="none")
     known = read[~absent(read)]
-    own: dict[str, float | str]
+    statistics: dict[str, float | str]
     if column.kind == "category":
         count = [int((known == category).sum()) for category in column.categories]
-        own = {"fill": column.categories[int(np.argmax(count))] if sum(count) else ""}
+        statistics = {"fill": column.categories[int(np.argmax(count))] if sum(count) else ""}
     elif column.kind == "flag":
-        own = {"fill": float(known.size > 0 and known.mean() > 0.5)}
+        statistics = {"fill": float(known.size > 0 and known.mean() > 0.5)}
     elif known.size == 0:
-        own = {"fill": 0.0, "center": 0.0, "spread": 1.0}
+        statistics = {"fill": 0.0, "center": 0.0, "spread": 1.0}
     else:
         shifted = moved(column, known)
         quartiles = np.percentile(shifted, [25, 50, 75]) if column.scale == "robust" else ()
         scale = scale_of(column, quartiles, shifted.mean(), shifted.std())
-        own = {"fill": float(np.median(known)), **scale}
-    return replace(column, statistics=own | dict(column.statistics))
+        statistics = {"fill": float(np.median(known)), **scale}
+    return replace(column, statistics=statistics | dict(column.statistics))
 
 
 def scale_of(column: Column, quartiles: Sequence[float], mean: float, deviation: float) -> dict[str, float]:

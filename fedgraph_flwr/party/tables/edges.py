@@ -105,18 +105,18 @@ def read_edges(
     Raises:
         FedGraphError: an end is unknown, or as `edge_data` and `divide`.
     """
-    found = divide(table, (columns.source, columns.target), ids[0].index, rule, where, treatment) if rule else None
+    records = divide(table, (columns.source, columns.target), ids[0].index, rule, where, treatment) if rule else None
     data = edge_data(table, names, columns, where[0], treatment, edge_classes, kind)
-    ends = found.ends if found else edge_ends(table, columns, where[0], *ids)
+    ends = records.ends if records else edge_ends(table, columns, where[0], *ids)
     amounts = amounts_of(table, columns.amount_column, where[0], treatment) if columns.recipe else None
     if columns.recipe and columns.time and columns.day != WHOLE:
         _warn_of_ties(data.fields["edge_time"], columns.time, where[0], treatment)
-    again = booked_again(found, rule) if found and rule else None
+    again = booked_again(records, rule) if records and rule else None
     contents = contents_of(table, data.made.agreed if data.made else {})
-    data = with_computed(data, columns, ends, len(ids[1].index), found, amounts, again, contents)
+    data = with_computed(data, columns, ends, len(ids[1].index), records, amounts, again, contents)
     separate = parallel or bool(data.fields)
     index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
-    return TableEdges(index, found.own[rows] if found and data.fields else rows, data, found)
+    return TableEdges(index, records.own[rows] if records and data.fields else rows, data, records)
 
 
 def edge_data(
@@ -146,12 +146,12 @@ def edge_data(
     classes = agreed_classes(edge_classes, agreed, treatment, "edge_classes")
     made = features(kind, table, names, where, treatment) if names or treatment.agreed.nodes.get(kind) else None
     made = made if made and made.x.size(1) else None
-    found: dict[str, Any] = {"edge_attr": made.x} if made else {}
+    tensors: dict[str, Any] = {"edge_attr": made.x} if made else {}
     if columns.time:
-        found["edge_time"] = edge_times(table, columns.time, where, treatment)
+        tensors["edge_time"] = edge_times(table, columns.time, where, treatment)
     if columns.edge_label:
-        found["edge_y"], classes = label_codes(table, columns.edge_label, where, classes, treatment)
-    return EdgeData(made, tuple(classes), found)
+        tensors["edge_y"], classes = label_codes(table, columns.edge_label, where, classes, treatment)
+    return EdgeData(made, tuple(classes), tensors)
 
 
 def with_computed(
@@ -159,7 +159,7 @@ def with_computed(
     columns: Columns,
     ends: Tensor,
     num_nodes: int,
-    found: Records | None = None,
+    records: Records | None = None,
     cents: Ints | None = None,
     again: Ints | None = None,
     contents: Ints | None = None,
@@ -174,7 +174,7 @@ def with_computed(
         columns: roles of the columns, with the recipe.
         ends: edges between own nodes [2, E].
         num_nodes: N.
-        found: the divided rows, if some name accounts of other parties; they count, too.
+        records: the divided rows, if some name accounts of other parties; they count, too.
         cents: amounts of the rows, for a recipe [E'].
         again: the record that each record of another party's account repeats, else itself [R]; a repetition has its columns.
         contents: hash of each row's features (`contents_of`) [E'].
@@ -184,41 +184,41 @@ def with_computed(
         return data
     time = data.fields["edge_time"].numpy()
     both = np.full((2, time.size), -1, dtype=np.int64)
-    both[:, found.own.numpy() if found else slice(None)] = ends.numpy()
+    both[:, records.own.numpy() if records else slice(None)] = ends.numpy()
     named = np.zeros(0, dtype=str)
-    if found:
-        named, code = np.unique(names_elsewhere(found, columns.id_form), return_inverse=True)
-        pair = np.stack([found.node.numpy(), num_nodes + code])
-        both[:, found.rows.numpy()] = np.where(found.outgoing.numpy(), pair, pair[::-1])
+    if records:
+        named, code = np.unique(names_elsewhere(records, columns.id_form), return_inverse=True)
+        pair = np.stack([records.node.numpy(), num_nodes + code])
+        both[:, records.rows.numpy()] = np.where(records.outgoing.numpy(), pair, pair[::-1])
     repeats = np.zeros(0, dtype=np.int64)
-    if found and again is not None and recipe is not None:
+    if records and again is not None and recipe is not None:
         repeats = np.flatnonzero(again != np.arange(again.size))
-        both[:, found.rows.numpy()[repeats]] = -1
-    kept, own, described = np.flatnonzero(both[0] >= 0), dict[str, Any](), dict[str, Any]()
+        both[:, records.rows.numpy()[repeats]] = -1
+    kept, book_fields, described = np.flatnonzero(both[0] >= 0), dict[str, Any](), dict[str, Any]()
     none = np.zeros_like(time)
     rows = np.stack([*both, time, none if cents is None else cents, none if contents is None else contents])[:, kept]
-    own["book"] = torch.from_numpy(rows)
-    own["book_ids"] = pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)
+    book_fields["book"] = torch.from_numpy(rows)
+    book_fields["book_ids"] = pack_words(named) if named.size else torch.zeros(0, 0, dtype=torch.uint8)
     if recipe is not None:
         table, described = edge_columns(Book.of(rows), recipe), {"recipe": recipe.to_dict()}
     elif columns.seconds:
         table = log_counts(rows[:2], rows[2], columns.seconds).astype(np.float32)
     else:
-        return replace(data, own=own)
+        return replace(data, own=book_fields)
     whole = table
     if kept.size < time.size:
         whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
         whole[kept] = table
-        if found and again is not None and repeats.size:
-            whole[found.rows.numpy()[repeats]] = whole[found.rows.numpy()[again[repeats]]]
-    own["own_columns"] = described | {"edges": table.shape[1]}
-    return replace(with_columns(data, torch.from_numpy(whole)), own=own)
+        if records and again is not None and repeats.size:
+            whole[records.rows.numpy()[repeats]] = whole[records.rows.numpy()[again[repeats]]]
+    book_fields["own_columns"] = described | {"edges": table.shape[1]}
+    return replace(with_columns(data, torch.from_numpy(whole)), own=book_fields)
 
 
-def names_elsewhere(found: Records, form: str) -> np.ndarray:
+def names_elsewhere(records: Records, form: str) -> np.ndarray:
     """Return party and id of the other end of each foreign record, in normal form [R]."""
-    parties = np.array([*found.parties, ""])[found.party.numpy()]
-    return accounts_of(parties, normal_ids(found.ids, form or "text"))
+    parties = np.array([*records.parties, ""])[records.party.numpy()]
+    return accounts_of(parties, normal_ids(records.ids, form or "text"))
 
 
 def contents_of(table: Any, columns: Mapping[str, Column]) -> Ints:
@@ -276,7 +276,7 @@ def _rates(table: Any, where: str, treatment: Treatment) -> Any:
     Raises:
         FedGraphError: the table has several currencies, and no rate of one of them; or several columns with some.
     """
-    found = list[str]()
+    currencies = list[str]()
     for name in (str(name) for name in table.columns if table[name].dtype.kind not in "biufM"):
         named = "currenc" in name.lower() or name.lower() in ("ccy", "curr")
         for rows in (slice(1_000), slice(None)):  # most columns are none by their first rows
@@ -286,13 +286,13 @@ def _rates(table: Any, where: str, treatment: Treatment) -> Any:
             if not (texts and (of_names or texts <= CURRENCIES)):
                 break
         else:
-            found += [name] if len(texts) > 1 or treatment.rates else []
-    if not found:
+            currencies += [name] if len(texts) > 1 or treatment.rates else []
+    if not currencies:
         return 1.0
-    name = found[0]
-    if found[1:]:
+    name = currencies[0]
+    if currencies[1:]:
         raise FedGraphError(
-            f"{where} has several columns of currencies ({', '.join(found)}): leave only that of the amounts in the table"
+            f"{where} has several columns of currencies ({', '.join(currencies)}): leave only that of the amounts in the table"
         )
     codes = np.char.strip(as_words(table[name]))
     if missing := sorted({*codes.tolist()} - treatment.rates.keys()):

@@ -224,7 +224,7 @@ def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
             if people[name].is_unique and not people[name].isna().any():
                 score, ends = _ends_of(people[name], tables[edges], made.values)
                 score += (_named(name, "id") / 10) * bool(score)
-                best = max(best, (score, nodes, edges, name, ends), key=lambda found: found[0])
+                best = max(best, (score, nodes, edges, name, ends), key=lambda candidate: candidate[0])
     if not best[1]:
         fix = "pass columns.id=, columns.source= and columns.target="
         raise FedGraphError(f"no column of {' or '.join(tables)} lists ids that two columns of the other name: {fix}")
@@ -351,11 +351,11 @@ def _leaks(people: Any, payments: Any, where: str, made: Guess) -> None:
         items = leaks.Items(
             what,
             y[rows],
-            {name: [each.at(place) for place in chosen] for name, each in values.items()},
+            {name: [entry.at(place) for place in chosen] for name, entry in values.items()},
             {name: [block[place] for place in chosen] for name, block in inputs.items()},
         )
         for leak in leaks.leaks(items):
-            made.questions = [each for each in made.questions if not each.startswith(f"'{leak.name}'")]
+            made.questions = [entry for entry in made.questions if not entry.startswith(f"'{leak.name}'")]
             made.questions.append(
                 f"'{leak.name}' {leak.reason}. Is its value known when you predict? If so, add `inputs: [{leak.name}]`; if not,"
                 f" `kinds: {{{leak.name}: ignored}}`"
@@ -407,36 +407,36 @@ def _parties(table: Any, made: Guess, ends: Sequence[np.ndarray], ids: np.ndarra
         ends: ids of sources and targets in normal form, two arrays [E].
         ids: those of the node table [N].
     """
-    own = [np.isin(end, ids) for end in ends]
+    masks = [np.isin(end, ids) for end in ends]
     given, sign = made.values.get("party_columns"), made.values.get("party_prefix", "")
-    if not (given or sign) and all(mask.all() for mask in own):
+    if not (given or sign) and all(mask.all() for mask in masks):
         return
-    if sign or (not given and not _party_columns(table, made, own)):
-        for each in [sign] if sign else PREFIXES:
-            starts = np.char.partition(ids, each)
-            others = np.char.partition(np.concatenate(ends)[~np.concatenate(own)], each)
+    if sign or (not given and not _party_columns(table, made, masks)):
+        for prefix in [sign] if sign else PREFIXES:
+            starts = np.char.partition(ids, prefix)
+            others = np.char.partition(np.concatenate(ends)[~np.concatenate(masks)], prefix)
             named = (starts[:, 1] != "").all() and len({*starts[:, 0]}) == 1
             if named and (sign or ((others[:, 1] != "") & (others[:, 0] != starts[0, 0])).mean() >= FEW):
                 made.add(
-                    "party_prefix", each, "ends a name at the start of ids: one for own accounts, others for the rest"
+                    "party_prefix", prefix, "ends a name at the start of ids: one for own accounts, others for the rest"
                 )
                 made.add("party", str(starts[0, 0]), "the name at the start of own ids")
                 return
         if not sign:
-            share = 100 * float(np.mean([~(own[0] & own[1])]))
+            share = 100 * float(np.mean([~(masks[0] & masks[1])]))
             made.questions.append(
                 f"{share:.0f} % of the payments name an account that is not in the node table. Which party has it? Pass"
                 " party_columns=SOURCE,TARGET or party_prefix=SIGN, and party=NAME; `import` refuses these rows otherwise"
             )
     elif given:
-        _party_columns(table, made, own)
+        _party_columns(table, made, masks)
 
 
-def _party_columns(table: Any, made: Guess, own: Sequence[np.ndarray]) -> bool:
+def _party_columns(table: Any, made: Guess, masks: Sequence[np.ndarray]) -> bool:
     """Set the two columns that hold one name exactly where the end is an own id, and that name; return whether there are two."""
     given = made.values.get("party_columns")
-    found: list[dict[str, str]] = []
-    for place, mask in enumerate(own):
+    by_end: list[dict[str, str]] = []
+    for place, mask in enumerate(masks):
         held: dict[str, str] = {}
         for name in [given[place]] if given else table.columns:
             words = _words(table[name]) if name in table.columns else np.full(len(table), "")
@@ -444,11 +444,11 @@ def _party_columns(table: Any, made: Guess, own: Sequence[np.ndarray]) -> bool:
             word = str(names[counts.argmax()]) if names.size else ""
             if word and ((words == word) == mask).mean() >= FEW:
                 held[name] = word
-        found.append(held)
-    pairs = [(a, b) for a, word in found[0].items() for b, other in found[1].items() if a != b and word == other]
+        by_end.append(held)
+    pairs = [(a, b) for a, word in by_end[0].items() for b, other in by_end[1].items() if a != b and word == other]
     if pairs:
         made.add("party_columns", list(pairs[0]), "hold one name where the account is in the node table, else others")
-        made.add("party", found[0][pairs[0][0]], "the name beside own accounts")
+        made.add("party", by_end[0][pairs[0][0]], "the name beside own accounts")
     return bool(pairs)
 
 

@@ -130,7 +130,7 @@ def _take_book(args: argparse.Namespace) -> None:
 def _named_as_labels(graph: Graph | HeteroGraph, accepted: Sequence[str]) -> list[str]:
     """Return the inputs with a name that labels often have, such as is_mule, but for accepted ones."""
     schema = agreed_schema(graph.schema, "the import")
-    columns = [column for own in (schema.nodes.values() if schema else ()) for column in own.items()]
+    columns = [column for table in (schema.nodes.values() if schema else ()) for column in table.items()]
     return [name for name, column in columns if column.kind != "ignored" and name not in accepted and suspected(name)]
 
 
@@ -191,9 +191,9 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
 
 def summary(graph: Graph | HeteroGraph, as_client: bool) -> Iterator[str]:
     """Return lines on sizes, edges, labels and split of an imported graph, which may be a client's."""
-    found = describe(graph)
-    sizes_text = ", ".join(f"{found[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
-    homophily = found["edge_homophily"]
+    facts = describe(graph)
+    sizes_text = ", ".join(f"{facts[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
+    homophily = facts["edge_homophily"]
     yield f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}"
     if isinstance(graph, Graph) and graph.group.numel():
         sizes = torch.bincount(graph.group)
@@ -281,7 +281,7 @@ def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str], what: str 
     """
     sets = {what: y >= 0, **{f"{name} {what}": mask & (y >= 0) for name, mask in masks.items()}}
     labels = {name: y[mask].unique() for name, mask in sets.items()}
-    single = {name: names[int(found[0])] for name, found in labels.items() if len(found) == 1}
+    single = {name: names[int(classes[0])] for name, classes in labels.items() if len(classes) == 1}
     single = {what: single[what]} if what in single else single
     why = ": auc and average precision are undefined, so means over parties exclude this one"
     scored = (what, f"test {what}")
@@ -291,7 +291,7 @@ def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str], what: str 
 def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
     pairs: dict[str, Any] = {}
     for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
-        own = pairs.setdefault(f"{option}s", {})
+        by_column = pairs.setdefault(f"{option}s", {})
         for dest, prefix in ((option, ""), (f"edge_{option}", f"{EDGE}.")):
             for word in getattr(args, dest, ()):
                 name, sign, value = word.rpartition("=")
@@ -299,7 +299,7 @@ def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
                     raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
                 if accepted:
                     one_of(value, accepted, f"--{option} {name}")
-                own[prefix + re.sub(r"^edges\.", f"{EDGE}.", name)] = value
+                by_column[prefix + re.sub(r"^edges\.", f"{EDGE}.", name)] = value
     at_least(args.min_count, 1, "--min-count")
     return Treatment(
         scaling=args.scaling,
@@ -322,16 +322,16 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
 
     if args.data:
         raise FedGraphError("--statistics requires tables: columns of --data have no names")
-    own = fitted_schema(graph.schema, "the import") or agreed
+    party_schema = fitted_schema(graph.schema, "the import") or agreed
     nodes, edges = typed_files(args)
     files = nodes | {":".join(edge): path for edge, path in edges.items()}
     tables = {
-        kind: (_reader(args)(path, own.tables), str(path))
+        kind: (_reader(args)(path, party_schema.tables), str(path))
         for kind, path in files.items()
         if path is not None and kind in agreed.nodes
     }
     formats = {
-        kind: {name: replace(column, format=own.nodes[kind][name].format) for name, column in columns.items()}
+        kind: {name: replace(column, format=party_schema.nodes[kind][name].format) for name, column in columns.items()}
         for kind, columns in agreed.nodes.items()
     }
     if NAMED in agreed.roles.get(args.role, {}).get(NODE, ()):
@@ -339,7 +339,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
     targets = {}
     if isinstance(graph, Graph):
         graph = one_per_graph(graph) if graph.graph_id.numel() else graph
-        names = Columns.of(own.tables).targets
+        names = Columns.of(party_schema.tables).targets
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
     write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role))
     print(

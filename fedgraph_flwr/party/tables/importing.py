@@ -160,10 +160,14 @@ def from_tables(
     where, of_edges = tables.files[target], carried.get(EDGE, [])
     roles.check_unknown_at_prediction(columns, usable[target], of_edges, where)
     treatment.check_names({**usable, **carried, EDGE: [*of_edges, columns.time, *(rule.key_columns if rule else ())]})
-    found = _edges(tables, carried, ids, treatment, undirected, parallel=parallel, edge_classes=edge_classes, rule=rule)
-    made = _features(tables, usable, found, treatment)
+    edges_of = _edges(
+        tables, carried, ids, treatment, undirected, parallel=parallel, edge_classes=edge_classes, rule=rule
+    )
+    made = _features(tables, usable, edges_of, treatment)
     common = {**values, "num_classes": max(len(names), 1), "ids": pack_words(ids[target].index.to_numpy())}
-    graph: Any = _graph(tables, common, found[EDGE_TYPE], made) if single else _typed_graph(tables, common, found, made)
+    graph: Any = (
+        _graph(tables, common, edges_of[EDGE_TYPE], made) if single else _typed_graph(tables, common, edges_of, made)
+    )
     agreed, bound = treatment.schema.tables if treatment.schema else columns.layout, BOUND if columns.recipe else ""
     graph.schema = pyg.schema_of(
         made,
@@ -172,7 +176,7 @@ def from_tables(
         *((tables.kinds, tables.relations) if single else (graph.counts, graph.edges)),
         layouts=(replace(agreed, alike=bound), replace(columns.layout, alike=bound)),
         roles=treatment.roles({kind: one.agreed for kind, one in made.items()}, {**usable, EDGE: of_edges}),
-        **_agreed_of_edges(tables, found, treatment, undirected),
+        **_agreed_of_edges(tables, edges_of, treatment, undirected),
     )
     graph.schema |= {"clients": clients} if clients else {}
     labelled = treatment.labelled and bool(columns.label or columns.targets)
@@ -181,7 +185,7 @@ def from_tables(
     if treatment.role and not rule:
         names_of = ids[NODE].index.to_numpy()
         graph = with_role(graph, own_party, names_of, tables.edges[EDGE_TYPE], columns, where, treatment)
-    return check_graph(with_records(graph, found[EDGE_TYPE], rule, treatment.role, undirected), where, labelled)
+    return check_graph(with_records(graph, edges_of[EDGE_TYPE], rule, treatment.role, undirected), where, labelled)
 
 
 def _rule(columns: Columns, nodes: Nodes, edges: Edges, own_party: str, role: str) -> Any:
@@ -322,18 +326,18 @@ def _edges(
     **options: Any,
 ) -> dict[EdgeType, TableEdges]:
     """Return the edges of every table; ``options`` are those of `read_edges`."""
-    found, columns = {}, tables.columns
+    edges, columns = {}, tables.columns
     for r, table in tables.edges.items():
         kind, ends = ":".join(r), (ids[r[0]], ids[r[2]])
         where = tables.files[kind], tables.files[r[0]]
-        found[r] = read_edges(
+        edges[r] = read_edges(
             table, carried[kind], columns, kind, where, ends, treatment, undirected=undirected, **options
         )
     if tables.stream:
         names = columns.source, columns.target
         index = edge_stream.read_edges(tables.stream, columns.layout, names, ids[NODE], undirected, treatment)
-        found[EDGE_TYPE] = replace(found[EDGE_TYPE], index=index)
-    return found
+        edges[EDGE_TYPE] = replace(edges[EDGE_TYPE], index=index)
+    return edges
 
 
 def _check_ends(nodes: Nodes, edges: Edges) -> None:
@@ -373,7 +377,7 @@ def _target_nodes(
 
 
 def _features(
-    tables: Tables, usable: Mapping[str, Sequence[str]], found: Mapping[EdgeType, TableEdges], treatment: Treatment
+    tables: Tables, usable: Mapping[str, Sequence[str]], edges_of: Mapping[EdgeType, TableEdges], treatment: Treatment
 ) -> dict[str, Features]:
     """Return the features of every type that has some; a type without a table has the schema's columns for no row."""
     agreed = treatment.agreed.nodes
@@ -382,11 +386,11 @@ def _features(
         for kind, names in usable.items()
         if names or agreed.get(kind)
     }
-    made |= {":".join(r): edges.data.made for r, edges in found.items() if edges.data.made}
+    made |= {":".join(r): edges.data.made for r, edges in edges_of.items() if edges.data.made}
     for kind in tables.files:
-        if kind not in tables.nodes and kind not in tables.by_name and (own := agreed.get(kind)):
-            width = len(feature_names(own))
-            made |= {kind: Features(own, own, torch.zeros(0, width))} if width or kind in tables.kinds else {}
+        if kind not in tables.nodes and kind not in tables.by_name and (columns := agreed.get(kind)):
+            width = len(feature_names(columns))
+            made |= {kind: Features(columns, columns, torch.zeros(0, width))} if width or kind in tables.kinds else {}
     return made
 
 
@@ -418,15 +422,15 @@ def _graph(tables: Tables, common: dict[str, Any], edges: TableEdges, made: Mapp
 
 
 def _typed_graph(
-    tables: Tables, common: dict[str, Any], found: Mapping[EdgeType, TableEdges], made: Mapping[str, Features]
+    tables: Tables, common: dict[str, Any], edges_of: Mapping[EdgeType, TableEdges], made: Mapping[str, Features]
 ) -> HeteroGraph:
     """Return the graph of several types."""
     none = torch.zeros(2, 0, dtype=torch.int64)
-    attr = {r: edges.fields["edge_attr"] for r, edges in found.items() if edges.data.made}
-    attr |= {r: made[":".join(r)].x for r in tables.relations if r not in found and ":".join(r) in made}
+    attr = {r: edges.fields["edge_attr"] for r, edges in edges_of.items() if edges.data.made}
+    attr |= {r: made[":".join(r)].x for r in tables.relations if r not in edges_of and ":".join(r) in made}
     graph = HeteroGraph(
         counts={kind: len(tables.nodes.get(kind, ())) for kind in tables.kinds},
-        edges={r: found[r].index if r in found else none for r in tables.relations},
+        edges={r: edges_of[r].index if r in edges_of else none for r in tables.relations},
         target=tables.target,
         x={kind: made[kind].x for kind in tables.kinds if kind in made and made[kind].x.size(1)},
         edge_attr={r: attr[r] for r in tables.relations if r in attr},
@@ -436,12 +440,12 @@ def _typed_graph(
 
 
 def _agreed_of_edges(
-    tables: Tables, found: Mapping[EdgeType, TableEdges], treatment: Treatment, undirected: bool
+    tables: Tables, edges_of: Mapping[EdgeType, TableEdges], treatment: Treatment, undirected: bool
 ) -> dict[str, Any]:
     """Return the fields of a schema that only a graph of one type has."""
     if not tables.single:
         return {}
-    classes = found[EDGE_TYPE].data.classes
+    classes = edges_of[EDGE_TYPE].data.classes
     return {"undirected": undirected, "edge_classes": classes, "targets": treatment.agreed.targets}
 
 
@@ -455,20 +459,20 @@ def with_records(graph: Graph, edges: TableEdges, rule: Any, role: str, undirect
         role: role of the party, or "".
         undirected: whether each row represents both directions.
     """
-    found, data = edges.records, edges.data.fields
-    if found is None:
+    records, data = edges.records, edges.data.fields
+    if records is None:
         return graph
-    chosen = torch.arange(found.rows.numel())
+    chosen = torch.arange(records.rows.numel())
     if not data and not rule.key:  # such edges count once
-        chosen = torch.from_numpy(~repeated(found, rule.id_form, undirected)).nonzero().view(-1)
-    values: dict[str, Any] = {f"foreign_{key}": tensor[found.rows[chosen]] for key, tensor in data.items()}
+        chosen = torch.from_numpy(~repeated(records, rule.id_form, undirected)).nonzero().view(-1)
+    values: dict[str, Any] = {f"foreign_{key}": tensor[records.rows[chosen]] for key, tensor in data.items()}
     return ClientGraph(
         **vars(graph),
-        foreign=torch.stack([found.node[chosen], found.party[chosen]]),
-        foreign_out=found.outgoing[chosen],
-        foreign_id=pack_words(found.ids[chosen.numpy()]),
-        foreign_key=pack_words(found.keys[chosen.numpy()]),
-        linking=linking_of(rule, found) | ({"role": role} if role else {}),
+        foreign=torch.stack([records.node[chosen], records.party[chosen]]),
+        foreign_out=records.outgoing[chosen],
+        foreign_id=pack_words(records.ids[chosen.numpy()]),
+        foreign_key=pack_words(records.keys[chosen.numpy()]),
+        linking=linking_of(rule, records) | ({"role": role} if role else {}),
         **values,
     )
 

@@ -50,18 +50,18 @@ def main(args: argparse.Namespace) -> int:
     client = given.pop("client", 0)
     for key in {"schema", "out"} & given.keys():
         given[key] = os.path.relpath(given[key], out.parent)
-    found = guess(tables, given)
-    found.add("party", out.absolute().parent.name or "party", "no table names it: the folder's name")
-    found.add("schema", "schema.yaml", "shared by all parties; the first import writes it")
-    found.add("out", f"client_{client:04d}.safetensors", "the client file")
-    found.values["client"] = client
-    write_bytes(out, _text(found.values, found.reasons).encode())
+    proposal = guess(tables, given)
+    proposal.add("party", out.absolute().parent.name or "party", "no table names it: the folder's name")
+    proposal.add("schema", "schema.yaml", "shared by all parties; the first import writes it")
+    proposal.add("out", f"client_{client:04d}.safetensors", "the client file")
+    proposal.values["client"] = client
+    write_bytes(out, _text(proposal.values, proposal.reasons).encode())
     read_party(out)
-    for key, reason in found.reasons.items():
+    for key, reason in proposal.reasons.items():
         section, _, role = key.partition(".")
-        value = found.values[section][role] if role else found.values[section]
+        value = proposal.values[section][role] if role else proposal.values[section]
         print(f"{key}: {flow(value)}  ({reason})")
-    columns = found.values["columns"]
+    columns = proposal.values["columns"]
     missing = [] if {"label", "edge_label"} & {*columns} else ["label", "edge_label"]
     missing += [role for role in ("time", "amount") if role not in columns]
     if missing:
@@ -72,12 +72,12 @@ def main(args: argparse.Namespace) -> int:
         ("nodes", OF_NODES, "that become inputs, unless `kinds` ignores them"),
         ("edges", of_edges, "without a role, which are not read"),
     ):
-        if rest := without_role(tables[found.values[key]], found.values, roles):
-            print(f"columns of {found.values[key]} {use}: {', '.join(rest)}")
+        if rest := without_role(tables[proposal.values[key]], proposal.values, roles):
+            print(f"columns of {proposal.values[key]} {use}: {', '.join(rest)}")
     print(
-        f"first row: {first_edge(tables[found.values['edges']], columns)}; if the direction is wrong, pass columns.source=NAME"
+        f"first row: {first_edge(tables[proposal.values['edges']], columns)}; if the direction is wrong, pass columns.source=NAME"
     )
-    for question in found.questions:
+    for question in proposal.questions:
         print(f"question: {question}")
     print(f"wrote {out}: check it, then run `fedgraph-flwr import {out}`")
     return 0
@@ -89,11 +89,11 @@ def _text(values: dict[str, Any], reasons: dict[str, str]) -> str:
     from fedgraph_flwr.party.party_file import PartyFile
 
     lines = ["# This party's tables, for `fedgraph-flwr import`, `link`, `predict` and others. Check the guesses."]
-    for key in [each.name for each in fields(PartyFile) if each.name in values]:
+    for key in [field.name for field in fields(PartyFile) if field.name in values]:
         if key == "columns":
             lines.append(f"{key}:")
-            own = values[key].items()
-            lines += [f"  {role}: {flow(name)}{_comment(reasons.get(f'{key}.{role}', ''))}" for role, name in own]
+            columns = values[key].items()
+            lines += [f"  {role}: {flow(name)}{_comment(reasons.get(f'{key}.{role}', ''))}" for role, name in columns]
         else:
             lines.append(f"{key}: {flow(values[key])}{_comment(reasons.get(key, ''))}")
     return "\n".join(lines) + "\n"

@@ -179,19 +179,19 @@ def gain(values: list[Values], positive: Mask) -> float:
     """
     values = [one for one in values if one.judges(positive)]
     base = float(positive.mean())
-    found: list[float] = []
+    precisions: list[float] = []
     for one in values:
-        found.append(out_of_fold(one.code, positive))
+        precisions.append(out_of_fold(one.code, positive))
         if one.number is not None:
             known = np.nan_to_num(one.number, nan=np.nanmin(one.number, initial=0.0))
             hits, rows = _tallies(known, positive)
-            found += [_average(hits, rows), _average(hits[::-1], rows[::-1])]
+            precisions += [_average(hits, rows), _average(hits[::-1], rows[::-1])]
     if len(values) == 2:
         width = int(values[1].code.max()) + 1
         pair = values[0].code * width + values[1].code
         if int(values[0].code.max() + 1) * width <= MAX_PAIRS:
-            found.append(out_of_fold(pair, positive))
-    return max(((precision - base) / (1 - base) for precision in found), default=0.0)
+            precisions.append(out_of_fold(pair, positive))
+    return max(((precision - base) / (1 - base) for precision in precisions), default=0.0)
 
 
 def _tallies(score: Floats, hits: Any, rows: Any = None) -> tuple[Any, Any]:
@@ -247,7 +247,7 @@ def encoded(columns: Mapping[str, Column], x: Any) -> tuple[dict[str, Values], d
 
     Inputs after those of the columns are computed from own records; their name is "".
     """
-    found: dict[str, Values] = {}
+    values: dict[str, Values] = {}
     blocks: dict[str, Any] = {}
     place = 0
     for name, column in columns.items():
@@ -262,10 +262,10 @@ def encoded(columns: Mapping[str, Column], x: Any) -> tuple[dict[str, Values], d
         gone = block[:, -1] > 0 if column.missing else np.zeros(len(block), dtype=bool)
         if column.kind == "category":
             shown = block[:, : width - column.missing]
-            found[name] = Values(np.where(gone, shown.shape[1], shown.argmax(1)).astype(np.int64))
+            values[name] = Values(np.where(gone, shown.shape[1], shown.argmax(1)).astype(np.int64))
         else:
-            found[name] = numbered(np.where(gone, np.nan, block[:, 0]))
-    return found, blocks | ({"": x[:, place:]} if x.shape[1] > place else {})
+            values[name] = numbered(np.where(gone, np.nan, block[:, 0]))
+    return values, blocks | ({"": x[:, place:]} if x.shape[1] > place else {})
 
 
 def numbered(number: Any) -> Values:
@@ -283,8 +283,8 @@ def items_of(graph: Graph | HeteroGraph) -> Iterator[Items]:
     if schema is None:
         return
     if isinstance(graph, HeteroGraph):
-        own = graph.x.get(graph.target)
-        tables = {graph.target: own.numpy()} if own is not None else {}
+        inputs = graph.x.get(graph.target)
+        tables = {graph.target: inputs.numpy()} if inputs is not None else {}
     else:
         tables = {NODE: graph.x.numpy()} if graph.num_features else {}
     kind = graph.target if isinstance(graph, HeteroGraph) else NODE
@@ -296,7 +296,7 @@ def items_of(graph: Graph | HeteroGraph) -> Iterator[Items]:
     yield Items(
         "nodes",
         graph.y.numpy()[rows],
-        {name: [replace(each, row=of_label).at(rows)] for name, each in values.items()},
+        {name: [replace(column, row=of_label).at(rows)] for name, column in values.items()},
         {name: [block[rows]] for name, block in blocks.items()},
     )
     if isinstance(graph, Graph) and graph.edge_y.numel():
@@ -326,10 +326,10 @@ def _edges(
     items = Items("edges", y[rows])
     if graph.num_edge_features:
         of_edges, inputs = encoded(columns, graph.edge_attr.numpy()[rows])
-        items.columns.update({name: [each] for name, each in of_edges.items()})
+        items.columns.update({name: [column] for name, column in of_edges.items()})
         items.matrix.update({name: [block] for name, block in inputs.items()})
     ends = graph.edge_index.numpy()[:, rows]
-    for name, each in values.items():
-        items.columns[name] = [*items.columns.get(name, []), *(each.at(end) for end in ends)]
+    for name, column in values.items():
+        items.columns[name] = [*items.columns.get(name, []), *(column.at(end) for end in ends)]
         items.matrix[name] = [*items.matrix.get(name, []), *(blocks[name][end] for end in ends)]
     return items

@@ -62,10 +62,10 @@ class Ids:
 
         read = column_of(table, column, where, "end of edges")
         codes, distinct = pd.factorize(read)  # -1 where missing
-        found = self.index.get_indexer(np.append(as_words(pd.Series(distinct)), ""))[codes]
-        if (lost := found < 0).any():
+        places = self.index.get_indexer(np.append(as_words(pd.Series(distinct)), ""))[codes]
+        if (lost := places < 0).any():
             check_rows(lost, read, where, f"which is not an id of {self.where}{self._fix(read[lost][:1])}", first)
-        return found.astype(np.int64)
+        return places.astype(np.int64)
 
 
 def label_codes(
@@ -102,7 +102,7 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
 
     if len(set(names)) < len(names):
         raise FedGraphError(f"--predict-columns names '{max(names, key=list(names).count)}' twice")
-    found = []
+    targets = []
     for name in names:
         column = column_of(table, name, where, "targets")
         texts = column.astype("string").str.strip()
@@ -111,8 +111,8 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
         filled = ~(texts.isna() | texts.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
         expected = f"expected a number of at most {np.finfo(np.float32).max:.2g}, or an empty cell where it is unknown"
         check_rows(np.isnan(values) & filled, column, where, expected)
-        found.append(values)
-    return torch.from_numpy(np.stack(found, axis=1).astype(np.float32)) if found else torch.zeros(0, 0)
+        targets.append(values)
+    return torch.from_numpy(np.stack(targets, axis=1).astype(np.float32)) if targets else torch.zeros(0, 0)
 
 
 def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
@@ -190,8 +190,8 @@ def check_swapped(nodes: Any, edges: Any, columns: tuple[str, str, str], where: 
     Raises:
         FedGraphError: only the first has both ends, and only the second has the id.
     """
-    own, ends = columns[0], {*columns[1:]}
-    if own not in nodes and own in edges and ends <= {*nodes.columns} and not ends & {*edges.columns}:
+    id_column, ends = columns[0], {*columns[1:]}
+    if id_column not in nodes and id_column in edges and ends <= {*nodes.columns} and not ends & {*edges.columns}:
         what = f"--nodes {where[0]} has the ends of edges, and --edges {where[1]} the ids of nodes"
         raise FedGraphError(f"{what}: swap the two")
 

@@ -112,7 +112,7 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
     from fedgraph_flwr.data.value_formats import NAMED
     from fedgraph_flwr.party.tables.columns import rates_of
 
-    found: dict[str, dict[str, Any]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
+    formats: dict[str, dict[str, Any]] = {"decimals": {}, "thousands": {}, "date_formats": {}}
     signs = {".": ".", ",": ","}
     for option, field, accepted in (("decimal", "decimals", signs), ("thousands", "thousands", signs | NAMED)):
         for word in getattr(args, option, ()):
@@ -120,14 +120,14 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
             if sign not in {*accepted, *accepted.values()}:
                 names = " ".join(accepted)
                 raise FedGraphError(f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: {names}")
-            found[field][name] = accepted.get(sign, sign)
+            formats[field][name] = accepted.get(sign, sign)
     rates = {code: value for code, _, value in (word.rpartition("=") for word in getattr(args, "rate", ()))}
-    found["rates"] = rates_of(rates, "rates")
+    formats["rates"] = rates_of(rates, "rates")
     for word in args.date_format:
         name, sign, form = word.partition("=")
         if not (sign and name and form):
             raise FedGraphError(
                 f"date_formats.{word}: expected date_formats.COLUMN=FORMAT, such as date_formats.opened=%d.%m.%Y"
             )
-        found["date_formats"][name] = form
-    return found
+        formats["date_formats"][name] = form
+    return formats

@@ -74,17 +74,17 @@ class PartyRule:
     id_form: str = "text"
 
     @classmethod
-    def parse(cls, own: str, columns: str, prefix: str, match: str, id_form: str) -> "PartyRule | None":
+    def parse(cls, party: str, columns: str, prefix: str, match: str, id_form: str) -> "PartyRule | None":
         """Build the rule from options; None without one.
 
         Raises:
             FedGraphError: an option is missing, or has a wrong form.
         """
         if not (columns or prefix):
-            if own:
-                raise FedGraphError(f"--own-party {own} needs party_columns=SOURCE,TARGET or party_prefix=SIGN")
+            if party:
+                raise FedGraphError(f"--own-party {party} needs party_columns=SOURCE,TARGET or party_prefix=SIGN")
             return None
-        if not own.strip():
+        if not party.strip():
             raise FedGraphError("party_columns and party_prefix need --own-party NAME, as the edge table writes it")
         names = tuple(word.strip() for word in columns.split(",") if word.strip())
         if names and (len(names) != 2 or prefix):
@@ -99,7 +99,7 @@ class PartyRule:
             name, _, kind = word.rpartition(":") if word.rpartition(":")[2] in KEY_KINDS else (word, "", "text")
             key.append((name, kind))
         one_of(id_form or "text", ID_FORMS, "id_form")
-        return cls(own, names, prefix, tuple(key), id_form or "text")
+        return cls(party, names, prefix, tuple(key), id_form or "text")
 
     @property
     def form(self) -> str:
@@ -159,29 +159,31 @@ def divide(
     named = parties_of(links, texts, rule, where[0])
     own_name, folded = fold([rule.own])[0], [fold(names) for names in named]
     _report_spellings(named, folded, where[0], treatment)
-    own = [names == own_name for names in folded]
-    if len(links) and not (own[0] | own[1]).any():
+    masks = [names == own_name for names in folded]
+    if len(links) and not (masks[0] | masks[1]).any():
         names = ", ".join(sorted({*folded[0], *folded[1]} - {""})[:10]) or "its names"
         raise FedGraphError(f"no row of {where[0]} names --own-party '{rule.own}' as a party: expected one of {names}")
-    foreign = own[0] ^ own[1]
+    foreign = masks[0] ^ masks[1]
     known = [(names != "") & (ids != "") for names, ids in zip(folded, texts, strict=True)]
     for mask, what in (
-        (~own[0] & ~own[1], f"have no end at '{rule.own}'"),
+        (~masks[0] & ~masks[1], f"have no end at '{rule.own}'"),
         (foreign & ~(known[0] & known[1]), "name no party or no account at their other end"),
     ):
         if count := int(mask.sum()):
             treatment.say(f"{where[0]}: {count} of {len(links)} rows {what}: left out")
     foreign &= known[0] & known[1]
-    positions = _own_positions(links, texts, own, index, rule, ends, where, treatment)
-    _report_own_accounts(texts, [k & ~mine for k, mine in zip(known, own, strict=True)], folded, index, rule, treatment)
+    positions = _own_positions(links, texts, masks, index, rule, ends, where, treatment)
+    _report_own_accounts(
+        texts, [k & ~mine for k, mine in zip(known, masks, strict=True)], folded, index, rule, treatment
+    )
     rows = np.flatnonzero(foreign)
-    both = _booked_once(links, np.flatnonzero(own[0] & own[1]), positions, rule, where[0], treatment)
-    outgoing = own[0][rows]
+    both = _booked_once(links, np.flatnonzero(masks[0] & masks[1]), positions, rule, where[0], treatment)
+    outgoing = masks[0][rows]
     others = np.where(outgoing, folded[1][rows], folded[0][rows])
     ids = np.where(outgoing, texts[1][rows], texts[0][rows])
     parties = tuple(sorted(set(map(str, others))))
     keys = record_values(links, rows, rule, where[0], treatment)
-    found = Records(
+    records = Records(
         ends=torch.from_numpy(np.stack([positions[0][both], positions[1][both]])),
         own=torch.from_numpy(both),
         rows=torch.from_numpy(rows),
@@ -192,8 +194,8 @@ def divide(
         keys=keys,
         parties=parties,
     )
-    _report(found, index, rule, len(links), where[0], treatment)
-    return found
+    _report(records, index, rule, len(links), where[0], treatment)
+    return records
 
 
 def _booked_once(
@@ -270,11 +272,11 @@ def parties_of(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: 
     """Return the party of each row's source and target, as written [E]; "" where it is missing."""
     if rule.columns:
         return [as_words(column_of(links, name, where, "party")) for name in rule.columns]
-    found = []
+    parties = []
     for ids in texts:
         parts = np.char.partition(ids, rule.prefix) if ids.size else np.zeros((0, 3), dtype=str)
-        found.append(np.where(parts[:, 1] == "", "", parts[:, 0]))
-    return found
+        parties.append(np.where(parts[:, 1] == "", "", parts[:, 0]))
+    return parties
 
 
 def _report_spellings(
@@ -294,7 +296,7 @@ def _report_spellings(
 def _own_positions(
     links: Any,
     texts: Sequence[np.ndarray],
-    own: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray],
     index: Any,
     rule: PartyRule,
     ends: tuple[str, str],
@@ -316,8 +318,8 @@ def _own_positions(
         rows = f"ids '{index[first]}' (row {first + 1}) and '{index[second]}' (row {second + 1})"
         fix = "rename one" + (", or pass id_form=text" if zeros else "")
         raise FedGraphError(f"{where[1]}: {rows} are the same without spaces, case{zeros}, as parties compare: {fix}")
-    found, adjusted, example = [], 0, ""
-    for ids, mask, column in zip(texts, own, ends, strict=True):
+    positions, adjusted, example = [], 0, ""
+    for ids, mask, column in zip(texts, masks, ends, strict=True):
         places = np.where(mask, index.get_indexer(ids), -1)
         if (odd := mask & (places < 0)).any():
             places[odd] = forms.get_indexer(normal_ids(ids[odd], rule.id_form))
@@ -329,10 +331,10 @@ def _own_positions(
             row = int(odd.argmax())
             example = example or f"'{ids[row]}' for '{index[places[row]]}'"
             adjusted += int(odd.sum())
-        found.append(places.astype(np.int64))
+        positions.append(places.astype(np.int64))
     if adjusted:
         treatment.say(f"{where[0]}: {adjusted} own accounts have another spelling, such as {example}: matched")
-    return found
+    return positions
 
 
 def record_values(links: Any, rows: np.ndarray, rule: PartyRule, where: str, treatment: Treatment) -> np.ndarray:
@@ -372,9 +374,9 @@ def _normal(column: Any, kind: str, rows: np.ndarray, where: str, treatment: Tre
         mask = np.zeros(len(column), dtype=bool)
         mask[rows[known][wrong[inverse]]] = True
         check_rows(mask, column, where, f"expected kind {kind}: correct it, or pass --match-columns with {name}:text")
-    found = np.full(written.size, "", dtype=object)
-    found[known] = np.array(normal, dtype=object)[inverse]
-    return found.astype(str)
+    values = np.full(written.size, "", dtype=object)
+    values[known] = np.array(normal, dtype=object)[inverse]
+    return values.astype(str)
 
 
 def _plain(number: float) -> str:

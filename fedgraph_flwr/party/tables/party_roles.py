@@ -77,13 +77,13 @@ def nodes_of_role(links: Any, columns: Columns, stored: Any, where: str, treatme
 
 
 def with_role(
-    graph: Graph, own: str, ids: np.ndarray, links: Any, columns: Columns, where: str, treatment: Treatment
+    graph: Graph, party: str, ids: np.ndarray, links: Any, columns: Columns, where: str, treatment: Treatment
 ) -> ClientGraph:
     """Return the graph with the party's name, and the bank of each of its nodes if its edges name one (``group``).
 
     Args:
         graph: the party's graph of N nodes.
-        own: the party's name, "" if unknown.
+        party: the party's name, "" if unknown.
         ids: of the nodes [N].
         links: table of edges.
         columns: roles of the columns; ``party_columns`` or ``party_prefix`` name banks.
@@ -94,14 +94,14 @@ def with_role(
         FedGraphError: edges name one node with two banks.
     """
     linking: dict[str, Any] = {
-        "party": str(fold([own])[0]),
+        "party": str(fold([party])[0]),
         "parties": [],
         "role": treatment.role,
         "form": f"ids {columns.id_form or 'text'}; key none",
     }
     made = ClientGraph(**{**vars(graph), "linking": linking})
     if (columns.party_columns or columns.party_prefix) and len(links):
-        rule = PartyRule.parse(own or "-", columns.party_columns, columns.party_prefix, "", columns.id_form)
+        rule = PartyRule.parse(party or "-", columns.party_columns, columns.party_prefix, "", columns.id_form)
         texts = [as_words(column_of(links, name, where, "end of edges")) for name in (columns.source, columns.target)]
         banks = np.concatenate([fold(names) for names in parties_of(links, texts, rule, where)]) if rule else texts[0]
         names, group = np.unique(banks, return_inverse=True)

@@ -193,11 +193,11 @@ def _check_lengths(path: Path, separator: str, encoding: str) -> None:
         number = len(next((row for row in rows if not _blank(row)), []))
         before = bool(_declared(path, encoding))
         lines = ((rows.line_num + before, len(row)) for row in rows if len(row) != number and not _blank(row))
-        found = next(lines, None)
-    if found:
-        wrong = f"{found[1]} fields, {'fewer' if found[1] < number else 'more'} than the {number} of the header"
+        misfit = next(lines, None)
+    if misfit:
+        wrong = f"{misfit[1]} fields, {'fewer' if misfit[1] < number else 'more'} than the {number} of the header"
         fix = "give rows one field per column (empty if unknown), quote values with separators, end lines without one"
-        raise FedGraphError(f"{path}, line {found[0]}: {wrong}: {fix}")
+        raise FedGraphError(f"{path}, line {misfit[0]}: {wrong}: {fix}")
 
 
 def _blank(row: Sequence[str]) -> bool:
@@ -230,7 +230,7 @@ def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
         column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
     )
     try:
-        found = arrow_csv.read_csv(
+        table = arrow_csv.read_csv(
             path,
             arrow_csv.ReadOptions(block_size=_BLOCK),
             arrow_csv.ParseOptions(delimiter=separator),
@@ -238,7 +238,7 @@ def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
         )
     except pa.ArrowInvalid:  # such as rows of other lengths
         return None
-    return found.to_pandas(split_blocks=True, self_destruct=True)
+    return table.to_pandas(split_blocks=True, self_destruct=True)
 
 
 def _named(table: Any, path: Path) -> Any:

@@ -108,10 +108,10 @@ def repeats_of(links: Any, columns: Columns, rule: PartyRule | None, where: str,
         return np.full(len(links), -1, dtype=np.int64)
     texts = [as_words(links[end]) for end in (columns.source, columns.target)]
     parties = [fold(names) for names in parties_of(links, texts, rule, where)]
-    own = np.logical_and.reduce([names == fold([rule.own])[0] for names in parties])
+    mask = np.logical_and.reduce([names == fold([rule.own])[0] for names in parties])
     keys = record_values(links, np.arange(len(links)), rule, where, treatment)
     complete = np.array([all(key.split(BETWEEN)) for key in keys], dtype=bool)
-    complete &= own | any(kind == "text" for _, kind in rule.key)
+    complete &= mask | any(kind == "text" for _, kind in rule.key)
     return _codes([*parties, *(normal_ids(words, rule.id_form) for words in texts), keys], complete)
 
 
@@ -172,12 +172,12 @@ def counted_once(
     if file is not None and columns.time in links.columns:
         day = edge_times(links, columns.time, where, treatment).numpy() // DAY
         order = known_from(day, file, versions, [ALWAYS] * (int(file.max(initial=-1)) + 1))[1]
-    found = np.zeros(len(links), dtype=bool)
-    found[order] = counted(versions[order], repeats_of(links.iloc[order], columns, rule, where, treatment))
-    if count := int((~found).sum()):
+    mask = np.zeros(len(links), dtype=bool)
+    mask[order] = counted(versions[order], repeats_of(links.iloc[order], columns, rule, where, treatment))
+    if count := int((~mask).sum()):
         what = f"the id of another ('{columns.edge_id}')" if (versions >= 0).any() else "equal ends and match columns"
         which = ", as the file that ends last has them" if file is not None and (versions >= 0).any() else ""
         treatment.say(f"{where}: {count} of {len(links)} rows repeat a payment, with {what}: counted once{which}")
-    if text := reused(links[found], columns):
+    if text := reused(links[mask], columns):
         treatment.say(f"{where}: {text}")
-    return found
+    return mask

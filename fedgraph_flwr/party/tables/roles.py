@@ -66,9 +66,9 @@ class Columns(TableLayout):
     def edge_others(self) -> list[str]:
         """Columns of an edge table with another role than feature."""
         parties = [name.strip() for name in self.party_columns.split(",")]
-        own = (self.source, self.target, self.time, self.edge_label, self.edge_id, self.graph)
+        roles = (self.source, self.target, self.time, self.edge_label, self.edge_id, self.graph)
         read = [self.amount_column] if self.recipe and self.amount_column not in self.edge_features else []
-        return [name for name in (*own, *parties, *read) if name]
+        return [name for name in (*roles, *parties, *read) if name]
 
     def without(self, tables: Sequence[Any], *roles: str) -> "Columns":
         """Return the columns without those of these roles that no table has."""
@@ -129,22 +129,22 @@ class Columns(TableLayout):
         if self.recipe:
             return []
         try:
-            found = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
+            lengths = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
         except (ValueError, OverflowError):
-            found = [0]
-        if any(not 0 < window < 2**53 for window in found):
+            lengths = [0]
+        if any(not 0 < window < 2**53 for window in lengths):
             raise FedGraphError(f"windows must be numbers of days above 0, such as 2,0.5, got '{self.windows}'")
-        if found and not self.time:
+        if lengths and not self.time:
             raise FedGraphError(f"windows={self.windows} counts edges by their times: pass columns.time=NAME, too")
-        return found
+        return lengths
 
-    def parties(self, own: str) -> PartyRule | None:
-        """Return the rule that names the parties of ends, for the party ``own``; None without one.
+    def parties(self, party: str) -> PartyRule | None:
+        """Return the rule that names the parties of ends, for ``party``; None without one.
 
         Raises:
             FedGraphError: the rule is incomplete.
         """
-        return PartyRule.parse(own, self.party_columns, self.party_prefix, self.match_columns, self.id_form)
+        return PartyRule.parse(party, self.party_columns, self.party_prefix, self.match_columns, self.id_form)
 
 
 DEFAULTS = Columns()
@@ -208,10 +208,10 @@ def feature_columns(
             for kind, table in tables.items()
         }
         if not any(fitting.values()):
-            known = {name for each in free.values() for name in each}
+            known = {name for listing in free.values() for name in listing}
             raise unknown("feature column", pattern, known, ", ".join(files[kind] for kind in tables))
-        for kind, found in fitting.items():
-            names[kind] += [name for name in found if name not in names[kind]]
+        for kind, matches in fitting.items():
+            names[kind] += [name for name in matches if name not in names[kind]]
     return names
 
 
@@ -224,21 +224,23 @@ def edge_feature_columns(
         FedGraphError: as `feature_columns`.
     """
     agreed = treatment.agreed.nodes
-    found = feature_columns(tables, columns.edge_features, columns.edge_others, files)
+    features = feature_columns(tables, columns.edge_features, columns.edge_others, files)
     for kind, table in tables.items():
-        if columns.edge_features and found[kind]:
+        if columns.edge_features and features[kind]:
             continue
-        if own := agreed.get(kind):  # which may list columns with another role, such as times, if they were asked for
-            listed = [name for name in own if own[name].kind != "ignored"]
-            found |= feature_columns({kind: table}, (), [n for n in columns.edge_others if n not in listed], files)
+        if entries := agreed.get(
+            kind
+        ):  # which may list columns with another role, such as times, if they were asked for
+            listed = [name for name in entries if entries[name].kind != "ignored"]
+            features |= feature_columns({kind: table}, (), [n for n in columns.edge_others if n not in listed], files)
             if treatment.new_role:  # its further columns are features only if asked for
-                found[kind] = [name for name in found[kind] if name in own]
+                features[kind] = [name for name in features[kind] if name in entries]
             continue
-        if found[kind]:
-            unused = ", ".join(found[kind])
+        if features[kind]:
+            unused = ", ".join(features[kind])
             treatment.say(f"{files[kind]}: ignored: {unused} (edge_columns=NAMES keeps them)")
-        found[kind] = []
-    return found
+        features[kind] = []
+    return features
 
 
 def named_files(args: Sequence[str], option: str) -> dict[str, Path | None]:
@@ -247,15 +249,15 @@ def named_files(args: Sequence[str], option: str) -> dict[str, Path | None]:
     Raises:
         FedGraphError: an argument has no ``=``, or a name is repeated.
     """
-    found: dict[str, Path | None] = {}
+    paths: dict[str, Path | None] = {}
     for arg in args:
         name, sign, path = arg.rpartition("=")
         if not sign or not name:
             raise FedGraphError(f"{option} {arg}: expected NAME=FILE, or NAME= for a type without a table")
-        if name in found:
+        if name in paths:
             raise FedGraphError(f"{option} names '{name}' twice: leave one out")
-        found[name] = Path(path) if path else None
-    return found
+        paths[name] = Path(path) if path else None
+    return paths
 
 
 def listed(files: Sequence[Path]) -> str:
@@ -280,10 +282,10 @@ def edge_types(named: Mapping[str, Path | None]) -> dict[EdgeType, Path | None]:
     Raises:
         FedGraphError: a name has another form.
     """
-    found: dict[EdgeType, Path | None] = {}
+    paths: dict[EdgeType, Path | None] = {}
     for name, path in named.items():
         parts = name.split(":")
         if len(parts) != 3 or not all(parts):
             raise FedGraphError(f"--edges {name}: expected SOURCE:RELATION:TARGET=FILE, such as a:writes:b=w.csv")
-        found[parts[0], parts[1], parts[2]] = path
-    return found
+        paths[parts[0], parts[1], parts[2]] = path
+    return paths

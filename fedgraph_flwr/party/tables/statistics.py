@@ -73,8 +73,8 @@ def party_sums(
     moments = {}
     for name, numbers in (targets or {}).items():
         known = numbers[~np.isnan(numbers)]
-        own = _moments(known) if known.size >= floor else {}
-        moments[name] = own | {"count": _folded(known.size, numbers.size, floor) if own else 0}
+        figures = _moments(known) if known.size >= floor else {}
+        moments[name] = figures | {"count": _folded(known.size, numbers.size, floor) if figures else 0}
     report = {"format": FORMAT, "floor": floor, "role": role, "schema": schema.to_dict(), "sums": sums}
     return report | ({"targets": moments} if moments else {})
 
@@ -137,7 +137,7 @@ def sketch(known: np.ndarray, floor: int, unknown: int = 0) -> dict[str, int]:
     size = np.abs(known)
     number = np.ceil((np.log2(np.maximum(size, _ZERO)) - np.log2(_ZERO)) / _STEP).astype(np.int64)
     bins = np.sort(np.where(size <= _ZERO, 0, np.sign(known).astype(np.int64) * number)) + _CENTER
-    found: dict[str, int] = {}
+    tallies: dict[str, int] = {}
     open_nodes = [(_LEVELS, 0, bins, unknown)]
     while open_nodes:
         level, index, rows, more = open_nodes.pop()  # `more`: rows that were folded in
@@ -145,7 +145,7 @@ def sketch(known: np.ndarray, floor: int, unknown: int = 0) -> dict[str, int]:
         below = int(np.searchsorted(rows, middle)) if level else rows.size
         above = rows.size - below
         if not level or max(below, above) < floor:
-            found[f"{level}:{index}"] = rows.size + more
+            tallies[f"{level}:{index}"] = rows.size + more
         elif min(below, above) >= floor:
             share = round(more * below / rows.size)
             open_nodes.append((level - 1, 2 * index + 1, rows[below:], more - share))
@@ -154,7 +154,7 @@ def sketch(known: np.ndarray, floor: int, unknown: int = 0) -> dict[str, int]:
             open_nodes.append((level - 1, 2 * index, rows[:below], more + above))
         else:
             open_nodes.append((level - 1, 2 * index + 1, rows[below:], more + below))
-    return found
+    return tallies
 
 
 def quantiles(bins: Mapping[str, int], levels: Sequence[float]) -> list[float]:
@@ -162,12 +162,12 @@ def quantiles(bins: Mapping[str, int], levels: Sequence[float]) -> list[float]:
     nodes = [(int(level), int(index), count) for (level, index), count in ((k.split(":"), c) for k, c in bins.items())]
     nodes.sort(key=lambda node: ((2 * node[1] + 1) << node[0], node[0]))  # by their middle
     upto = np.cumsum([count for *_, count in nodes])
-    found = []
+    points = []
     for place in np.asarray(levels) * (upto[-1] - 1) + 0.5:
         at = min(int(np.searchsorted(upto, place, side="right")), len(nodes) - 1)
         level, index, count = nodes[at]
-        found.append(_value((index + (place - upto[at] + count) / count) * 2.0**level))
-    return found
+        points.append(_value((index + (place - upto[at] + count) / count) * 2.0**level))
+    return points
 
 
 def _value(edge: float) -> float:
@@ -256,15 +256,15 @@ def _merged_targets(parties: Reports) -> dict[str, tuple[float, float]]:
             ours, theirs = (", ".join(r.get("targets", {})) or "none" for r in (report, its))
             fix = "pass the same --predict-columns in both"
             raise FedGraphError(f"the targets are {ours} in {first} and {theirs} in {other}: {fix}")
-    found = {}
+    targets = {}
     for name in names:
         known = [its["targets"][name] for _, its in parties if its["targets"][name]["count"]]
         if not known:
             floor = report["floor"]
             raise FedGraphError(f"no party has {floor} rows with a value in the target '{name}': leave it out")
         mean, variance = _pooled(known)
-        found[name] = (mean, float(np.sqrt(variance)) or 1.0)
-    return found
+        targets[name] = (mean, float(np.sqrt(variance)) or 1.0)
+    return targets
 
 
 def _merged_layout(schemas: Mapping[str, Schema], say: Say) -> TableLayout:
@@ -357,12 +357,12 @@ def _report_values(
         cut = {word: count for word, count in total.items() if word not in column.categories}
         named = f": {named_counts(cut)}" if cut else "; their values have too few rows to be shared"
         say(f"column '{name}': {lost} of {rows} rows become 'other'{named}")
-    for party, own in texts.items():
+    for party, tally in texts.items():
         others = {word for other, counted in texts.items() if other != party for word in counted}
-        alone = {word: count for word, count in own.items() if word not in others}
+        alone = {word: count for word, count in tally.items() if word not in others}
         if alone and others:
             text = f"column '{name}': only {party} has {named_counts(alone)}"
-            if len(alone) == len(own):
+            if len(alone) == len(tally):
                 theirs = named_counts({word: total[word] for word in others})
                 warn(f"{text}, and no value of the other parties ({theirs}): use the same spelling")
             else:

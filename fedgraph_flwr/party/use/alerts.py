@@ -118,8 +118,8 @@ def kept_calibration(
         kind: as of `calibrate`.
     """
     if kind != "auto":
-        found = calibrate(*val, kind)
-        return found, found
+        calibration = calibrate(*val, kind)
+        return calibration, calibration
     fitting = val
     if min(judges[1].sum(), (1 - judges[1]).sum()) < JUDGES:
         cut = 2 * len(val[1]) // 3
@@ -129,8 +129,8 @@ def kept_calibration(
     plain, tried = brier(Calibration().apply(judges[0]), judges[1]), calibrate(*val)
     for name in ("auto", "temperature"):
         if brier(calibrate(*fitting, name).apply(judges[0]), judges[1]) < plain:
-            found = calibrate(*val, name)
-            return found, found
+            calibration = calibrate(*val, name)
+            return calibration, calibration
     return Calibration(), tried
 
 
@@ -169,17 +169,17 @@ class Rule:
             FedGraphError: a budget without days, or a precision that no threshold reaches.
         """
         curve = curves.Curves(margin, y == 1)  # equal scores are alerts together
-        count, found = curve.taken, curve.hits
+        count, hits = curve.taken, curve.hits
         if self.cost != (0.0, 0.0):
             miss, alert = self.cost
-            cost = miss * (y.sum() - found) + alert * count
+            cost = miss * (y.sum() - hits) + alert * count
             return float(curve.scores[cost.argmin()]) if cost.min() < miss * y.sum() else float("inf")
         if self.budget and not days:
             raise FedGraphError("--budget counts alerts per day, and these items carry no time: pass another rule")
-        kept = count <= self.budget * days if self.budget else found / count >= self.precision - 1e-12
+        kept = count <= self.budget * days if self.budget else hits / count >= self.precision - 1e-12
         if self.precision and not kept.any():
             what = f"no threshold reaches a precision of {self.precision:g} on the validation items"
-            raise FedGraphError(f"{what}: the best is {(found / count).max():.3g}")
+            raise FedGraphError(f"{what}: the best is {(hits / count).max():.3g}")
         return float(curve.scores[kept].min(initial=np.inf))
 
 
@@ -202,27 +202,27 @@ def figures(margin: Floats, y: Ints, day: Ints | None, threshold: float) -> dict
         by_day = np.zeros((days, 3), np.int64)
         np.add.at(by_day, day - day.min(), counts)
         drawn = np.random.default_rng(0).multinomial(days, np.full(days, 1 / days), SAMPLES) @ by_day
-    found: dict[str, Any] = {"items": len(y), "positives": int(y.sum()), "days": days}
-    whole, sampled = (_ratios(each, days) for each in (counts.sum(0)[None], drawn))
+    summary: dict[str, Any] = {"items": len(y), "positives": int(y.sum()), "days": days}
+    whole, sampled = (_ratios(totals, days) for totals in (counts.sum(0)[None], drawn))
     for name, values in sampled.items():
         low, high = np.nanpercentile(values, [2.5, 97.5])
-        found[name] = [float(value) for value in (whole[name][0], low, high)]
-    if not found["positives"]:
-        del found["recall"]
-    return found
+        summary[name] = [float(value) for value in (whole[name][0], low, high)]
+    if not summary["positives"]:
+        del summary["recall"]
+    return summary
 
 
 def _ratios(counts: Ints, days: int) -> dict[str, Floats]:
     """Return precision and recall, and alerts per day if there are days, of alerts, right ones and positives [n, 3]."""
     alerts, right, positives = counts.T
-    found = {"precision": curves.ratio(right, alerts), "recall": curves.ratio(right, positives)}
-    found = {name: np.nan_to_num(values) for name, values in found.items()}  # 0 of nothing
-    return found | ({"alerts_per_day": alerts / days} if days else {})
+    ratios = {"precision": curves.ratio(right, alerts), "recall": curves.ratio(right, positives)}
+    ratios = {name: np.nan_to_num(values) for name, values in ratios.items()}  # 0 of nothing
+    return ratios | ({"alerts_per_day": alerts / days} if days else {})
 
 
-def ranges(found: Mapping[str, Any], form: Callable[[Any], str]) -> list[str]:
+def ranges(summary: Mapping[str, Any], form: Callable[[Any], str]) -> list[str]:
     """Return each of `figures` with its interval as text."""
-    ends = {name: list(map(form, value)) for name, value in found.items() if isinstance(value, list | tuple)}
+    ends = {name: list(map(form, value)) for name, value in summary.items() if isinstance(value, list | tuple)}
     return [f"{name.replace('_', ' ')} {value} [{low}, {high}]" for name, (value, low, high) in ends.items()]
 
 
@@ -269,7 +269,9 @@ class Choice:
         """Shares of positives among validation and test items, if they differ by more than chance; else None."""
         if not self.test or not self.validation["positives"]:
             return None
-        (first, of), (second, among) = ((each["positives"], each["items"]) for each in (self.validation, self.test))
+        (first, of), (second, among) = (
+            (summary["positives"], summary["items"]) for summary in (self.validation, self.test)
+        )
         share = (first + second) / (of + among)
         spread = np.sqrt(max(share * (1 - share), 0) * (1 / of + 1 / among))
         return (first / of, second / among) if abs(first / of - second / among) > 2.58 * spread else None
@@ -292,15 +294,15 @@ class Choice:
         """
         path = folder / name_of(predictor.client)
         try:
-            found = cls.read(json.loads(path.read_bytes()))
+            choice = cls.read(json.loads(path.read_bytes()))
         except FileNotFoundError:
             rules = "--budget K, --precision P or --cost MISS,ALERT"
             raise FedGraphError(f"{path.parent} has no threshold for alerts: choose one by {rules}") from None
         except (OSError, FedGraphError, *MALFORMED) as error:
             raise FedGraphError(f"{path} is damaged ({first_line(error)}): choose the threshold again") from error
-        if (found.model, found.client) != (digest_of(predictor), predictor.client):
+        if (choice.model, choice.client) != (digest_of(predictor), predictor.client):
             raise FedGraphError(f"{path} was chosen for another model: choose the threshold again for this one")
-        return found
+        return choice
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "Choice":
@@ -314,7 +316,7 @@ class Choice:
         chosen = Rule(float(rule["budget"]), float(rule["precision"]), (miss, alert))
         points = {key: _floats(calibration[key]) for key in ("margins", "chances")}
         fitted = Calibration(float(calibration["temperature"]), **points)
-        ascend = all(list(each) == sorted(each) and np.isfinite(each).all() for each in points.values())
+        ascend = all(list(numbers) == sorted(numbers) and np.isfinite(numbers).all() for numbers in points.values())
         if not (ascend and len(fitted.margins) == len(fitted.chances) >= (not fitted.temperature)):
             raise ValueError("its calibration is not one point per margin, in ascending order")
         if not 0 <= fitted.temperature < np.inf or np.isnan(threshold := float(values["threshold"])):
@@ -340,10 +342,10 @@ def _floats(values: Any, length: int = 0) -> tuple[float, ...]:
     Raises:
         ValueError: another length.
     """
-    found = tuple(map(float, values))
-    if length and len(found) != length:
-        raise ValueError(f"expected {length} numbers, got {len(found)}")
-    return found
+    numbers = tuple(map(float, values))
+    if length and len(numbers) != length:
+        raise ValueError(f"expected {length} numbers, got {len(numbers)}")
+    return numbers
 
 
 def _as_figures(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -436,28 +438,28 @@ def lived(choice: Choice, outcomes: Outcomes) -> dict[str, Any]:
         )
     alert = ~(outcomes.score < choice.threshold)
     right, wrong, left = (int((alert & (outcomes.state == state)).sum()) for state in (TRUE, FALSE, OPEN))
-    found: dict[str, Any] = {"right": right, "wrong": wrong, "open": left, "below": int((~alert).sum())}
+    decisions: dict[str, Any] = {"right": right, "wrong": wrong, "open": left, "below": int((~alert).sum())}
     if right + wrong:
         from scipy.stats import binomtest
 
         ends = binomtest(right, right + wrong).proportion_ci(method="wilson")
-        found["precision"] = [right / (right + wrong), float(ends.low), float(ends.high)]
-    return found
+        decisions["precision"] = [right / (right + wrong), float(ends.low), float(ends.high)]
+    return decisions
 
 
 def lived_text(choice: Choice, outcomes: Outcomes) -> list[str]:
     """Return lines on the precision of decided alerts and on the expected one."""
-    found = lived(choice, outcomes)
-    right, decided = found["right"], found["right"] + found["wrong"]
-    below = f", {found['below']} below the threshold do not count" if found["below"] else ""
-    lines = [f"decided: {decided} alerts, {right} true and {found['wrong']} false; {found['open']} open{below}"]
+    decisions = lived(choice, outcomes)
+    right, decided = decisions["right"], decisions["right"] + decisions["wrong"]
+    below = f", {decisions['below']} below the threshold do not count" if decisions["below"] else ""
+    lines = [f"decided: {decided} alerts, {right} true and {decisions['wrong']} false; {decisions['open']} open{below}"]
     figures = choice.test or choice.validation
-    if "precision" not in found or "precision" not in figures:
+    if "precision" not in decisions or "precision" not in figures:
         return [
             *lines,
             "precision: unknown, no alert is decided" if not decided else "expected precision: unknown",
         ]
-    (value, low, high), (promised, least, most) = found["precision"], figures["precision"]
+    (value, low, high), (promised, least, most) = decisions["precision"], figures["precision"]
     lines.append(f"precision: {value:.3g} [{low:.3g}, {high:.3g}], {right} of {decided}")
     where = "test" if choice.test else "validation"
     lines.append(f"expected precision: {promised:.3g} [{least:.3g}, {most:.3g}], of {where} items")
@@ -470,20 +472,20 @@ def lived_text(choice: Choice, outcomes: Outcomes) -> list[str]:
     return lines
 
 
-def alerts(choice: Choice, found: Any, dated: bool = False) -> Any:
+def alerts(choice: Choice, predictions: Any, dated: bool = False) -> Any:
     """Return a pandas table of the predictions above the threshold, highest first.
 
     Columns: ``rank``, those that name the item, ``time``, ``score`` (the margin), ``probability`` (calibrated), ``model``.
 
     Args:
         choice: the party's.
-        found: `Predictions` of the items.
+        predictions: `Predictions` of the items.
         dated: whether their times are those of tables.
     """
-    frame = found.to_frame()
+    frame = predictions.to_frame()
     named = frame[[name for name in ("day", "id", "edge", "source", "target") if name in frame]].copy()
-    score = curves.margin(found.logits.numpy())
-    time = getattr(found, "time", np.zeros(0))
+    score = curves.margin(predictions.logits.numpy())
+    time = getattr(predictions, "time", np.zeros(0))
     if time.size:
         named["time"] = time_texts(time.astype(np.int64), dated)
     named["score"], named["probability"], named["model"] = score, choice.calibration.apply(score), choice.model

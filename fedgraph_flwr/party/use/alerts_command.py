@@ -76,14 +76,14 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     written = args.out is not None or args.page is not None
     if not (written or predict_command.reads_new(args)):
         return 0, vars(choice)
-    inputs, found = predict_command.predicted(args, predictor)
-    listed = alerts.alerts(choice, found, inputs[0][1][0].input_spec.schema is not None)
+    inputs, predictions = predict_command.predicted(args, predictor)
+    listed = alerts.alerts(choice, predictions, inputs[0][1][0].input_spec.schema is not None)
     if args.book and len(listed):
         listed = _with_earlier(args, choice, predictor, listed)
     around = add_details(listed, inputs, predict_command.treatment_of(args, inputs[0][1][0]))
     if args.reasons and args.explained and len(listed):
         listed["reasons"] = _reasons(inputs, listed, around, args.reasons, args.explained)
-    items = len(found.logits)
+    items = len(predictions.logits)
     if not written:
         print(f"{counted(len(listed), 'alert')} of {items} items:")
         print(as_csv(listed).rstrip("\n"))
@@ -109,13 +109,13 @@ def _with_earlier(args: argparse.Namespace, choice: Any, predictor: Any, listed:
     for first in (last, last - 3):  # there may be no payments on a weekend
         earlier = argparse.Namespace(**vars(args) | {"since": day_text(first), "until": day_text(last), "out": None})
         try:
-            found = predict_command.predicted(earlier, predictor)[1]
+            predictions = predict_command.predicted(earlier, predictor)[1]
             break
         except FedGraphError:
             continue
     else:  # these are the first days of the model's file
         return listed
-    items = alerts.alerts(replace(choice, threshold=-np.inf), found)
+    items = alerts.alerts(replace(choice, threshold=-np.inf), predictions)
     before = items[items["score"] >= choice.threshold]
     if "id" in listed:
         names = listed["id"].astype(str)
@@ -182,17 +182,17 @@ def _reasons(
 
     names = listed["edge" if "edge" in listed else "id"].astype(str)[:most]
     days = listed["day"][:most] if "day" in listed else names.map(lambda _: "")
-    found = [""] * len(listed)
+    texts = [""] * len(listed)
     try:
         for day, given in inputs:
             rows = np.flatnonzero(days == day)
             for row, one in zip(
                 rows, explain(*given, list(names.iloc[rows]), checks=False) if rows.size else [], strict=True
             ):
-                found[row] = replace(one, around=around.get(str(one.item))).text(top)
+                texts[row] = replace(one, around=around.get(str(one.item))).text(top)
     except FedGraphError as error:
         print(f"alerts have no reasons: {first_line(error)}", file=sys.stderr)
-    return found
+    return texts
 
 
 def _budget(text: str) -> float:

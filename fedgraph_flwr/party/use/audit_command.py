@@ -38,8 +38,8 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     from fedgraph_flwr.report.units import size
     from fedgraph_flwr.secure.audit import audit
 
-    found = audit(args.state, args.expect)
-    for row in found.itertuples():
+    table = audit(args.state, args.expect)
+    for row in table.itertuples():
         if hasattr(row, "action"):
             words = [row.at, row.operator, row.address, row.action, row.subject, *([f"({row.run})"] if row.run else [])]
             print(" ".join(sanitize(word, 200) for word in words))
@@ -57,14 +57,14 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
             f" requests in {row.rounds} rounds, {row.refused} refused; {size(row.received)} came, {size(row.sent)} left"
             f" ({sanitize(row.what, 200)}){spent}{signed}"
         )
-    for reason, count in sorted(found.attrs["reasons"].items(), key=lambda pair: -pair[1]):
+    for reason, count in sorted(table.attrs["reasons"].items(), key=lambda pair: -pair[1]):
         print(f"refused {count} times: {sanitize(reason, 300)}")
-    for unit, epsilon in found.attrs["epsilon"].items():
+    for unit, epsilon in table.attrs["epsilon"].items():
         print(f"all runs together: ε {epsilon:.3g} per {sanitize(unit, 40)}")
     if args.out is not None:
-        write_frame(found, args.out)
+        write_frame(table, args.out)
         print(f"wrote {args.out}")
     print(
-        f"the chain of {found.attrs['lines']} lines is intact; the last one: {found.attrs['lines']}:{found.attrs['hash']}"
+        f"the chain of {table.attrs['lines']} lines is intact; the last one: {table.attrs['lines']}:{table.attrs['hash']}"
     )
-    return 0, found
+    return 0, table

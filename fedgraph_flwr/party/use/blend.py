@@ -118,12 +118,12 @@ class Blended(TaskPredictor):
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """Parameters of all members, and the weights."""
-        found = {
+        parameters = {
             f"{place}.{name}": tensor
             for place, member in enumerate(self.members)
             for name, tensor in getattr(member, "tensors", {}).items()
         }
-        return found | {key: torch.from_numpy(np.array(getattr(self.weights, key))) for key in ("runs", "bias")}
+        return parameters | {key: torch.from_numpy(np.array(getattr(self.weights, key))) for key in ("runs", "bias")}
 
     @cached_property
     def threshold(self) -> float | None:  # type: ignore[override]
@@ -134,10 +134,10 @@ class Blended(TaskPredictor):
 
     def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, blended."""
-        found = [member.items(graph, wanted) for member in self.members]
-        for member, (_, task) in zip(self.members, found, strict=True):
-            check_same_items(found[0][1], task, f"{self.first.source} and {member.source}")
-        return torch.from_numpy(self.weights.apply([logits.numpy() for logits, _ in found])), found[0][1]
+        outputs = [member.items(graph, wanted) for member in self.members]
+        for member, (_, task) in zip(self.members, outputs, strict=True):
+            check_same_items(outputs[0][1], task, f"{self.first.source} and {member.source}")
+        return torch.from_numpy(self.weights.apply([logits.numpy() for logits, _ in outputs])), outputs[0][1]
 
     def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
         """As of the first member."""
@@ -190,15 +190,15 @@ def weights_of(values: Any, runs: int) -> Weights:
     Raises:
         ValueError: they are not finite numbers, one per run.
     """
-    found = Weights(*(np.array(values[key], dtype=np.float64) for key in ("runs", "bias")))
-    if found.runs.shape != (runs,) or found.bias.ndim != 1 or not np.isfinite([*found.runs, *found.bias]).all():
+    weights = Weights(*(np.array(values[key], dtype=np.float64) for key in ("runs", "bias")))
+    if weights.runs.shape != (runs,) or weights.bias.ndim != 1 or not np.isfinite([*weights.runs, *weights.bias]).all():
         raise ValueError(f"expected {runs} finite weights, got {values}")
-    return found
+    return weights
 
 
 def _logs(logits: Sequence[NDArray]) -> Floats:
     """Return ln softmax of the logits of each run [R, V, C]."""
-    return np.stack([log_softmax(np.asarray(own, np.float64), axis=1) for own in logits])
+    return np.stack([log_softmax(np.asarray(run_logits, np.float64), axis=1) for run_logits in logits])
 
 
 def fit(logits: Sequence[NDArray], y: NDArray[np.int64]) -> Weights:
@@ -227,8 +227,8 @@ def fit(logits: Sequence[NDArray], y: NDArray[np.int64]) -> Weights:
 
     bounds = [(0, None)] * runs + [(None, None)] * classes
     start = np.concatenate([even, np.zeros(classes)])
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-13})
-    return Weights(found.x[:runs], found.x[runs:])
+    optimum = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500, "ftol": 1e-13})
+    return Weights(optimum.x[:runs], optimum.x[runs:])
 
 
 def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
@@ -249,9 +249,9 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
     cfg = replace(cfg, strategy=replace(cfg.strategy, name="blend", personal=False))
     check_unused(cfg)
     parties = range(1 if cfg.strategy.pooled else cfg.num_clients)
-    found = [_outputs([load_predictor(run, party) for run in runs]) for party in parties]
-    weights, scores, nodes = _fitted(found), dict[str, list[float]](), list[float]()
-    for logits, task in found:
+    outputs = [_outputs([load_predictor(run, party) for run in runs]) for party in parties]
+    weights, scores, nodes = _fitted(outputs), dict[str, list[float]](), list[float]()
+    for logits, task in outputs:
         nodes += task.graph.part.bincount().tolist() if task.graph.part.numel() else [task.graph.num_nodes]
         for key, values in _scores(torch.from_numpy(weights.apply(logits)), task, cfg).items():
             scores.setdefault(key, []).extend(values)
@@ -284,9 +284,9 @@ def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
     weights = _fitted([(logits, task)])
     blended = torch.from_numpy(weights.apply(logits))
     place = task.order.argsort() if hasattr(task, "order") else slice(None)
-    found = first.predict(first.own)
+    predictions = first.predict(first.own)
     out.mkdir(parents=True)
-    replace(found, logits=blended[place], threshold=None).write(out / PREDICTIONS)
+    replace(predictions, logits=blended[place], threshold=None).write(out / PREDICTIONS)
     _write(out, states, weights)
     return metrics.averages(_scores(blended, task, first.cfg))
 
@@ -305,12 +305,12 @@ def _first(predictors: Sequence[Any]) -> Any:
     return predictors[0]
 
 
-def _fitted(found: Sequence[tuple[list[NDArray], Task]]) -> Weights:
+def _fitted(outputs: Sequence[tuple[list[NDArray], Task]]) -> Weights:
     """Fit the weights to the validation items of parties, given each party's logits by run and its task."""
-    val = [task.masks["val"].numpy() for _, task in found]
-    given = [[own[mask] for own in logits] for (logits, _), mask in zip(found, val, strict=True)]
-    y = np.concatenate([task.y.numpy()[mask] for (_, task), mask in zip(found, val, strict=True)])
-    return fit([np.concatenate(own) for own in zip(*given, strict=True)], y)
+    val = [task.masks["val"].numpy() for _, task in outputs]
+    given = [[run_logits[mask] for run_logits in logits] for (logits, _), mask in zip(outputs, val, strict=True)]
+    y = np.concatenate([task.y.numpy()[mask] for (_, task), mask in zip(outputs, val, strict=True)])
+    return fit([np.concatenate(run_logits) for run_logits in zip(*given, strict=True)], y)
 
 
 def _scores(blended: Tensor, task: Task, cfg: RunConfig) -> dict[str, Any]:
@@ -327,10 +327,10 @@ def _write(out: Path, runs: Sequence[Path], weights: Weights) -> None:
 
 def _outputs(predictors: Sequence[Predictor]) -> tuple[list[NDArray], Task]:
     """Return the logits of a party's own items by each model, and the task of the first."""
-    found = [predictor.items(predictor.party_graph()) for predictor in predictors]
-    for predictor, (_, task) in zip(predictors, found, strict=True):
-        check_same_items(found[0][1], task, f"{predictors[0].source} and {predictor.source}")
-    return [logits.numpy() for logits, _ in found], found[0][1]
+    outputs = [predictor.items(predictor.party_graph()) for predictor in predictors]
+    for predictor, (_, task) in zip(predictors, outputs, strict=True):
+        check_same_items(outputs[0][1], task, f"{predictors[0].source} and {predictor.source}")
+    return [logits.numpy() for logits, _ in outputs], outputs[0][1]
 
 
 def check_same_items(one: Task, other: Task, runs: str) -> None:

@@ -133,23 +133,23 @@ class Stored:
         """Return the number of each end in the graph's book: own nodes, then accounts of other parties; -1 if unknown [2, E]."""
         ids, columns = unpack_words(self.graph.ids), self.rows.columns
         texts = [as_words(self.rows.edges[end]) for end in (columns.source, columns.target)]
-        own = Ids(ids, "the stored graph").index
+        index = Ids(ids, "the stored graph").index
         if rule is None:
-            return np.stack([own.get_indexer(words) for words in texts]).astype(np.int64)
-        far = own.__class__(self.far)
-        forms = own.__class__(normal_ids(ids, rule.id_form))
-        found, named = [], []
+            return np.stack([index.get_indexer(words) for words in texts]).astype(np.int64)
+        far = index.__class__(self.far)
+        forms = index.__class__(normal_ids(ids, rule.id_form))
+        numbers, named = [], []
         for words, names in zip(texts, parties_of(self.rows.edges, texts, rule, "the book"), strict=True):
             parties, normal = fold(names), normal_ids(words, rule.id_form)
             other = far.get_indexer(accounts_of(parties, normal))
             at = np.where(other >= 0, other + len(ids), -1)
             mine = parties == fold([rule.own])[0]
-            at[mine] = (forms if forms.is_unique else own).get_indexer((normal if forms.is_unique else words)[mine])
-            found.append(at)
+            at[mine] = (forms if forms.is_unique else index).get_indexer((normal if forms.is_unique else words)[mine])
+            numbers.append(at)
             named.append(mine)
             self.records &= mine | ((parties != "") & (normal != ""))
         self.records &= np.logical_or(*named)
-        return np.stack(found).astype(np.int64)
+        return np.stack(numbers).astype(np.int64)
 
     def held(self, at: Ints, first: int) -> tuple[NDArray[np.bool_], Lost]:
         """Return which of some rows the graph keeps, bool [K], and what it has besides them that does not count.
@@ -312,7 +312,9 @@ def _day(
     if table is None:
         table, treatment = nodes_of_role(links, columns, held.graph, where, treatment)
         columns = replace(columns, party_columns="", party_prefix="")
-    own = Ids.of(table, columns.id, where)
-    found = join_tables(table, links, own, columns, spec, graph, (where, where, "the model's file"), treatment, new)
-    known = {**found.tables, KNOWN: rows.edges.iloc[at]}
-    return replace(found, tables=known).of_rows(new)
+    node_ids = Ids.of(table, columns.id, where)
+    additions = join_tables(
+        table, links, node_ids, columns, spec, graph, (where, where, "the model's file"), treatment, new
+    )
+    known = {**additions.tables, KNOWN: rows.edges.iloc[at]}
+    return replace(additions, tables=known).of_rows(new)

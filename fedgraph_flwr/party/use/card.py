@@ -56,7 +56,7 @@ def write_export(
     folder: Path,
     predictor: Any,
     files: dict[str, str | bytes],
-    found: dict[str, Any],
+    summary: dict[str, Any],
     index: str,
     about: dict[str, Any],
 ) -> Path:
@@ -66,7 +66,7 @@ def write_export(
         folder: the folder.
         predictor: the model.
         files: content by name.
-        found: output of `scores`.
+        summary: output of `scores`.
         index: name of the JSON file that describes the export; if it exists, the other files are complete.
         about: its content besides what all exports have.
     """
@@ -75,19 +75,19 @@ def write_export(
         spec.schema.save(folder / "schema.yaml")
     about |= {"classes": list(spec.classes), "task": asdict(predictor.cfg.task)}
     about |= {key: getattr(predictor, key) for key in ("client", "round", "threshold")}
-    files |= {"metrics.json": json.dumps(found, indent=1), index: json.dumps(about, indent=1)}
+    files |= {"metrics.json": json.dumps(summary, indent=1), index: json.dumps(about, indent=1)}
     for name, content in files.items():
         write_bytes(folder / name, content.encode() if isinstance(content, str) else content)
     return folder
 
 
-def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tables: bool) -> str:
+def model_card(predictor: Predictor, network: Plain, summary: dict[str, Any], tables: bool) -> str:
     """Return the text of ``MODEL_CARD.md``.
 
     Args:
         predictor: the model.
         network: its exported form.
-        found: output of `scores`.
+        summary: output of `scores`.
         tables: whether the folder holds ``preprocess.py``.
     """
     cfg, spec = predictor.cfg, predictor.input_spec
@@ -101,9 +101,9 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
     if network.labels:
         notes.append("You can pass known labels as `y` and `known`. Edges between these nodes are then typed.")
     timed = tables and bool(spec.tables.time) and bool(as_scored(cfg, predictor.task).split.step)
-    spent = accounting.spent_text(found["privacy"], protection_of(cfg).scores) if "privacy" in found else ""
+    spent = accounting.spent_text(summary["privacy"], protection_of(cfg).scores) if "privacy" in summary else ""
     spent = spent or "No differential privacy"
-    rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(found, predictor.task)
+    rows = [f"None: {predictor.unscored}."] if predictor.unscored else _scores(summary, predictor.task)
     return packaged(TEMPLATE).format(
         cfg=cfg,
         predictor=predictor,
@@ -116,28 +116,28 @@ def model_card(predictor: Predictor, network: Plain, found: dict[str, Any], tabl
         pandas=", and pandas for tables" if tables else "",
         notes="".join(f"\n{note}\n" for note in notes),
         clients="\n".join(_data(predictor)),
-        rounds=found.get("rounds", predictor.round),
+        rounds=summary.get("rounds", predictor.round),
         private=f"{spent}; updates by secure aggregation" if protection_of(cfg).sums_only else spent,
-        scores="\n".join([*rows, *_alerts(found.get("alerts"))]),
-        limits="".join(f"{line}\n" for line in _limits(predictor, found)),
+        scores="\n".join([*rows, *_alerts(summary.get("alerts"))]),
+        limits="".join(f"{line}\n" for line in _limits(predictor, summary)),
     )
 
 
-def blend_card(blended: Blended, parts: list[str], found: dict[str, Any]) -> str:
+def blend_card(blended: Blended, parts: list[str], summary: dict[str, Any]) -> str:
     """Return the text of ``MODEL_CARD.md`` of a blend, whose members have cards of their own in the folders ``parts``.
 
-    ``found`` is the output of `scores`.
+    ``summary`` is the output of `scores`.
     """
     cfg = blended.cfg
     members = zip(parts, blended.members, blended.weights.runs, strict=True)
     rows: list[list[Any]] = [["member", "method", "weight"]]
     for number, (part, member, weight) in enumerate(members, 1):
         rows.append([number, f"[{escaped(member.cfg.strategy.name)}]({part}/MODEL_CARD.md)", _number(float(weight))])
-    score = f"{found['headline']} = {_number(found['score'])}." if "headline" in found else ""
+    score = f"{summary['headline']} = {_number(summary['score'])}." if "headline" in summary else ""
     lines = [f"# Blend on {escaped(cfg.data_text)}", "", f"A weighted sum of log-probabilities, for {_task(blended)}."]
     lines += ["", *_table(rows), "", "`blend` in `model.py` computes it from the logits of the members, in this order."]
-    lines += ["", "## Scores", "", score, "", *_scores(found, blended.task), *_alerts(found.get("alerts")), ""]
-    limits = ["- Data, privacy and limits are those of the members: see their cards.", *_limits(blended, found)]
+    lines += ["", "## Scores", "", score, "", *_scores(summary, blended.task), *_alerts(summary.get("alerts")), ""]
+    limits = ["- Data, privacy and limits are those of the members: see their cards.", *_limits(blended, summary)]
     return "\n".join([*lines, "## Limits", "", *limits, ""])
 
 
@@ -148,18 +148,18 @@ def escaped(text: object) -> str:
 
 def _data(predictor: Predictor) -> list[str]:
     """Return a table of the clients' graphs, or a note if they are not available."""
-    cfg, found = predictor.cfg, []
+    cfg, graphs = predictor.cfg, []
     with contextlib.suppress(FedGraphError):
         if predictor.file:
-            found = [describe(predictor.own)]
+            graphs = [describe(predictor.own)]
         elif not cfg.on_fleet or cfg.graph:
-            found = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
-    if not found:
+            graphs = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
+    if not graphs:
         return [f"{cfg.num_clients} clients. Their graphs were not available when this card was written."]
     of_nodes = cfg.task.name == "nodes"
     names = ["training nodes", *map(escaped, predictor.input_spec.classes)] if of_nodes else []
     rows: list[list[Any]] = [["client", "nodes", "edges", "features", *names]]
-    for index, graph in enumerate(found):
+    for index, graph in enumerate(graphs):
         rows.append([graph.get("client", index), *(graph[key] for key in ("nodes", "edges", "features"))])
         rows[-1] += [graph["train"], *graph["labels"]] if of_nodes else []
     return _table(rows)
@@ -199,17 +199,17 @@ def _use(readout: str, edge_attr: bool, timed: bool) -> list[str]:
     return [line]
 
 
-def _scores(found: dict[str, Any], task: type[Task]) -> list[str]:
+def _scores(summary: dict[str, Any], task: type[Task]) -> list[str]:
     """Return a table of test scores, one row per client, and their mean."""
-    clients = found.get("clients", {})
+    clients = summary.get("clients", {})
     names = _SHOWN if task.capabilities.classes else tuple(task.METRICS)
     shown = [key for name in names if (key := f"test-{name}") in clients]
     if not shown:
         return ["Not available when this card was written."]
     head = ["client", *(key.removeprefix("test-").replace("_", " ") for key in shown)]
     values = zip(*(clients[key] for key in shown), strict=True)
-    order = found.get(SCORED_BY, range(len(clients[shown[0]])))
-    means = [found["metrics"].get(key.replace("-", "_", 1)) for key in shown]
+    order = summary.get(SCORED_BY, range(len(clients[shown[0]])))
+    means = [summary["metrics"].get(key.replace("-", "_", 1)) for key in shown]
     return _table(
         [head, *([name, *map(_number, row)] for name, row in [*zip(order, values, strict=False), ("mean", means)])]
     )
@@ -231,7 +231,7 @@ def _alerts(choice: dict[str, Any] | None) -> list[str]:
     return lines
 
 
-def _limits(predictor: Predictor | Blended, found: dict[str, Any]) -> list[str]:
+def _limits(predictor: Predictor | Blended, summary: dict[str, Any]) -> list[str]:
     """Return limits of this particular model."""
     limits = []
     schema = predictor.input_spec.schema
@@ -239,7 +239,7 @@ def _limits(predictor: Predictor | Blended, found: dict[str, Any]) -> list[str]:
         limits.append(f"- This is the model of client {predictor.client}. Nodes of other clients may differ.")
     if schema and schema.scaling == "local":
         limits.append("- Each party scaled its features with its own statistics.")
-    metrics = found.get("metrics", {})
+    metrics = summary.get("metrics", {})
     if (majority := metrics.get("test_majority")) is not None and metrics.get("test_accuracy", 0) <= majority:
         limits.append(f"- The majority baseline is at least as accurate ({majority:.3f}). Compare the other scores.")
     return limits

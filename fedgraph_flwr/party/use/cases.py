@@ -136,19 +136,19 @@ class Around:
         """Return the payment that a column of this one's records speaks of, in words; "" if there is none."""
         rows, row = self.rows, self.row
         stem, days = name, float(WINDOW)
-        if found := re.fullmatch(r"(.+)_([\d.e+-]+)([dh])", name):
-            stem, days = found[1], float(found[2]) / (1 if found[3] == "d" else 24)
-        if found := re.fullmatch(r"flow_(in|out)_(?:gap|hours|count|kept|depth)", stem):
-            into = found[1] == "in"
+        if parts := re.fullmatch(r"(.+)_([\d.e+-]+)([dh])", name):
+            stem, days = parts[1], float(parts[2]) / (1 if parts[3] == "d" else 24)
+        if parts := re.fullmatch(r"flow_(in|out)_(?:gap|hours|count|kept|depth)", stem):
+            into = parts[1] == "in"
             places = rows.passing(row, into, days)
             if not places.size:
                 return ""
             first = int(places[0])
-            own, other = (self.out, self.into) if into else (self.into, self.out)
-            return f"{own(row)} {self._apart(int(rows.time[row] - rows.time[first]))} {other(first)}"
-        if not (found := re.fullmatch(r"(since|sum|n|partners|largest|mean)_(out|in)_(source|target)", stem)):
+            phrase, other = (self.out, self.into) if into else (self.into, self.out)
+            return f"{phrase(row)} {self._apart(int(rows.time[row] - rows.time[first]))} {other(first)}"
+        if not (parts := re.fullmatch(r"(since|sum|n|partners|largest|mean)_(out|in)_(source|target)", stem)):
             return ""
-        what, way, end = found.groups()
+        what, way, end = parts.groups()
         account = (rows.source, rows.target)[end == "target"][row]
         mask = ((rows.source, rows.target)[way == "in"] == account) & (rows.time <= rows.time[row])
         mask[row] = False
@@ -163,10 +163,10 @@ class Around:
 
     def of_payment(self, name: str) -> str:
         """Return another payment by its id, in words; "" if it is not known."""
-        found = np.flatnonzero(self.rows.edge == name)
-        if not found.size:
+        places = np.flatnonzero(self.rows.edge == name)
+        if not places.size:
             return ""
-        place = int(found[0])
+        place = int(places[0])
         ends = [sanitize(self.rows.end(place, target), 60) for target in (False, True)]
         when = f", {self.when(place)}" if place != self.row else ""
         return f"{self.money(place)} from {ends[0]} to {ends[1]}{when}"
@@ -180,7 +180,7 @@ def payments_around(names: Iterable[str], inputs: Iterable[Any], treatment: Trea
         inputs: predictor, graph, ids and tables of each day (`predict_command.Input`).
         treatment: formats of values.
     """
-    found, wanted = dict[str, Around](), {*names}
+    payments, wanted = dict[str, Around](), {*names}
     for predictor, _, _, read in inputs:
         if read is None or EDGE not in read.tables:
             continue
@@ -190,12 +190,12 @@ def payments_around(names: Iterable[str], inputs: Iterable[Any], treatment: Trea
             continue
         rows = Payments.of(table, columns, treatment)
         places = {name: place for place, name in enumerate(rows.edge.tolist()) if name in wanted}
-        found |= {
+        payments |= {
             name: Around(rows, places[name], predictor.input_spec.tables.currency)
             for name in map(str, read.edge_ids)
             if name in places
         }
-    return found
+    return payments
 
 
 def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treatment) -> dict[str, Around]:
@@ -209,8 +209,8 @@ def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treat
     listed.insert(1, "case", cases_of(listed))
     if "edge" not in listed:
         return {}
-    found = payments_around(listed["edge"].astype(str), (given for _, given in inputs), treatment)
-    held = [found.get(str(name)) for name in listed["edge"]]
+    payments = payments_around(listed["edge"].astype(str), (given for _, given in inputs), treatment)
+    held = [payments.get(str(name)) for name in listed["edge"]]
     if any(held):
         place = listed.columns.get_loc("target") + 1
         listed.insert(place, "amount", [of.rows.amount[of.row] if of else np.nan for of in held])
@@ -220,7 +220,7 @@ def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treat
                     place + 1 + number, name, [str(of.rows.banks[number][of.row]) if of else "" for of in held]
                 )
         listed["path"] = [of.path if of else "" for of in held]
-    return found
+    return payments
 
 
 def cases_of(listed: Any) -> list[int]:

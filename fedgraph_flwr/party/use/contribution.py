@@ -52,7 +52,7 @@ def shapley(value: Callable[[Members], float], count: int, orders: int, seed: in
             )
             for i in parties
         ]
-        return np.array([[each, np.nan, np.nan] for each in exact])
+        return np.array([[gain, np.nan, np.nan] for gain in exact])
     rng, gains = np.random.default_rng(seed), np.zeros((orders, count))
     for row in gains:
         order = rng.permutation(count).tolist()
@@ -100,10 +100,10 @@ def contribution(folder: Path, out: Path, metric: str = "", orders: int = 20) ->
             scores[members] = _score(path if members else folder, held, metric, empty=not members)
         return scores[members]
 
-    found = shapley(value, len(held), orders)
+    shares = shapley(value, len(held), orders)
     everyone = Members(range(len(held)))
     names = [str(getattr(graph, "linking", {}).get("party", "")) or f"client {i}" for i, graph in enumerate(held)]
-    frame = pd.DataFrame({"party": names, **dict(zip(("contribution", "low", "high"), found.T, strict=True))})
+    frame = pd.DataFrame({"party": names, **dict(zip(("contribution", "low", "high"), shares.T, strict=True))})
     frame["alone"] = [scores.get(Members({i}), np.nan) for i in everyone]
     frame["without"] = [scores.get(everyone - {i}, np.nan) for i in everyone]
     frame.attrs |= {"metric": metric, "none": value(Members()), "all": value(everyone), "runs": len(scores) - 2}
@@ -122,12 +122,12 @@ def _train(cfg: Any, held: list[Any], members: Members, out: Path) -> None:
 
 def _score(folder: Path, graphs: list[Any], metric: str, empty: bool) -> float:
     """Return the mean score of a run's shared model on the test items of all parties; if ``empty``, of one score for all."""
-    model, found = load_predictor(folder), []
+    model, scores = load_predictor(folder), []
     for graph in graphs:
         logits, task = model.items(graph)
         rows = np.flatnonzero((task.masks["test"] & (task.y >= 0)).numpy())
         outputs = logits.numpy()[rows] * (not empty)
         one = np.zeros(rows.size, dtype=np.int64)
         if rows.size:
-            found.append(float(measure(metric, outputs, task.y.numpy()[rows], one)(np.ones((1, 1), np.float32))[0]))
-    return float(np.nanmean(found))
+            scores.append(float(measure(metric, outputs, task.y.numpy()[rows], one)(np.ones((1, 1), np.float32))[0]))
+    return float(np.nanmean(scores))

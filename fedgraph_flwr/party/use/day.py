@@ -47,8 +47,8 @@ class Day:
 
     def of(self, num_nodes: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows join own accounts, leave an own one, and reach one, bool [K] each; ``num_nodes`` is N."""
-        own = self.ends < num_nodes
-        return own[0] & own[1], own[0] & ~own[1], ~own[0] & own[1]
+        own_ends = self.ends < num_nodes
+        return own_ends[0] & own_ends[1], own_ends[0] & ~own_ends[1], ~own_ends[0] & own_ends[1]
 
 
 def rule_of(columns: Any, stored: Any, match: str = "") -> PartyRule | None:
@@ -61,8 +61,8 @@ def rule_of(columns: Any, stored: Any, match: str = "") -> PartyRule | None:
     """
     if not isinstance(stored, ClientGraph) or not (columns.party_columns or columns.party_prefix):
         return None
-    own = str(stored.linking.get("party", ""))
-    return PartyRule.parse(own, columns.party_columns, columns.party_prefix, match, id_form(stored))
+    party = str(stored.linking.get("party", ""))
+    return PartyRule.parse(party, columns.party_columns, columns.party_prefix, match, id_form(stored))
 
 
 def divide(
@@ -93,23 +93,23 @@ def divide(
         parties = [fold(names) for names in parties_of(links, texts, rule, where[0])]
         mine = [names == fold([rule.own])[0] for names in parties]
         named = []
-        for end, (words, own) in enumerate(zip(texts, mine, strict=True)):
+        for end, (words, own_rows) in enumerate(zip(texts, mine, strict=True)):
             ids = normal_ids(words, rule.id_form)
-            odd = own & (places[end] < 0)
+            odd = own_rows & (places[end] < 0)
             places[end][odd] = forms.get_indexer(ids[odd]) if forms.is_unique else -1
             named.append(accounts_of(parties[end].astype(str), ids))
-            _mark(reasons, ~own & ((parties[end] == "") | (ids == "")), "names no party or no account")
+            _mark(reasons, ~own_rows & ((parties[end] == "") | (ids == "")), "names no party or no account")
         _mark(reasons, ~mine[0] & ~mine[1], f"has no account of '{rule.own}'")
         if unread := _unread(stored, columns, items):
             aside = ~(mine[0] & mine[1]) & (reasons == "")
-        usable = [np.unique(names[~own & (reasons == "")]) for names, own in zip(named, mine, strict=True)]
+        usable = [np.unique(names[~own_rows & (reasons == "")]) for names, own_rows in zip(named, mine, strict=True)]
         far = np.concatenate([far, np.setdiff1d(np.concatenate(usable), far)]).astype(str)
         order = np.argsort(far)
-        for end, own in enumerate(mine):
-            rows = ~own & (reasons == "")
+        for end, own_rows in enumerate(mine):
+            rows = ~own_rows & (reasons == "")
             places[end][rows] = len(index) + order[np.searchsorted(far, named[end][rows], sorter=order)]
-    for words, own, at in zip(texts, mine, places, strict=True):
-        _mark_unknown(reasons, own & (at < 0), words, where[1])
+    for words, own_rows, at in zip(texts, mine, places, strict=True):
+        _mark_unknown(reasons, own_rows & (at < 0), words, where[1])
     kept = np.flatnonzero(reasons == "")
     _mark(reasons, aside, unread)
     scored = np.flatnonzero(reasons == "")
@@ -176,12 +176,12 @@ def names_by_id(graph: Any, names: NDArray[Any]) -> dict[int, Any]:
     An id that two accounts have is followed by the party. An account without a known id is not among them.
     """
     numbers = graph.node_id.tolist() if hasattr(graph, "node_id") else range(len(names))
-    found = dict(zip(numbers, names, strict=True))
+    accounts = dict(zip(numbers, names, strict=True))
     if not len(getattr(graph, "far_name", ())):
-        return found
+        return accounts
     listed = [text.partition(BETWEEN)[::2] for text in unpack_words(graph.far_name).tolist()]
-    count = Counter([*map(str, found.values()), *(name for _, name in listed)])
+    count = Counter([*map(str, accounts.values()), *(name for _, name in listed)])
     for number, (party, name) in zip(graph.far_id.tolist(), listed, strict=True):
         if name:
-            found.setdefault(number, name if count[name] == 1 else f"{name} ({party})")
-    return found
+            accounts.setdefault(number, name if count[name] == 1 else f"{name} ({party})")
+    return accounts

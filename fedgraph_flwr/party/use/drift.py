@@ -99,7 +99,7 @@ def binned(stored: Floats, new: Floats) -> tuple[Floats, Floats]:
     """Return numbers of stored and new values by bin [B]."""
     edges = _bins(stored)
     counts = (np.bincount(np.searchsorted(edges, side), minlength=edges.size + 1) for side in (stored, new))
-    first, second = (found.astype(np.float64) for found in counts)
+    first, second = (numbers.astype(np.float64) for numbers in counts)
     return first, second
 
 
@@ -136,16 +136,16 @@ def judge(rows: list[Row]) -> list[Row]:
     limits = _of_days(rows)
     for row, limit in zip(rows, limits, strict=True):
         counts = row["counts"]
-        found, chance = psi(counts[0], counts[1], len(rows))
+        shift, chance = psi(counts[0], counts[1], len(rows))
         chance = max(chance, limit)
-        verdict = "shifted" if found > max(SHIFTED, chance) else "watch" if found >= max(WATCH, chance) else "stable"
-        row |= {"psi": found, "chance": chance, "verdict": verdict}
+        verdict = "shifted" if shift > max(SHIFTED, chance) else "watch" if shift >= max(WATCH, chance) else "stable"
+        row |= {"psi": shift, "chance": chance, "verdict": verdict}
     return rows
 
 
 def _of_days(rows: list[Row]) -> list[float]:
     """Return what quiet days stay below, by row; 0 for a row whose stored days are not known."""
-    found = [0.0] * len(rows)
+    limits = [0.0] * len(rows)
     for table in dict.fromkeys(row["table"] for row in rows):
         dated = [place for place, row in enumerate(rows) if row["table"] == table and row["days"] is not None]
         if not dated:
@@ -156,8 +156,8 @@ def _of_days(rows: list[Row]) -> list[float]:
         size = largest.size
         end = largest.mean() + t.ppf(1 - ALARMS, size - 1) * largest.std(ddof=1) * np.sqrt(1 + 1 / size)
         for place, level in zip(dated, usual, strict=True):
-            found[place] = float(level * np.exp(max(end, largest.max())))
-    return found
+            limits[place] = float(level * np.exp(max(end, largest.max())))
+    return limits
 
 
 def _each(stored: Floats, days: Floats) -> Floats:
@@ -186,9 +186,9 @@ def _by_day(spans: Ints | None, place: Ints, bins: int) -> Floats | None:
     """Return numbers of stored rows by span of days and bin [K, B]; None without spans."""
     if spans is None:
         return None
-    found = np.zeros((int(spans.max()) + 1, bins))
-    np.add.at(found, (spans[spans >= 0], place[spans >= 0]), 1)
-    return found
+    counts = np.zeros((int(spans.max()) + 1, bins))
+    np.add.at(counts, (spans[spans >= 0], place[spans >= 0]), 1)
+    return counts
 
 
 def of_numbers(
@@ -300,37 +300,37 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
     """
     import pandas as pd
 
-    own = predictor.party_graph()
-    if not isinstance(own, Graph) or not isinstance(graph, Graph):
+    stored_graph = predictor.party_graph()
+    if not isinstance(stored_graph, Graph) or not isinstance(graph, Graph):
         raise FedGraphError(f"{predictor.source}: drift compares graphs with one type of nodes")
     if graph.schema.get(ENTERING):  # payments from other parties are items of the new tables
-        own = replace(own, schema={**own.schema, ENTERING: True})
-    names = dict(zip((NODE, EDGE), predictor.feature_names(own), strict=True))
-    forms = dict(zip((EDGE, NODE), forms_of(predictor, own), strict=True))
-    growing = _growing(own)
-    found: list[Row] = []
+        stored_graph = replace(stored_graph, schema={**stored_graph.schema, ENTERING: True})
+    names = dict(zip((NODE, EDGE), predictor.feature_names(stored_graph), strict=True))
+    forms = dict(zip((EDGE, NODE), forms_of(predictor, stored_graph), strict=True))
+    growing = _growing(stored_graph)
+    changes: list[Row] = []
     length = _days_of(graph, read, predictor)
-    for kind, (stored, new) in _sides(predictor, own, graph, read).items():
+    for kind, (stored, new) in _sides(predictor, stored_graph, graph, read).items():
         columns, table = predictor.input_spec.columns(kind), read.tables.get(kind, {}) if read else {}
         gaps = {name: _gaps(table[name], column) for name, column in columns.items() if name in table}
-        time = own_rows(as_client(own, predictor.client), "edge_time").numpy() if kind == EDGE else None
+        time = own_rows(as_client(stored_graph, predictor.client), "edge_time").numpy() if kind == EDGE else None
         spans = None
         if time is not None and time.size == len(stored):
-            settled = _settled(own, time)
+            settled = _settled(stored_graph, time)
             stored, time = stored[settled], time[settled]
             spans = spans_of(time, length) if length else None
         what, compared = WHAT[kind], names[kind][: stored.shape[1]]
-        found += of_features(what, columns, compared, stored, new, gaps, forms[kind], spans, growing[kind])
+        changes += of_features(what, columns, compared, stored, new, gaps, forms[kind], spans, growing[kind])
     rows = _new_nodes(read)
     strangers = (
-        _strangers(own, graph) if hasattr(graph, "cut_out") else None
+        _strangers(stored_graph, graph) if hasattr(graph, "cut_out") else None
     )  # else edges to other parties are not read
-    before, after = _spans(own, graph)
+    before, after = _spans(stored_graph, graph)
     for end, direction in ((1, "in"), (0, "out")):
-        stored, new = _degrees(own, end, strangers, before), _degrees(graph, end, strangers, after)[rows]
-        found.append(of_numbers("nodes", f"degree {direction}", stored, new))
-    found += _of_scores(*_stored_scores(predictor, own, length), scores.to_frame())
-    judged = pd.DataFrame(judge(found)).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
+        stored, new = _degrees(stored_graph, end, strangers, before), _degrees(graph, end, strangers, after)[rows]
+        changes.append(of_numbers("nodes", f"degree {direction}", stored, new))
+    changes += _of_scores(*_stored_scores(predictor, stored_graph, length), scores.to_frame())
+    judged = pd.DataFrame(judge(changes)).sort_values("psi", ascending=False, kind="stable", ignore_index=True)
     table = judged.drop(columns=["counts", "days", "bins"])
     table.attrs["shapes"] = [
         (bins, *((side / max(side.sum(), 1)).tolist() for side in counts))
@@ -341,32 +341,34 @@ def drift(predictor: Any, graph: Any, read: Any, scores: Any) -> Any:
     return table
 
 
-def _growing(own: Graph) -> dict[str, list[str]]:
+def _growing(stored_graph: Graph) -> dict[str, list[str]]:
     """Return the names of columns of own records whose values grow with the book, of nodes and of edges."""
-    if (recipe := recipe_of(own)) is None:
+    if (recipe := recipe_of(stored_graph)) is None:
         return {NODE: [], EDGE: []}
-    nodes = "nodes" in own.own_columns and "until" not in own.own_columns  # else none, or of the time of training
+    nodes = (
+        "nodes" in stored_graph.own_columns and "until" not in stored_graph.own_columns
+    )  # else none, or of the time of training
     return {
         NODE: [column.name for column in recipe.node_columns if nodes],
         EDGE: [column.name for column in recipe.edge_columns if column.name.startswith(GROWING)],
     }
 
 
-def _settled(own: Graph, time: Ints) -> NDArray[np.bool_]:
+def _settled(stored_graph: Graph, time: Ints) -> NDArray[np.bool_]:
     """Return which stored edges have the longest window of the recipe behind them, or are of the later half of the time [E]."""
-    recipe = recipe_of(own)
+    recipe = recipe_of(stored_graph)
     if recipe is None or not time.size:
         return np.ones(time.size, dtype=bool)
     first, last = int(time.min()), int(time.max())
     return time >= min(first + max(recipe.seconds), (first + last) // 2)
 
 
-def _strangers(own: Any, graph: Any) -> torch.Tensor:
+def _strangers(stored_graph: Any, graph: Any) -> torch.Tensor:
     """Return the accounts of parties with which the stored file has no edge: it holds linked payments only, new rows are all."""
     if not len(graph.far_name):
         return torch.zeros(0, dtype=torch.int64)
     parties = np.char.partition(unpack_words(graph.far_name), BETWEEN)[:, 0]
-    met = torch.isin(graph.far_id, torch.cat([own.cut_out[1], own.cut_in[1]])).numpy()
+    met = torch.isin(graph.far_id, torch.cat([stored_graph.cut_out[1], stored_graph.cut_in[1]])).numpy()
     known = parties[met]
     return graph.far_id[torch.from_numpy(~np.isin(parties, known) & ("" not in known))]
 
@@ -376,18 +378,22 @@ def _new_nodes(read: Any) -> Any:
     return slice(None) if read is None else read.rows
 
 
-def _sides(predictor: Any, own: Graph, graph: Graph, read: Any) -> dict[str, tuple[Floats, Floats]]:
+def _sides(predictor: Any, stored_graph: Graph, graph: Graph, read: Any) -> dict[str, tuple[Floats, Floats]]:
     """Return the features of stored and of new rows, of nodes and, if they have any, of edges.
 
     Raises:
         FedGraphError: no rows of one of them.
     """
     # Models of edges do not read columns of nodes from own records (`tasks.edges`), which are last.
-    read_by = own.num_features - (int(own.own_columns.get("nodes", 0)) if predictor.predicts_edges else 0)
-    both = {NODE: (_numbers(own.x[:, :read_by]), _numbers(graph.x[:, :read_by])[_new_nodes(read)])}
-    if own.num_edge_features:
-        stored, edges = (_numbers(own_rows(as_client(each, predictor.client), "edge_attr")) for each in (own, graph))
-        inner = own.edge_index.size(1) if read is not None and read.note else 0
+    read_by = stored_graph.num_features - (
+        int(stored_graph.own_columns.get("nodes", 0)) if predictor.predicts_edges else 0
+    )
+    both = {NODE: (_numbers(stored_graph.x[:, :read_by]), _numbers(graph.x[:, :read_by])[_new_nodes(read)])}
+    if stored_graph.num_edge_features:
+        stored, edges = (
+            _numbers(own_rows(as_client(side, predictor.client), "edge_attr")) for side in (stored_graph, graph)
+        )
+        inner = stored_graph.edge_index.size(1) if read is not None and read.note else 0
         both[EDGE] = stored, edges[inner:] if read is None or not read.edges.size else edges[read.edges]
     if empty := [kind for kind, sides in both.items() if not all(map(len, sides))]:
         what = "nodes" if NODE in empty else "edges"
@@ -403,11 +409,11 @@ def _days_of(graph: Any, read: Any, predictor: Any) -> int:
     return int(time.max() // DAY - time.min() // DAY + 1) if time.size else 0
 
 
-def _stored_scores(predictor: Any, own: Graph, length: int) -> tuple[Any, Ints | None]:
+def _stored_scores(predictor: Any, stored_graph: Graph, length: int) -> tuple[Any, Ints | None]:
     """Return predictions of stored items, as a table, and the span of days of each; without training items, if others exist."""
     if not predictor.task.capabilities.classes:
-        return predictor.predict(own).to_frame(), None
-    logits, task = predictor.items(own)
+        return predictor.predict(stored_graph).to_frame(), None
+    logits, task = predictor.items(stored_graph)
     held = task.masks["val"] | task.masks["test"]
     held = held if bool(held.any()) else torch.ones_like(held)
     time = getattr(task, "time", torch.zeros(0))
@@ -418,7 +424,7 @@ def _stored_scores(predictor: Any, own: Graph, length: int) -> tuple[Any, Ints |
 
 def _unseen(predictor: Any, read: Any) -> dict[str, str]:
     """Return values that training never saw, with their numbers of rows, by column."""
-    found = {}
+    texts = {}
     for kind, what in WHAT.items():
         table = read.tables.get(kind, {}) if read else {}
         for name, column in predictor.input_spec.columns(kind).items():
@@ -426,8 +432,8 @@ def _unseen(predictor: Any, read: Any) -> dict[str, str]:
                 words, counts = np.unique(np.char.strip(as_words(table[name])), return_counts=True)
                 new = [(int(n), str(w)) for w, n in zip(words, counts, strict=True) if w and w not in column.categories]
                 if new:
-                    found[f"{what} {name}"] = ", ".join(f"'{word}' ({n} rows)" for n, word in sorted(new)[::-1][:3])
-    return found
+                    texts[f"{what} {name}"] = ", ".join(f"'{word}' ({n} rows)" for n, word in sorted(new)[::-1][:3])
+    return texts
 
 
 def _of_scores(old: Any, spans: Ints | None, new: Any) -> list[Row]:
@@ -442,10 +448,10 @@ def _numbers(x: torch.Tensor) -> Floats:
     return x.double().numpy()
 
 
-def _spans(own: Graph, graph: Graph) -> tuple[Span, Span]:
+def _spans(stored_graph: Graph, graph: Graph) -> tuple[Span, Span]:
     """Return times of equal length: the latest stored ones, and those after them; None if no edge of ``graph`` is later."""
     names = ("edge_time", "cut_out_edge_time", "cut_in_edge_time")
-    stored, new = (torch.cat([getattr(g, name) for name in names if hasattr(g, name)]) for g in (own, graph))
+    stored, new = (torch.cat([getattr(g, name) for name in names if hasattr(g, name)]) for g in (stored_graph, graph))
     if not stored.numel() or not new.numel() or int(new.max()) <= int(stored.max()):
         return None, None
     last, end = int(stored.max()), int(new.max())

@@ -37,23 +37,23 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
     from fedgraph_flwr.party.use.drift import drift
     from fedgraph_flwr.party.use.pages import drift_page, write_outputs
 
-    predictor = predict_command.opened(args, own=True)
+    predictor = predict_command.opened(args, party_graph=True)
     if not predict_command.reads_new(args):
         raise FedGraphError(
             "drift compares new items with stored ones: pass --nodes FILE and --edges FILE, --graph FILE, or --book DIR"
         )
     ((_, (predictor, graph, ids, read)),) = predict_command.days_of(args, predictor, together=True)
-    found = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read))
-    shown = found.assign(**{name: found[name].map(sanitize) for name in ("column", "what")})
+    table = drift(predictor, graph, read, predict_command.predicted_from(args, predictor, graph, ids, read))
+    shown = table.assign(**{name: table[name].map(sanitize) for name in ("column", "what")})
     shifted, stable = shown[shown["verdict"] == "shifted"], int((shown["verdict"] == "stable").sum())
     names = ", ".join(f"{row.table} {row.column} ({row.what})" for row in shifted.itertuples())
-    for column, values in found.attrs["unseen"].items():
+    for column, values in table.attrs["unseen"].items():
         print(sanitize(f"never seen in training: {column} {values}", 1000))
-    print(f"{len(shifted)} of {len(found)} rows shifted{': ' if names else ''}{names}")
-    if growing := found.attrs["growing"]:
+    print(f"{len(shifted)} of {len(table)} rows shifted{': ' if names else ''}{names}")
+    if growing := table.attrs["growing"]:
         print(f"not compared, because they grow with the book: {', '.join(growing)}")
     if len(changed := shown[shown["verdict"] != "stable"]):
         print(changed.to_string(index=False, float_format="{:.3g}".format))
     print(f"{stable} rows are stable (--out FILE lists all)")
-    write_outputs(args, found, lambda: drift_page(found, predictor))
-    return SHIFTED if len(shifted) else 0, found
+    write_outputs(args, table, lambda: drift_page(table, predictor))
+    return SHIFTED if len(shifted) else 0, table

@@ -92,11 +92,11 @@ class Reasons:
     @property
     def alike(self) -> float:
         """Rank correlation of sizes of contributions with those in the random model, where either has any; NaN below three."""
-        own = np.concatenate([self.of_columns, self.of_edges])
-        some = (own != 0) | (self.random != 0)
+        contributions = np.concatenate([self.of_columns, self.of_edges])
+        some = (contributions != 0) | (self.random != 0)
         if some.sum() < 3 or np.isnan(self.random).any():
             return float("nan")
-        return float(spearmanr(np.abs(own[some]), np.abs(self.random[some])).statistic)
+        return float(spearmanr(np.abs(contributions[some]), np.abs(self.random[some])).statistic)
 
     def text(self, top: int) -> str:
         """Return the ``top`` largest contributions that raise the score, in one line; none of a value that is unknown."""
@@ -213,9 +213,9 @@ def _blended(parts: Sequence[Reasons], weights: Weights) -> Reasons:
     values = np.full(len(columns), np.nan)
     sums = np.zeros((2, len(columns) + count))  # contributions, and those in random models
     for part, weight in zip(parts, weights.runs, strict=True):
-        own = np.array([place[name] for name in part.columns], dtype=np.int64)
-        rows = np.concatenate([own, len(columns) + np.arange(part.of_edges.size)])
-        known = own[~np.isnan(part.values)]
+        positions = np.array([place[name] for name in part.columns], dtype=np.int64)
+        rows = np.concatenate([positions, len(columns) + np.arange(part.of_edges.size)])
+        known = positions[~np.isnan(part.values)]
         values[known] = part.values[~np.isnan(part.values)]
         for total, given in zip(sums, (np.concatenate([part.of_columns, part.of_edges]), part.random), strict=True):
             np.add.at(total, rows, weight * np.concatenate([given, np.zeros(rows.size - given.size)]))
@@ -276,12 +276,12 @@ def _of_trees(predictor: Predictor, graph: Any, items: list[Wanted]) -> list[Rea
         return float(_margin(raw[None], -1 if objective.binary else which)[0])
 
     rows = [row for _, row, _ in items]
-    found, random = (
+    contributions, random = (
         shapley(trees, x[rows], background, objective.outputs) for trees in (forest, forest | {"value": value})
     )
     listed = []
-    for (item, row, which), own, other in zip(items, found, random, strict=True):
-        parts, others = (_margin(both.T, -1 if objective.binary else which) for both in (own, other))
+    for (item, row, which), contribution, other in zip(items, contributions, random, strict=True):
+        parts, others = (_margin(both.T, -1 if objective.binary else which) for both in (contribution, other))
         without = x[row].copy()
         without[np.argsort(-np.abs(parts[:-1]), kind="stable")[:WITHOUT]] = np.nan
         raw = raw_scores(forest, np.stack([x[row], without]), objective.outputs)
@@ -309,34 +309,34 @@ class _Network:
         """Return the score [1] for features [1, N, F], factors of messages [1, E], and features of the item [1, D]."""
         from torch_geometric.explain.algorithm.utils import clear_masks, set_masks
 
-        own, edges = self.inputs, self.inputs.edge_index
+        inputs, edges = self.inputs, self.inputs.edge_index
         set_masks(self.net, mask[0], edges, apply_sigmoid=False)
         masked: list[Any] = [module for module in self.net.modules() if hasattr(module, "edge_mask")]
         for module in masked:
             module.edge_mask = mask[0]
         try:
             if self.reads_out:
-                held = None if own.item_attr is None else attr
-                found = self.net(x[0], edges, own.edge_attr, own.item_index, held, **own.known)
+                held = None if inputs.item_attr is None else attr
+                outputs = self.net(x[0], edges, inputs.edge_attr, inputs.item_index, held, **inputs.known)
             else:
-                found = self.net(x[0], edges, *([own.edge_attr] if self.reads_edges else []), **own.known)
-            found = found[self.place : self.place + 1] if own.item_index is None else found
+                outputs = self.net(x[0], edges, *([inputs.edge_attr] if self.reads_edges else []), **inputs.known)
+            outputs = outputs[self.place : self.place + 1] if inputs.item_index is None else outputs
         finally:
             clear_masks(self.net)
             for module in masked:
                 module.edge_mask = None
-        score: Tensor = _margin(found, self.chosen) + 0 * (x.sum() + mask.sum() + attr.sum())  # all have a gradient
+        score: Tensor = _margin(outputs, self.chosen) + 0 * (x.sum() + mask.sum() + attr.sum())  # all have a gradient
         return score
 
     def starts(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the actual arguments of a call, and those at the start: columns at their mean, no messages."""
-        own = self.inputs
-        attr = own.x.new_zeros(1, 0) if own.item_attr is None else own.item_attr
-        mean = attr if own.edge_attr is None or not attr.numel() else own.edge_attr.mean(0, keepdim=True)
-        mask = own.x.new_ones(1, own.edge_index.size(1))
-        x = own.x.clone()
+        inputs = self.inputs
+        attr = inputs.x.new_zeros(1, 0) if inputs.item_attr is None else inputs.item_attr
+        mean = attr if inputs.edge_attr is None or not attr.numel() else inputs.edge_attr.mean(0, keepdim=True)
+        mask = inputs.x.new_ones(1, inputs.edge_index.size(1))
+        x = inputs.x.clone()
         x[: self.known] = x[: self.known].mean(0)
-        return (own.x[None], mask, attr), (x[None], torch.zeros_like(mask), mean)
+        return (inputs.x[None], mask, attr), (x[None], torch.zeros_like(mask), mean)
 
     @property
     def nodes(self) -> list[int]:
@@ -367,8 +367,8 @@ class _Network:
             gap = float(self(*actual)) - float(self(*start))
         steps = STEPS
         while True:
-            found = IntegratedGradients(self).attribute(actual, start, n_steps=steps, internal_batch_size=1)
-            x, mask, attr = (part[0].detach().double().numpy() for part in found)
+            attributions = IntegratedGradients(self).attribute(actual, start, n_steps=steps, internal_batch_size=1)
+            x, mask, attr = (part[0].detach().double().numpy() for part in attributions)
             columns = self.columns_of(x, attr, x.sum(0) - x[self.nodes].sum(0))
             both = np.concatenate([columns, mask])
             if abs(both.sum() - gap) <= ERROR * np.abs(both).sum() or steps >= MAX_STEPS:
@@ -381,11 +381,11 @@ class _Network:
         x[self.known :] = np.nan
         return self.columns_of(x, attr, np.full(x.shape[1], np.nan))
 
-    def without(self, found: tuple[Floats, Floats]) -> float:
+    def without(self, contributions: tuple[Floats, Floats]) -> float:
         """Return the score without the first `WITHOUT` contributions: edges without message, columns at their mean."""
         (x, mask, attr), (mean, _, mean_attr) = ([part[0].clone() for part in given] for given in self.starts())
-        first = np.argsort(-np.abs(np.concatenate(found)), kind="stable")[:WITHOUT]
-        columns = torch.zeros(len(found[0]), dtype=torch.bool)
+        first = np.argsort(-np.abs(np.concatenate(contributions)), kind="stable")[:WITHOUT]
+        columns = torch.zeros(len(contributions[0]), dtype=torch.bool)
         columns[torch.from_numpy(first[first < len(columns)])] = True
         mask[torch.from_numpy(first[first >= len(columns)] - len(columns))] = 0
         d, width = attr.numel(), x.size(1)
@@ -433,24 +433,30 @@ def _of_network(
     plain, dtype = predictor.plain(), predictor.cfg.dtype
     net = module_of(plain, dtype)
     random = _randomised(net)
-    own = as_client(graph, predictor.client, len(predictor.input_spec.classes) if predictor.predicts_edges else 0)
-    task: Any = predictor.task(as_scored(predictor.cfg, predictor.task), own)
+    client_graph = as_client(
+        graph, predictor.client, len(predictor.input_spec.classes) if predictor.predicts_edges else 0
+    )
+    task: Any = predictor.task(as_scored(predictor.cfg, predictor.task), client_graph)
     reader: Any = PlainReader(plain, getattr(torch, dtype))
-    of_nodes, of_edges = predictor.feature_names(own)
-    meaning = _of_inputs(predictor, own, of_nodes, of_edges)
+    of_nodes, of_edges = predictor.feature_names(client_graph)
+    meaning = _of_inputs(predictor, client_graph, of_nodes, of_edges)
     edge_names = np.full(len(outputs) + 1, "", dtype=object)  # the last one: predicted by another party
     edge_names[numbers[0]] = numbers[1]
-    called = names_by_id(own, names)
+    called = names_by_id(client_graph, names)
     listed = []
     for item, row, which in items:
         if isinstance(task, Edges):
             read, inputs, numbered = task.inputs_of_item(row, reader)
             edges = edge_names[numbered.numpy()]
         else:
-            read = own if own.until(0) is own else own.until(int(own.val_mask[row]) or 2 * int(not own.train_mask[row]))
-            read = with_far_ends(read) if task.capabilities.far_ends and own.far else read
+            read = (
+                client_graph
+                if client_graph.until(0) is client_graph
+                else client_graph.until(int(client_graph.val_mask[row]) or 2 * int(not client_graph.train_mask[row]))
+            )
+            read = with_far_ends(read) if task.capabilities.far_ends and client_graph.far else read
             inputs, edges = reader.inputs_of(read), np.arange(read.edge_index.size(1)).astype(object)
-        made = _Network(net, inputs, own.num_nodes, row, which, plain.reads_edges, bool(plain.readout[0]))
+        made = _Network(net, inputs, client_graph.num_nodes, row, which, plain.reads_edges, bool(plain.readout[0]))
         actual, start = made.starts()
         with torch.no_grad():
             score, base = (float(made(*given)) for given in (actual, start))
@@ -460,24 +466,24 @@ def _of_network(
             raise FedGraphError(
                 f"strategy={predictor.name} cannot be explained: it predicts with more than its model, {what}"
             )
-        found = made.contributions()
-        other = [np.full_like(part, np.nan) for part in found]
+        contributions = made.contributions()
+        other = [np.full_like(part, np.nan) for part in contributions]
         if checks:
             other = list(replace(made, net=random).contributions())
         columns = [*of_edges] if actual[2].numel() else []
         columns += [f"{end}{name}" for end in [*made.ends] for name in of_nodes]
-        far = [called.get(number, f"account {number}") for number in read.node_id[own.num_nodes :].tolist()]
+        far = [called.get(number, f"account {number}") for number in read.node_id[client_graph.num_nodes :].tolist()]
         listed.append(
             Reasons(
                 item=item,
                 score=score,
                 base=base,
-                without=made.without(found) if checks else float("nan"),
+                without=made.without(contributions) if checks else float("nan"),
                 columns=[*columns, *(f"{name}{OTHERS}" for name in of_nodes)],
-                of_columns=found[0],
+                of_columns=contributions[0],
                 values=made.values(),
                 random=np.concatenate(other),
-                of_edges=found[1],
+                of_edges=contributions[1],
                 ends=np.concatenate([names, np.array(far, dtype=object)])[read.edge_index.numpy()],
                 edges=edges,
                 time=read.edge_time.numpy(),

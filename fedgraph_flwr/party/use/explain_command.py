@@ -55,13 +55,13 @@ def main(args: argparse.Namespace) -> int:
     items = [item.strip() for item in next(csv.reader([args.items], skipinitialspace=True), []) if item.strip()]
     if not items or args.top < 1:
         raise FedGraphError(f"--items needs ids and --top a number above 0, got '{args.items}' and {args.top}")
-    predictor = opened(args, own=True)
-    found = []
+    predictor = opened(args, party_graph=True)
+    explanations = []
     for given, names in _by_day(args, predictor, items):
         around = payments_around(names, [given], treatment_of(args, given[0])) if predictor.predicts_edges else {}
-        found += [replace(one, around=around.get(str(one.item))) for one in explain(*given, names)]
-    frames = [reasons.to_frame(args.top) for reasons in found]
-    for reasons, frame in zip(found, frames, strict=True):
+        explanations += [replace(one, around=around.get(str(one.item))) for one in explain(*given, names)]
+    frames = [reasons.to_frame(args.top) for reasons in explanations]
+    for reasons, frame in zip(explanations, frames, strict=True):
         print(
             f"item {sanitize(reasons.item, 60)}: score {reasons.score:.3g}, {reasons.without:.3g} without its first"
             f" {WITHOUT} reasons; rank correlation with a random model {reasons.alike:.2f}"
@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         shown = frame[["text", "contribution"]].head(SHOWN)
         shown = shown.assign(text=[sanitize(text, 1000) for text in shown["text"]])
         print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep=""))
-    write_outputs(args, pd.concat(frames, ignore_index=True), lambda: explain_page(found, args.top, predictor))
+    write_outputs(args, pd.concat(frames, ignore_index=True), lambda: explain_page(explanations, args.top, predictor))
     return 0
 
 

@@ -113,9 +113,9 @@ def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None
         preprocessing["step"] = seconds
         files["preprocessing.json"] = json.dumps(preprocessing, indent=1)
         files["preprocess.py"] = (MODULES / "preprocess.py").read_text()
-    found = scores(run, predictor)
-    files["MODEL_CARD.md"] = model_card(predictor, plain, found, bool(columns))
-    return write_export(folder, predictor, files, found, INDEX, about)
+    summary = scores(run, predictor)
+    files["MODEL_CARD.md"] = model_card(predictor, plain, summary, bool(columns))
+    return write_export(folder, predictor, files, summary, INDEX, about)
 
 
 def _export_blend(blended: Blended, folder: Path, run: Path | None) -> Path:
@@ -127,10 +127,10 @@ def _export_blend(blended: Blended, folder: Path, run: Path | None) -> Path:
         export(member, folder / part)
     weights = {"runs": blended.weights.runs.tolist(), "bias": blended.weights.bias.tolist()}
     about = {"module": BLENDED, "parts": parts, "weights": weights}
-    found = scores(run, blended)
-    card = blend_card(blended, parts, found)
+    summary = scores(run, blended)
+    card = blend_card(blended, parts, summary)
     files = {"model.py": (MODULES / "blended.py").read_text(), "MODEL_CARD.md": card}
-    return write_export(folder, blended, dict(files), found, INDEX, about)
+    return write_export(folder, blended, dict(files), summary, INDEX, about)
 
 
 def _module(source: str, made: "Exported") -> str:
@@ -278,11 +278,13 @@ class ExportedModel(TaskPredictor):
 
     def read(self, graph: Any) -> ClientGraph:
         """Return the graph that the model reads: a client's, with the far ends of its cut edges if it knows of them."""
-        own = as_client(self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
-        if not isinstance(own, ClientGraph):
+        client_graph = as_client(
+            self.as_graph(graph), self.client, len(self.input_spec.classes) if self.predicts_edges else 0
+        )
+        if not isinstance(client_graph, ClientGraph):
             raise FedGraphError("exported models read graphs with one type of nodes, got a heterogeneous graph")
-        self.check_width(own)
-        return with_far_ends(own) if self.task.capabilities.far_ends and own.far else own
+        self.check_width(client_graph)
+        return with_far_ends(client_graph) if self.task.capabilities.far_ends and client_graph.far else client_graph
 
     def of_items(
         self, graph: Any, outputs: Callable[[Tensor | None], Tensor], task: Task, wanted: Wanted | None
@@ -327,8 +329,8 @@ class Exported(ExportedModel):
 
     def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the exported module."""
-        own = self.read(graph)
-        task, net = self.task(self.cfg, own), module_of(self.plain, self.dtype)
+        client_graph = self.read(graph)
+        task, net = self.task(self.cfg, client_graph), module_of(self.plain, self.dtype)
         reader: Any = PlainReader(self.plain, getattr(torch, self.dtype))
 
         def compute(inputs: PlainInputs) -> Tensor:
@@ -338,10 +340,10 @@ class Exported(ExportedModel):
             return net(*given, inputs.edge_attr, inputs.item_index, inputs.item_attr, **inputs.known)
 
         with torch.no_grad():
-            inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else own)
+            inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else client_graph)
             later = task.later(reader, inputs)
-            found = compute(inputs) if later is None else task.predictions(compute, inputs, later)
-        return self.of_items(graph, lambda places: found if places is None else found[places], task, wanted)
+            logits = compute(inputs) if later is None else task.predictions(compute, inputs, later)
+        return self.of_items(graph, lambda places: logits if places is None else logits[places], task, wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,9 +380,9 @@ class ExportedTrees(ExportedModel):
 
     def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, by the trees."""
-        own = self.read(graph)
-        task = self.task.of_items(self.cfg, own)
-        x = columns_of(task, own, self.neighbours, self.edge_columns)
+        client_graph = self.read(graph)
+        task = self.task.of_items(self.cfg, client_graph)
+        x = columns_of(task, client_graph, self.neighbours, self.edge_columns)
         if x.shape[1] != self.columns:
             what = f"reads {self.columns} columns of each item, but this graph has {x.shape[1]}"
             raise FedGraphError(f"{self.source} {what}: pass the columns of the run")
@@ -468,8 +470,8 @@ def _loaded_blend(folder: Path, index: Mapping[str, Any]) -> Blended:
     if any(Path(part).name != part for part in parts):
         raise ValueError("its parts are not folders in it")
     members = [load_export(folder / part) for part in parts]
-    found = Blended(
+    blend = Blended(
         members, weights_of(index["weights"], len(parts)), replace(members[0].input_spec, where=str(folder))
     )
-    found.threshold = index.get("threshold")  # that of the blend on the party's validation items
-    return found
+    blend.threshold = index.get("threshold")  # that of the blend on the party's validation items
+    return blend

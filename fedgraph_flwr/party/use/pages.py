@@ -140,7 +140,7 @@ def right_of_100(choice: Any) -> str:
                 return (
                     f"How many alerts are right is not known: none of the {figures['items']} {what} items is positive."
                 )
-            value, low, high = (_of_100(each) for each in figures["precision"])
+            value, low, high = (_of_100(ratio) for ratio in figures["precision"])
             drawn = _of_100(figures["positives"] / figures["items"])
             value = value if value.startswith("fewer") else f"about {value}"
             span = f" ({low} to {high})" if "nan" not in (low, high) else ""
@@ -176,9 +176,9 @@ def _curve(page: Page, choice: Any) -> Markup:
         return Markup("")
     named = {}
     for when in ("before", "after"):
-        found = choice.calibrated[when]["curve"]
-        sizes = [6 + 14 * (count / max(row[2] for row in found)) ** 0.5 for *_, count in found]
-        points = [[mean, share, f"{n} items", size] for (mean, share, n), size in zip(found, sizes, strict=True)]
+        curve = choice.calibrated[when]["curve"]
+        sizes = [6 + 14 * (count / max(row[2] for row in curve)) ** 0.5 for *_, count in curve]
+        points = [[mean, share, f"{n} items", size] for (mean, share, n), size in zip(curve, sizes, strict=True)]
         named[f"{when} calibration"] = {"points": points}
     series = coloured(named)
     how = "Test items in ten bins of probability: on the diagonal, probabilities are shares. Larger: more items."
@@ -187,23 +187,23 @@ def _curve(page: Page, choice: Any) -> Markup:
     return page.chart("Calibration", how, "plane", height=320, series=series, diagonal=True, x=x, y=y)
 
 
-def drift_page(found: Any, predictor: Any) -> Page:
+def drift_page(changes: Any, predictor: Any) -> Page:
     """Return the page of a table of `drift.drift`."""
     from fedgraph_flwr.party.use.drift import SHIFTED, WATCH
 
-    counts = found["verdict"].value_counts()
+    counts = changes["verdict"].value_counts()
     meanings = {"shifted": f"PSI above {SHIFTED:g}", "watch": f"PSI from {WATCH:g}"}
     meanings["stable"] = "or not more than chance"
     cells = [(verdict, str(counts.get(verdict, 0)), meaning) for verdict, meaning in meanings.items()]
     lead = (
         "New tables compared with the stored data: population stability index (PSI) of each column, the largest first."
     )
-    unseen = "; ".join(f"{column} {values}" for column, values in found.attrs["unseen"].items())
+    unseen = "; ".join(f"{column} {values}" for column, values in changes.attrs["unseen"].items())
     page = _page(f"Drift of {_whose(predictor)}", lead, cells, f"Never seen in training: {unseen}." if unseen else "")
-    names = [sanitize(r.column if r.what == "median" else f"{r.column} ({r.what})", 200) for r in found.itertuples()]
+    names = [sanitize(r.column if r.what == "median" else f"{r.column} ({r.what})", 200) for r in changes.itertuples()]
     rows = [
         dot(name, (row.psi, None, None), _COLOURS[row.verdict])
-        for name, row in zip(names[:MAX_BARS], found[:MAX_BARS].itertuples(), strict=True)
+        for name, row in zip(names[:MAX_BARS], changes[:MAX_BARS].itertuples(), strict=True)
     ]
     marks = [{"name": "", "at": limit} for limit in (WATCH, SHIFTED)]
     how = f"The {len(rows)} largest changes; dotted: {WATCH:g} and {SHIFTED:g}."
@@ -211,28 +211,28 @@ def drift_page(found: Any, predictor: Any) -> Page:
     shown: Any = {"unit": "plain", "name": "PSI", "marks": marks, "beside": True}
     chart = page.dots("Change by column", how, rows, 30, wide=True, **shown)
     page.section("changes", "Changes", "", [chart])
-    drawn = [place for place, (bins, *_) in enumerate(found.attrs["shapes"]) if bins][:MAX_SHAPES]
+    drawn = [place for place, (bins, *_) in enumerate(changes.attrs["shapes"]) if bins][:MAX_SHAPES]
     shapes = []
     for place in drawn:
-        bins, stored, new = found.attrs["shapes"][place]
+        bins, stored, new = changes.attrs["shapes"][place]
         sides = (("stored", stored), ("new", new))
         data: dict[str, Any] = {"unit": "share", "name": "", "categories": [sanitize(name, 60) for name in bins]}
         data["series"] = [{"name": name, "values": part, "colour": colour} for colour, (name, part) in enumerate(sides)]
-        row = found.iloc[place]
+        row = changes.iloc[place]
         about = f"Share of rows in each bin; PSI {row.psi:.3g}, {row.verdict}."
         shapes.append(page.chart(f"{row.table}: {names[place]}", about, "bars", **data, stack=False))
     how = "Deciles of the stored values, or categories: stored rows, and new ones. The largest changes."
     page.section("shapes", "Distributions", how, [grid(*shapes)])
-    every = _table(found.rename(columns={"psi": "PSI"}), True)
+    every = _table(changes.rename(columns={"psi": "PSI"}), True)
     page.section("columns", "All columns", "Click on a column to sort.", [every])
     return page
 
 
-def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
+def explain_page(explanations: Sequence[Any], top: int, predictor: Any) -> Page:
     """Return the page of the reasons of items.
 
     Args:
-        found: `explain.Reasons` of each item.
+        explanations: `explain.Reasons` of each item.
         top: number of reasons per item.
         predictor: the model.
     """
@@ -240,7 +240,7 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
 
     lead = "Columns and payments that carry the score of each item, in the model. Bars to the right raise the score."
     page = _page(f"Reasons by {_whose(predictor)}", lead, [])
-    for place, reasons in enumerate(found):
+    for place, reasons in enumerate(explanations):
         frame = reasons.to_frame(top)
         names = [sanitize(row.text, 1000) for row in frame.itertuples()]
         value = frame["contribution"].to_numpy()
@@ -260,20 +260,24 @@ def explain_page(found: Sequence[Any], top: int, predictor: Any) -> Page:
     return page
 
 
-def worth_page(found: Any) -> Page:
+def worth_page(comparison: Any) -> Page:
     """Return the page of a table of `worth.worth`."""
-    metric, about = found["metric"][0], found.attrs
+    metric, about = comparison["metric"][0], comparison.attrs
     unit = "share" if is_share(metric) else "plain"
-    cells = [(row.run, score_text(row.score, metric), row.verdict or "compared with") for row in found.itertuples()]
+    cells = [
+        (row.run, score_text(row.score, metric), row.verdict or "compared with") for row in comparison.itertuples()
+    ]
     lead = f"{count(about['items'])} test items of the party; intervals by {about['clusters']} {about['by']}s."
     if (level := about.get("chance", np.nan)) == level:
         lead += f" Chance ({predictor_of(metric)}): {score_text(level, metric)}."
-    page = _page(f"Worth: {display_name(metric)} of {', '.join(found['run'])}", lead, cells, worth_text(found))
+    page = _page(
+        f"Worth: {display_name(metric)} of {', '.join(comparison['run'])}", lead, cells, worth_text(comparison)
+    )
     charts = []
     name = display_name(metric)
     for title, names, rows in (
-        (f"{name[0].upper()}{name[1:]}", ("score", "low", "high"), found),
-        (f"Difference to {found['run'][0]}", ("difference", "difference_low", "difference_high"), found[1:]),
+        (f"{name[0].upper()}{name[1:]}", ("score", "low", "high"), comparison),
+        (f"Difference to {comparison['run'][0]}", ("difference", "difference_low", "difference_high"), comparison[1:]),
     ):
         points = [dot(row["run"], [row[name] for name in names], place) for place, row in rows.iterrows()]
         is_change = names[0] == "difference"
@@ -283,19 +287,19 @@ def worth_page(found: Any) -> Page:
             ": one that contains 0 decides nothing, unless it is level." if is_change else "."
         )
         axis: Any = of_change(unit) if is_change else {"unit": unit, "name": ""}
-        height = 46 * (len(found) + (level == level)) // max(len(points), 1)  # both charts are as high
+        height = 46 * (len(comparison) + (level == level)) // max(len(points), 1)  # both charts are as high
         charts.append(page.dots(title, how, points, height, **axis))
     page.section("scores", "Scores", "", [grid(*charts)])
-    costs = found[["run", "rounds", "seconds", "megabytes", "epsilon"]]
+    costs = comparison[["run", "rounds", "seconds", "megabytes", "epsilon"]]
     costs = costs.rename(columns={"seconds": "time", "megabytes": "traffic per party", "epsilon": "ε"})
     forms = {"time": duration, "traffic per party": lambda megabytes: size(1e6 * megabytes)}
     page.section("cost", "Cost", "", [_table(costs, forms=forms)])
     return page
 
 
-def worth_text(found: Any) -> str:
+def worth_text(comparison: Any) -> str:
     """Return what a table of `worth.worth` decides for the party, in one sentence per run."""
-    metric, first = found["metric"][0], found["run"][0]
+    metric, first = comparison["metric"][0], comparison["run"][0]
     factor, unit = (100, " points") if is_share(metric) else (1, "")
     within = f" by more than {MARGIN:g} point" if is_share(metric) else ""
     said = {
@@ -305,7 +309,7 @@ def worth_text(found: Any) -> str:
         NOT_DECIDED: "For this party {} is not shown to help (not decided)",
     }
     parts = []
-    for row in found[1:].itertuples():
+    for row in comparison[1:].itertuples():
         change, low, high = (
             f"{factor * value:+.{1 if unit else 3}{'f' if unit else 'g'}}".replace("-", "−")
             for value in (row.difference, row.difference_low, row.difference_high)
@@ -315,15 +319,15 @@ def worth_text(found: Any) -> str:
     return " ".join(parts)
 
 
-def contribution_page(found: Any) -> Page:
+def contribution_page(contributions: Any) -> Page:
     """Return the page of a table of `contribution.contribution`."""
-    metric, about = found.attrs["metric"], found.attrs
+    metric, about = contributions.attrs["metric"], contributions.attrs
     lead = (
         f"{score_text(about['none'], metric)} without parties, {score_text(about['all'], metric)} with all, on the test items of"
         f" all parties. {about['runs']} runs of coalitions. Figures are about one seed, and about the data of single parties."
     )
     page = _page(f"Contribution of each party: {display_name(metric)}", lead, [])
-    rows = enumerate(found.itertuples())
+    rows = enumerate(contributions.itertuples())
     points = [dot(row.party, (row.contribution, row.low, row.high), place) for place, row in rows]
     how = "They add up to the gain of all parties."
     unit = "share" if is_share(metric) else "plain"
@@ -332,7 +336,7 @@ def contribution_page(found: Any) -> Page:
     more = " (points)" if unit == "share" else ""
     changes = {name: f"{name}{more}" for name in ("contribution", "low", "high")}
     forms = dict.fromkeys(changes.values(), change) | {"alone": score, "without": score}
-    shown = found.dropna(axis="columns", how="all").rename(columns=changes)  # one seed has no interval
+    shown = contributions.dropna(axis="columns", how="all").rename(columns=changes)  # one seed has no interval
     page.section("parties", "Parties", "", [grid(chart), _table(shown, forms=forms)])
     return page
 

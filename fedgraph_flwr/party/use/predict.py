@@ -194,9 +194,9 @@ class EdgePredictions(Predictions):
 
     def at(self, rows: np.ndarray) -> "EdgePredictions":
         """Return the predictions at these positions [K]."""
-        found = super().at(rows)
-        assert isinstance(found, EdgePredictions)  # by `replace`
-        return replace(found, ends=self.ends[:, rows], time=self.time[rows] if self.time.size else self.time)
+        predictions = super().at(rows)
+        assert isinstance(predictions, EdgePredictions)  # by `replace`
+        return replace(predictions, ends=self.ends[:, rows], time=self.time[rows] if self.time.size else self.time)
 
     def to_frame(self) -> Any:
         """Return a pandas table: ``edge``, ``source``, ``target``, ``p_<class>`` for each class, ``class``."""
@@ -286,9 +286,9 @@ def kept_threshold(predictor: "Predictor", path: Path) -> float | None:
     state = [__version__, str(cfg.split), cfg.seed, predictor.client, *state_of(path)]
     kept = cache_dir() / "thresholds" / f"{digest_of(predictor)}.json"
     with contextlib.suppress(OSError, *MALFORMED):
-        found = json.loads(kept.read_text())
-        if found["state"] == state:
-            return None if found["threshold"] is None else float(found["threshold"])
+        entry = json.loads(kept.read_text())
+        if entry["state"] == state:
+            return None if entry["threshold"] is None else float(entry["threshold"])
     made = threshold_of(predictor)
     with contextlib.suppress(OSError):
         kept.parent.mkdir(exist_ok=True)
@@ -468,15 +468,15 @@ class TaskPredictor(ABC):
         """The class of the run's task."""
         return kind_of(self.cfg)
 
-    def predict_edges(self, found: NewNodes) -> EdgePredictions:
+    def predict_edges(self, table: NewNodes) -> EdgePredictions:
         """Predict the rows of an edge table, in its order.
 
         Args:
-            found: the table, as `prediction_input.new_nodes` reads it.
+            table: the table, as `prediction_input.new_nodes` reads it.
         """
         self.check_task(self.predicts_edges, "it predicts no edges: call predict()")
-        listed = self._of_edges(self.as_graph(found.graph), found.ids, found.edges)
-        return replace(listed, ids=found.edge_ids, ends=found.ends if found.ends.size else listed.ends)
+        listed = self._of_edges(self.as_graph(table.graph), table.ids, table.edges)
+        return replace(listed, ids=table.edge_ids, ends=table.ends if table.ends.size else listed.ends)
 
     def predict_pairs(self, graph: Any, pairs: Sequence[Sequence[Any]], ids: Any = None) -> PairPredictions:
         """Score pairs of nodes of a graph, for ``task=links``; the network reads all edges of the graph.
@@ -707,13 +707,13 @@ class Predictor(TaskPredictor):
     def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
         """Return names of the features of a graph's nodes [F] and edges [D], numbers where unknown."""
         recipe = recipe_of(graph)
-        own = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
-        more = own[0] if "nodes" in graph.own_columns else ()
+        recipe_columns = (recipe.node_columns, recipe.edge_columns) if recipe else ((), ())
+        more = recipe_columns[0] if "nodes" in graph.own_columns else ()
         known = self.built_in
         first = feature_names(self.input_spec.columns(NODE)) or [column.name for column in known.nodes]
         of_edges = feature_names(self.input_spec.columns(EDGE)) or [column.name for column in known.edges]
         nodes = _sized(first, more, graph.num_features, "node")
-        return nodes, _sized(of_edges, own[1], graph.num_edge_features, "edge")
+        return nodes, _sized(of_edges, recipe_columns[1], graph.num_edge_features, "edge")
 
     @property
     def built_in(self) -> Names:
@@ -731,14 +731,14 @@ class Predictor(TaskPredictor):
         """
         nodes, edges = self.feature_names(self._of_run("its columns"))
         ends = [f"{end} {name}" for end in ("source", "target") for name in nodes]
-        found = [*edges, *ends] if self.predicts_edges else nodes
+        columns = [*edges, *ends] if self.predicts_edges else nodes
         if self.cfg.strategy.params.get("neighbours"):
-            found = [*found, *(f"mean of {end} {name}" for end in ("sources", "targets") for name in nodes)]
+            columns = [*columns, *(f"mean of {end} {name}" for end in ("sources", "targets") for name in nodes)]
         if self.cfg.strategy.params.get("edge_columns"):
-            found = [*found, *(f"{of}{name}" for of in OF_EDGES for name in edges)]
+            columns = [*columns, *(f"{of}{name}" for of in OF_EDGES for name in edges)]
         inputs = self.cfg.strategy.params.get("inputs", "columns")
         outputs = [f"output {number}" for number in range(self.width)] if inputs != "columns" else []
-        return [*(found if inputs != "embeddings" else []), *outputs]
+        return [*(columns if inputs != "embeddings" else []), *outputs]
 
     @cached_property
     def threshold(self) -> float | None:  # type: ignore[override]
@@ -757,11 +757,11 @@ class Predictor(TaskPredictor):
             far_ends = self.task.capabilities.far_ends
             task = client.task.first(self.as_graph(graph).y.size(0)) if far_ends else client.task
             if wanted is None:
-                found = client.predict_shared() if shared else client.predict()
-                found = found[: task.y.size(0)] if far_ends else found
+                logits = client.predict_shared() if shared else client.predict()
+                logits = logits[: task.y.size(0)] if far_ends else logits
             else:
-                found = client.predict_shared()[wanted(task)] if shared else client.predict_at(wanted(task))
-        return found.detach().cpu(), task
+                logits = client.predict_shared()[wanted(task)] if shared else client.predict_at(wanted(task))
+        return logits.detach().cpu(), task
 
     def plain(self) -> Plain:
         """Return the model as a module of plain PyG, with the parameters used for predictions.
@@ -862,17 +862,19 @@ class Predictor(TaskPredictor):
         raise FedGraphError(f"{who} cannot predict{what} without the other clients: {needed}: {remedy}")
 
     def _with_parameters(self, kind: type[GraphClient], graph: Any) -> GraphClient:
-        own = as_client(graph, self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
+        client_graph = as_client(graph, self.client, len(self.input_spec.classes) if self.predicts_edges else 0)
         typed = models.network(self.cfg.model).capabilities.heterogeneous
-        if isinstance(own, HeteroGraph) != typed:
+        if isinstance(client_graph, HeteroGraph) != typed:
             kinds = ("homogeneous", "heterogeneous")
             raise FedGraphError(f"{self.source} expects a {kinds[typed]} graph, got a {kinds[not typed]} one")
-        self._check_edge_features(own)
+        self._check_edge_features(client_graph)
         shares = getattr(self._example, "far", None)
-        if shares and own.num_features + MARKS == self.input_spec.num_features:  # without edges to other parties
-            own = widened(own, ())
-        client = kind(as_scored(self.cfg, self.task), own)
-        client.model.load_state_dict(self._fitting(client.model, own), strict=False)
+        if (
+            shares and client_graph.num_features + MARKS == self.input_spec.num_features
+        ):  # without edges to other parties
+            client_graph = widened(client_graph, ())
+        client = kind(as_scored(self.cfg, self.task), client_graph)
+        client.model.load_state_dict(self._fitting(client.model, client_graph), strict=False)
         if memory := {key: tree for key, tree in self.memory.items() if key != GRAPH}:
             client.load(memory)
         return client
@@ -887,10 +889,10 @@ class Predictor(TaskPredictor):
         if not isinstance(graph, HeteroGraph) or not isinstance(known, list) or known[:2] != graph.num_features[:2]:
             return  # other types do not fit the model's shapes
         none, first = [0] * len(graph.edges), 2 + len(graph.counts)
-        wanted, found = (sizes[first:] or none for sizes in (known, graph.num_features))
-        for (edge, index), width, own in zip(graph.edges.items(), wanted, found, strict=False):
-            if index.size(1) and width != own:
-                what = f"reads {width} features of each edge '{':'.join(edge)}', but this graph has {own}"
+        wanted, graph_widths = (sizes[first:] or none for sizes in (known, graph.num_features))
+        for (edge, index), width, graph_width in zip(graph.edges.items(), wanted, graph_widths, strict=False):
+            if index.size(1) and width != graph_width:
+                what = f"reads {width} features of each edge '{':'.join(edge)}', but this graph has {graph_width}"
                 raise FedGraphError(f"{self.source} {what}: pass the edge columns of the run")
 
     def _fitting(self, model: models.Model, graph: Any) -> dict[str, Tensor]:
@@ -940,20 +942,20 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     if client is not None and (kept := StateFolder.find_model(run / "state", at, client)):
         parts, values = read_tensors(kept)
         with _blamed(kept):
-            own = unflatten(parts)
-            tensors, memory, done = tensors | own.get("model", {}), own.get("method", {}), int(values["round"])
+            tree = unflatten(parts)
+            tensors, memory, done = tensors | tree.get("model", {}), tree.get("method", {}), int(values["round"])
     spec = _input_spec(run)
-    found = Predictor(cfg, client, tensors, memory, done, replace(spec, of_fleet=cfg.on_fleet))
-    if found.unscored:
-        log(WARNING, "%s: %s: %s", run, found.unscored, _clients_option(clients))
-    if client is not None and found.own is not None and found.own.schema:
-        schema, alike = fitted_schema(found.own.schema, str(run)), found.input_spec.tables.alike
+    predictor = Predictor(cfg, client, tensors, memory, done, replace(spec, of_fleet=cfg.on_fleet))
+    if predictor.unscored:
+        log(WARNING, "%s: %s: %s", run, predictor.unscored, _clients_option(clients))
+    if client is not None and predictor.own is not None and predictor.own.schema:
+        schema, alike = fitted_schema(predictor.own.schema, str(run)), predictor.input_spec.tables.alike
         schema = schema and replace(schema, tables=replace(schema.tables, alike=alike))  # as trained
-        found.input_spec = replace(found.input_spec, schema=schema)
-    elif is_several(cfg.dataset) and found.own is not None:  # clients differ in features and classes
-        names = tuple(map(str, range(found.own.num_classes)))
-        found.input_spec = replace(found.input_spec, classes=names, num_features=found.own.num_features)
-    return found
+        predictor.input_spec = replace(predictor.input_spec, schema=schema)
+    elif is_several(cfg.dataset) and predictor.own is not None:  # clients differ in features and classes
+        names = tuple(map(str, range(predictor.own.num_classes)))
+        predictor.input_spec = replace(predictor.input_spec, classes=names, num_features=predictor.own.num_features)
+    return predictor
 
 
 def _clients_option(clients: int) -> str:
@@ -1024,12 +1026,12 @@ def load_node(state: Path, at: str = "") -> Predictor:
         path = best
     parts, values = read_tensors(path)
     with _blamed(path):
-        own, schema = unflatten(parts), values["schema"]
+        tree, schema = unflatten(parts), values["schema"]
         classes = schema["agreed"][kind_of(cfg).CLASSES] if schema else map(str, range(values["num_classes"]))
         fitted, both = fitted_schema(schema, str(path)), bool(schema.get("undirected"))
         spec = InputSpec(tuple(classes), values["num_features"], fitted, both, str(path))
         file = Path(values["file"]) if values["file"] else None
-        return Predictor(cfg, values["client"], own["model"], own.get("method", {}), int(values["round"]), spec, file)
+        return Predictor(cfg, values["client"], tree["model"], tree.get("method", {}), int(values["round"]), spec, file)
 
 
 @contextlib.contextmanager
@@ -1049,9 +1051,9 @@ def _which(at: str, cfg: RunConfig) -> str:
     return at or (BEST if cfg.evaluation.select in BY_VALIDATION else LAST)
 
 
-def _sized(first: list[str], own: Sequence[Any], width: int, what: str) -> list[str]:
+def _sized(first: list[str], recipe_columns: Sequence[Any], width: int, what: str) -> list[str]:
     """Return names of columns: the first ones, the party's own, and numbers between them, such as for counts in windows."""
-    last = [column.name for column in own]
+    last = [column.name for column in recipe_columns]
     if len(first) + len(last) > width:
         first, last = [], []
     return [*first, *(f"{what} column {number}" for number in range(len(first), width - len(last))), *last]

@@ -82,13 +82,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(node=None)
 
 
-def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), own: bool = False) -> Any:
+def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), party_graph: bool = False) -> Any:
     """Complete the options by the party's file, check the outputs, and load the predictor that the options select.
 
     Args:
         args: the options.
         outputs: names of options for output files.
-        own: whether the command reads the file of a party.
+        party_graph: whether the command reads the file of a party.
 
     Raises:
         FedGraphError: an output is the file of an input or has another suffix, or as `load_chosen`.
@@ -102,7 +102,7 @@ def opened(args: argparse.Namespace, outputs: Sequence[str] = ("out", "page"), o
     check_outputs(args, outputs, [name for name in ("nodes", "edges", "graph", "pairs") if hasattr(args, name)])
     check_written(args)
     predictor = load_chosen(args)
-    if own:
+    if party_graph:
         predictor.party_graph()
     return predictor
 
@@ -241,10 +241,12 @@ def _loaded(args: argparse.Namespace) -> Any:
             f"{args.node} holds the models of {len(runs)} runs, and the last one is used ({runs[-1]}): pass the folder of another"
             " one, or pin it by `fedgraph-flwr book use`"
         )
-    found = load_node(args.node, args.round)
-    if args.client not in (None, found.client):
-        raise FedGraphError(f"--client {args.client}: {args.node} belongs to client {found.client}: leave --client out")
-    return found
+    predictor = load_node(args.node, args.round)
+    if args.client not in (None, predictor.client):
+        raise FedGraphError(
+            f"--client {args.client}: {args.node} belongs to client {predictor.client}: leave --client out"
+        )
+    return predictor
 
 
 def load_any(folder: Path, client: int, party_file: Path) -> tuple[Any, bool]:
@@ -284,25 +286,25 @@ def main(args: argparse.Namespace) -> int:
     predictor = opened(args, ("out",))
     of = predictor.task.ITEMS
     if args.pairs is not None:
-        found = _of_pairs(*chosen_input(args, predictor)[:3], args)
+        predictions = _of_pairs(*chosen_input(args, predictor)[:3], args)
     else:
-        _, found = predicted(args, predictor)
+        _, predictions = predicted(args, predictor)
         if args.party_file and of == "nodes" and not reads_new(args):
-            found = found.at(table_order(args.party_file, found.ids))
-        _set_threshold(found, args.threshold)
-    frame = found.to_frame()
+            predictions = predictions.at(table_order(args.party_file, predictions.ids))
+        _set_threshold(predictions, args.threshold)
+    frame = predictions.to_frame()
     if args.out is None:
         print(as_json(frame.to_dict("records")) if args.json else as_csv(frame).rstrip("\n"))
         return 0
-    found.write(args.out)
+    predictions.write(args.out)
     if args.pairs is not None:
         print(f"wrote {len(frame)} scored pairs to {args.out}")
     else:
-        _print_written(found, frame, of, predictor, args)
+        _print_written(predictions, frame, of, predictor, args)
     return 0
 
 
-def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argparse.Namespace) -> None:
+def _print_written(predictions: Any, frame: Any, of: str, predictor: Any, args: argparse.Namespace) -> None:
     """Print what was predicted by which model, and where it is."""
     from fedgraph_flwr.party.use.frames import without_formulas
 
@@ -310,9 +312,9 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
     print(f"{predictor.name}, {whose} of round {predictor.round}, on {len(frame)} {of}")
     if "class" in frame:
         counts = frame["class"].value_counts()
-        print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in found.classes)}")
-        if found.threshold is not None:
-            print(f"'{found.classes[1]}' if its probability is at least {found.threshold:.3g}")
+        print(f"classes: {', '.join(f'{name} {counts.get(name, 0)}' for name in predictions.classes)}")
+        if predictions.threshold is not None:
+            print(f"'{predictions.classes[1]}' if its probability is at least {predictions.threshold:.3g}")
     changed = 0 if args.out.suffix != ".csv" else without_formulas(frame)[1]
     if changed:
         print(f"cells like formulas: {changed}, written with a leading ' (a .parquet file has them unchanged)")
@@ -321,14 +323,14 @@ def _print_written(found: Any, frame: Any, of: str, predictor: Any, args: argpar
         print("'edge' is the place in the client's file: pass --edges TABLE for the ids and the order of a table")
 
 
-def _set_threshold(found: Any, threshold: float | None) -> None:
+def _set_threshold(predictions: Any, threshold: float | None) -> None:
     """Choose the class of two by the threshold that was given, if any."""
-    classes = getattr(found, "classes", ())
+    classes = getattr(predictions, "classes", ())
     if threshold is not None:
         if not (0 <= threshold <= 1 and len(classes) == 2):
             got = f"{threshold:g} for {len(classes)} classes"
             raise FedGraphError(f"--threshold must be in [0, 1] and needs two classes, got {got}")
-        found.threshold = threshold
+        predictions.threshold = threshold
 
 
 def _spec_of(predictor: Any, whole: bool) -> Any:
@@ -420,8 +422,8 @@ def predicted_from(args: argparse.Namespace, predictor: Any, graph: Any, ids: An
         _list_left_out(read, args)
     if read is not None and getattr(predictor, "predicts_edges", False):
         return predictor.predict_edges(read)
-    found = predictor.predict(graph, ids)
-    return found if read is None else found.at(read.rows)
+    predictions = predictor.predict(graph, ids)
+    return predictions if read is None else predictions.at(read.rows)
 
 
 def _list_left_out(read: Any, args: argparse.Namespace) -> None:
@@ -516,10 +518,10 @@ def _graph(args: argparse.Namespace, predictor: Any, spec: Any) -> tuple[Any, An
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
         stored = stored if args.graph else predictor.own
         files = args.edges or [own_edges]
-        found = new_nodes(own_nodes, files, Columns.of(layout), spec, stored, where, treatment)
-        if found.note:
-            print(found.note, file=sys.stderr)
-        return found.graph, found.ids, found
+        additions = new_nodes(own_nodes, files, Columns.of(layout), spec, stored, where, treatment)
+        if additions.note:
+            print(additions.note, file=sys.stderr)
+        return additions.graph, additions.ids, additions
     if not predictor.of_party:
         raise FedGraphError("no input: pass --nodes FILE and --edges FILE, --graph FILE, or --client I")
     return predictor.party_graph(), None, None

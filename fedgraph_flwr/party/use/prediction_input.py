@@ -177,9 +177,9 @@ class NewNodes:
         at = chosen[self.read]
         left = tuple(row for row in self.left_out if chosen[row[0] - 1])
         edges = self.edges[at] if self.edges.size else self.edges
-        found = replace(self, edges=edges, edge_ids=self.edge_ids[at], ends=self.ends[:, at], left_out=left)
+        subset = replace(self, edges=edges, edge_ids=self.edge_ids[at], ends=self.ends[:, at], left_out=left)
         read = (np.cumsum(chosen) - 1)[self.read[at]]
-        return replace(found, read=read, tables={**self.tables, EDGE: self.tables[EDGE][chosen]})
+        return replace(subset, read=read, tables={**self.tables, EDGE: self.tables[EDGE][chosen]})
 
 
 def tables(
@@ -262,8 +262,8 @@ def new_nodes(
     _warn_of_gap(links, columns, stored, (listed, where), treatment)
     if nodes is None:
         table, treatment = nodes_of_role(links, columns, stored, listed, treatment)
-        own, columns = Ids.of(table, columns.id, listed), replace(columns, party_columns="", party_prefix="")
-        return join_tables(table, links, own, columns, spec, stored, (listed, listed, where), treatment)
+        node_ids, columns = Ids.of(table, columns.id, listed), replace(columns, party_columns="", party_prefix="")
+        return join_tables(table, links, node_ids, columns, spec, stored, (listed, listed, where), treatment)
     table = read_table(nodes, columns.layout)
     held = {nodes: table, files[0]: links.reset_index(drop=True)}
     if columns.graph:  # whole new graphs
@@ -271,26 +271,26 @@ def new_nodes(
         return NewNodes(graph, unpack_words(graph.ids), np.arange(starts(graph).numel()))
     names = columns.id, columns.source, columns.target
     check_swapped(table, links, names, (str(nodes), listed))
-    own = Ids.of(table, columns.id, str(nodes))
+    node_ids = Ids.of(table, columns.id, str(nodes))
     named = [np.unique(as_words(links[end])) for end in (columns.source, columns.target)]
-    _check_known(own, links, columns, stored, (str(nodes), listed, where), treatment)
-    outside = [word for texts in named for word in texts[own.index.get_indexer(texts) < 0]]
-    known = isinstance(stored, Graph) and recipe_of(stored) is not None and _names(stored, own, named)
+    _check_known(node_ids, links, columns, stored, (str(nodes), listed, where), treatment)
+    outside = [word for texts in named for word in texts[node_ids.index.get_indexer(texts) < 0]]
+    known = isinstance(stored, Graph) and recipe_of(stored) is not None and _names(stored, node_ids, named)
     known = known or rule_of(columns, stored) is not None
     if not outside and not known:
         graph, ids = tables(nodes, files[0], columns, spec, treatment, lambda path, *_: held[path])
-        found = NewNodes(graph, ids, np.arange(len(ids)), tables={NODE: table, EDGE: links})
+        additions = NewNodes(graph, ids, np.arange(len(ids)), tables={NODE: table, EDGE: links})
         if not spec.parallel:
-            return found
-        ends = edge_ends(links, columns, listed, own, own)
+            return additions
+        ends = edge_ends(links, columns, listed, node_ids, node_ids)
         _, order = arranged(ends, len(ids), False, listed, treatment, True)
-        found = replace(found, graph=replace(graph, edge_split=_stages(graph.edge_time[:0], graph.edge_time)))
-        return replace(found, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, listed))
+        additions = replace(additions, graph=replace(graph, edge_split=_stages(graph.edge_time[:0], graph.edge_time)))
+        return replace(additions, edges=order.argsort().numpy(), edge_ids=_edge_ids(links, columns, listed))
     if not isinstance(stored, Graph) or not len(stored.ids):
         remedy = f"{where} does not store node ids: import it again"
         remedy = "pass --client I or --graph FILE to name the graph that contains it" if stored is None else remedy
         raise FedGraphError(f"{listed} names '{outside[0]}', which is not an id of {nodes}: {remedy}")
-    return join_tables(table, links, own, columns, spec, stored, (str(nodes), listed, where), treatment)
+    return join_tables(table, links, node_ids, columns, spec, stored, (str(nodes), listed, where), treatment)
 
 
 def times_of(stored: Graph) -> Tensor:
@@ -314,16 +314,16 @@ def _warn_of_gap(links: Any, columns: Columns, stored: Any, where: tuple[str, st
 
 
 def _check_known(
-    own: Ids, links: Any, columns: Columns, stored: Any, where: tuple[str, str, str], treatment: Treatment
+    node_ids: Ids, links: Any, columns: Columns, stored: Any, where: tuple[str, str, str], treatment: Treatment
 ) -> None:
     """Refuse a node table of another party than the edges and the stored graph, and report one that hardly fits them.
 
     Raises:
         FedGraphError: no id of the nodes is known to the edges or to the stored graph.
     """
-    if not isinstance(stored, Graph) or not len(stored.ids) or not len(own.index):
+    if not isinstance(stored, Graph) or not len(stored.ids) or not len(node_ids.index):
         return
-    ids, held = own.index.to_numpy(), unpack_words(stored.ids)
+    ids, held = node_ids.index.to_numpy(), unpack_words(stored.ids)
     texts = [as_words(links[end]) for end in (columns.source, columns.target)]
     if rule := rule_of(columns, stored):  # accounts of other parties are no nodes of this one
         mine = [fold(names) == fold([rule.own])[0] for names in parties_of(links, texts, rule, where[1])]
@@ -346,10 +346,10 @@ def _check_known(
         treatment.warn(f"no id of {where[0]} or {where[1]} is in {where[2]}: they are scored as a graph of their own")
 
 
-def _names(stored: Graph, own: Ids, named: list[np.ndarray]) -> bool:
+def _names(stored: Graph, node_ids: Ids, named: list[np.ndarray]) -> bool:
     """Return whether a table or its edges name a node of a stored graph, whose book then gives the columns of the new records."""
-    ids = Ids(unpack_words(stored.ids), "the stored graph").index if len(stored.ids) else own.index[:0]
-    return any(bool((ids.get_indexer(texts) >= 0).any()) for texts in (own.index, *named))
+    ids = Ids(unpack_words(stored.ids), "the stored graph").index if len(stored.ids) else node_ids.index[:0]
+    return any(bool((ids.get_indexer(texts) >= 0).any()) for texts in (node_ids.index, *named))
 
 
 def _table_columns(
@@ -368,7 +368,7 @@ def _table_columns(
 def join_tables(
     table: Any,
     links: Any,
-    own: Ids,
+    node_ids: Ids,
     columns: Columns,
     spec: InputSpec,
     stored: Graph,
@@ -381,7 +381,7 @@ def join_tables(
     Args:
         table: one row per node.
         links: one row per edge.
-        own: index of the table's ids.
+        node_ids: index of the table's ids.
         columns: roles of the columns.
         spec: the model's features and classes.
         stored: the party's graph.
@@ -398,11 +398,11 @@ def join_tables(
     treatment.check_names({NODE: names, EDGE: carried})
     x = _table_columns(table, names, stored, where, treatment)
     old = Ids(unpack_words(stored.ids), where[2])
-    rows = old.index.get_indexer(own.index)
+    rows = old.index.get_indexer(node_ids.index)
     fresh = rows < 0
     n, k = stored.num_nodes, int(fresh.sum())
     rows[fresh] = n + np.arange(k)
-    union = Ids(np.concatenate([old.index, own.index[fresh]]), f"{where[0]} or {where[2]}")
+    union = Ids(np.concatenate([old.index, node_ids.index[fresh]]), f"{where[0]} or {where[2]}")
     rows_of_table = links
     day = divide(links, columns, union.index, rule, stored, (where[1], f"{where[0]} or {where[2]}"), spec.parallel)
     links = links.iloc[day.rows].reset_index(drop=True)
@@ -438,27 +438,27 @@ def join_tables(
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
     note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
-    found = NewNodes(graph, union.index.to_numpy(), rows, note, tables={NODE: table, EDGE: rows_of_table})
+    additions = NewNodes(graph, union.index.to_numpy(), rows, note, tables={NODE: table, EDGE: rows_of_table})
     place = np.zeros(every.size(1), dtype=np.int64)
     place[inner.numpy()[order.numpy()]] = stored.edge_index.size(1) + np.arange(order.numel())
     if isinstance(stored, ClientGraph) and (spec.parallel or stored.far):
-        found = replace(found, graph=_with_cut_edges(graph, stored, day, whole, place, spec, stages))
+        additions = replace(additions, graph=_with_cut_edges(graph, stored, day, whole, place, spec, stages))
     ids = _edge_ids(rows_of_table, columns, where[1])
     named_ends = np.stack([as_words(rows_of_table[end]).astype(object) for end in (columns.source, columns.target)])
     numbers = np.asarray(rows_of_table.index) + 1
     left = tuple((int(numbers[row]), ids[row], *named_ends[:, row], reason) for row, reason in day.left_out)
-    found = replace(found, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left, read=day.rows)
-    return replace(found, edges=place) if spec.parallel else found
+    additions = replace(additions, edge_ids=ids[day.rows], ends=named_ends[:, day.rows], left_out=left, read=day.rows)
+    return replace(additions, edges=place) if spec.parallel else additions
 
 
 def without_edges(stored: Graph) -> Graph:
     """Return a graph with the first of its edges of each kind, which shows what data they have."""
     first = torch.zeros(1, dtype=torch.int64)
-    found: dict[str, Any] = {"edge_index": stored.edge_index[:, :1]} if stored.num_edges else {}
+    samples: dict[str, Any] = {"edge_index": stored.edge_index[:, :1]} if stored.num_edges else {}
     for of in ("edge", "cut_out", "cut_in"):
         if getattr(stored, "edge_index" if of == "edge" else of, first[:0]).numel():
-            found |= rows_at(stored, of, first)
-    return replace(stored, **found)
+            samples |= rows_at(stored, of, first)
+    return replace(stored, **samples)
 
 
 def _computed(
@@ -516,8 +516,8 @@ def _computed(
     book = Book.of(table)
     joined = with_columns(joined, torch.from_numpy(edge_columns(book, recipe, rows=at)))
     if of_nodes.size(1) and not of_records:  # models of records do not read them
-        found = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
-        of_nodes = torch.from_numpy(np.ascontiguousarray(found))
+        matrix = node_columns(book, recipe, nodes, until=stored.own_columns.get("until"))
+        of_nodes = torch.from_numpy(np.ascontiguousarray(matrix))
     return joined, of_nodes
 
 
@@ -794,10 +794,10 @@ def check_scaling(graph: Any, spec: InputSpec, where: str) -> None:
     """
     if spec.scaled:
         return
-    own = _carried(graph, where)
+    graph_schema = _carried(graph, where)
     stated = by_caller("--scaled", "scaled=True")
     if spec.schema is None:
-        if spec.of_fleet and own is None:
+        if spec.of_fleet and graph_schema is None:
             schema = by_caller("--schema FILE", "a Graph of a file that `import` wrote")
             log_warning(
                 f"{where} is read as it is: {spec.where} does not know whether the parties scaled their features. If they"
@@ -809,19 +809,23 @@ def check_scaling(graph: Any, spec: InputSpec, where: str) -> None:
         "predict its tables (`fedgraph-flwr predict RUN --nodes FILE ...`)",
     )
     fix = f"{tables}, or {by_caller(stated, f'pass {stated}')} if its features are scaled as in training"
-    given_raw = own is None and not isinstance(graph, Graph | HeteroGraph)
+    given_raw = graph_schema is None and not isinstance(graph, Graph | HeteroGraph)
     for kind in _kinds(graph):
         wanted = spec.schema.scaled(kind)
-        if own is None and wanted and not (given_raw and _of_saved(spec, kind)):
+        if graph_schema is None and wanted and not (given_raw and _of_saved(spec, kind)):
             more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
             columns = f"'{next(iter(wanted))}'{more}"
             what = f"{where} does not say how its features are scaled"
             raise FedGraphError(f"{what}, and {spec.where} was trained on scaled columns ({columns}): {fix}")
-        if own is None or kind not in spec.schema.nodes or not (unlike := _scaled_unlike(spec.schema, own, kind)):
+        if (
+            graph_schema is None
+            or kind not in spec.schema.nodes
+            or not (unlike := _scaled_unlike(spec.schema, graph_schema, kind))
+        ):
             continue
         what = f"{where} is scaled otherwise than the features of {spec.where}: {unlike}"
-        scales = [{name: column.scale for name, column in s.scaled(kind).items()} for s in (spec.schema, own)]
-        if scales[0] != scales[1] or not spec.schema.scaling == own.scaling == "local":
+        scales = [{name: column.scale for name, column in s.scaled(kind).items()} for s in (spec.schema, graph_schema)]
+        if scales[0] != scales[1] or not spec.schema.scaling == graph_schema.scaling == "local":
             raise FedGraphError(f"{what}: {fix}")
         log_warning(f"{what}. This is right for another party's file; for new data of the same party, {tables}")
         return
@@ -829,26 +833,26 @@ def check_scaling(graph: Any, spec: InputSpec, where: str) -> None:
 
 def _kinds(graph: Any) -> Iterator[str]:
     """Yield the types of nodes and edges of a graph or PyG object that have features in some row, as a schema names them."""
-    found: dict[str, Any]
+    tensors: dict[str, Any]
     if isinstance(graph, HeteroGraph):
-        found = {**graph.x, **{":".join(edge): rows for edge, rows in graph.edge_attr.items()}}
+        tensors = {**graph.x, **{":".join(edge): rows for edge, rows in graph.edge_attr.items()}}
     elif hasattr(graph, "node_types"):
-        found = {kind: getattr(graph[kind], "x", None) for kind in graph.node_types}
-        found |= {":".join(edge): getattr(graph[edge], "edge_attr", None) for edge in graph.edge_types}
+        tensors = {kind: getattr(graph[kind], "x", None) for kind in graph.node_types}
+        tensors |= {":".join(edge): getattr(graph[edge], "edge_attr", None) for edge in graph.edge_types}
     else:
-        found = {NODE: graph.x, EDGE: getattr(graph, "edge_attr", None)}
-    yield from (kind for kind, rows in found.items() if isinstance(rows, Tensor) and rows.numel())
+        tensors = {NODE: graph.x, EDGE: getattr(graph, "edge_attr", None)}
+    yield from (kind for kind, rows in tensors.items() if isinstance(rows, Tensor) and rows.numel())
 
 
-def _scaled_unlike(training: Schema, own: Schema, kind: str) -> str:
+def _scaled_unlike(training: Schema, graph_schema: Schema, kind: str) -> str:
     """Describe the first column of a type that a graph scales otherwise than training; "" if there is none.
 
     Args:
         training: schema of training; columns without statistics were scaled by each party's own.
-        own: schema of the graph, with its statistics.
+        graph_schema: schema of the graph, with its statistics.
         kind: the type.
     """
-    wanted, given = training.scaled(kind), own.scaled(kind)
+    wanted, given = training.scaled(kind), graph_schema.scaled(kind)
     for name in (*wanted, *given):
         if name not in wanted or name not in given:
             return f"column '{name}' is scaled only {'in training' if name in wanted else 'there'}"
@@ -861,6 +865,6 @@ def _scaled_unlike(training: Schema, own: Schema, kind: str) -> str:
         ]
         if known[1] and known[0] != known[1]:
             return f"column '{name}' has {to_text(known[0])}, in training {to_text(known[1])}"
-        if not known[1] and own.scaling != training.scaling:
-            return f"column '{name}' has scaling {own.scaling}, in training {training.scaling}"
+        if not known[1] and graph_schema.scaling != training.scaling:
+            return f"column '{name}' has scaling {graph_schema.scaling}, in training {training.scaling}"
     return ""

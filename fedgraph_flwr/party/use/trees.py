@@ -29,9 +29,11 @@ _OBJECTIVES = {"logistic": "binary sigmoid:1", "softmax": "multiclass num_class:
 def importance(predictor: Predictor) -> dict[str, float]:
     """Return the share of each column in the gain of all splits, largest first."""
     names = predictor.column_names
-    found = gains(predictor.forest, len(names))
-    total = found.sum()
-    return {names[i]: float(found[i] / total) for i in np.argsort(-found, kind="stable") if found[i]}
+    column_gains = gains(predictor.forest, len(names))
+    total = column_gains.sum()
+    return {
+        names[i]: float(column_gains[i] / total) for i in np.argsort(-column_gains, kind="stable") if column_gains[i]
+    }
 
 
 def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: str) -> Path:
@@ -52,7 +54,7 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
     np.savez(file, **arrays)
     text = lightgbm_text(forest, objective.outputs, names, _OBJECTIVES[objective.kind].format(objective.outputs))
     files: dict[str, str | bytes] = {"trees.npz": file.getvalue(), "model.txt": text, "model.py": PLAIN.read_text()}
-    found = scores(run, predictor)
+    summary = scores(run, predictor)
     largest = list(importance(predictor).items())[:20]
     card = [
         f"# {cfg.strategy.name} on {escaped(cfg.data_text)}",
@@ -71,7 +73,7 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
         "|---|---|",
         *(f"| {escaped(name)} | {share:.3f} |" for name, share in largest),
         "",
-        f"Scores: `metrics.json`, {found.get('headline', 'none')}.",
+        f"Scores: `metrics.json`, {summary.get('headline', 'none')}.",
         "",
     ]
     about: dict[str, Any] = {"module": "forest", "columns": names, "target_stats": stats}
@@ -86,7 +88,7 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
         "schema": spec.schema.to_dict() if spec.schema else {},
         "undirected": spec.undirected,
     }
-    return write_export(folder, predictor, files | {"MODEL_CARD.md": "\n".join(card)}, found, index, about)
+    return write_export(folder, predictor, files | {"MODEL_CARD.md": "\n".join(card)}, summary, index, about)
 
 
 def shapley(forest: Mapping[str, NDArray], x: NDArray, background: NDArray, outputs: int) -> NDArray:
@@ -149,7 +151,7 @@ def lightgbm_text(forest: Mapping[str, NDArray], outputs: int, names: Sequence[s
     of = [[tree for tree, k in zip(trees, forest["output"], strict=True) if k == output] for output in range(outputs)]
     blocks: list[str] = []
     for place in range(max(map(len, of), default=0)):
-        blocks += [_block(len(blocks) + k, own[place] if place < len(own) else None) for k, own in enumerate(of)]
+        blocks += [_block(len(blocks) + k, group[place] if place < len(group) else None) for k, group in enumerate(of)]
     head = [
         "tree",
         "version=v4",

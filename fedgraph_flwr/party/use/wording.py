@@ -77,11 +77,11 @@ class Wording:
                 return of + replace(self, usual={base: usual}, edges=True).text(base, {base: value})
         prefix, of_end = _prefix(name)
         base = name.removeprefix(prefix)
-        own = int(not (self.edges and not prefix))
-        if (form := self.forms[own].get(base)) is not None and not prefix.startswith("mean"):
+        kind = int(not (self.edges and not prefix))
+        if (form := self.forms[kind].get(base)) is not None and not prefix.startswith("mean"):
             said = self._of_recipe(base, of_end, form, value, usual, values)
             return f"{ROLES[of_end]}: {said}" if of_end and _window(base)[0] in _OF_ACCOUNTS else said
-        columns = self.columns[own]
+        columns = self.columns[kind]
         stem = base if base in columns else base.partition("=")[0]
         if prefix.startswith("mean"):
             written = self._of_mean(base, columns, value, usual)
@@ -165,15 +165,17 @@ def forms_of(predictor: Any, graph: Any) -> tuple[dict[str, Form], dict[str, For
     """Return the transforms of columns that a party computes from its records, or a generator did, of edges and of nodes."""
     recipe: Recipe | None = recipe_of(graph)
     built_in: Names = predictor.built_in
-    own = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
-    of_edges, of_nodes = ([*first, *more] for first, more in zip((built_in.edges, built_in.nodes), own, strict=True))
+    recipe_columns = (recipe.edge_columns, recipe.node_columns) if recipe else ([], [])
+    of_edges, of_nodes = (
+        [*first, *more] for first, more in zip((built_in.edges, built_in.nodes), recipe_columns, strict=True)
+    )
     return {c.name: c.form for c in of_edges}, {c.name: c.form for c in of_nodes}
 
 
 def raw_value(form: Form, value: float) -> float:
     """Return the value before the transform of a column of the recipe."""
-    found = value * form.scale + form.center
-    return float(np.expm1(min(found, 700.0))) + form.start if form.log else float(found)
+    number = value * form.scale + form.center
+    return float(np.expm1(min(number, 700.0))) + form.start if form.log else float(number)
 
 
 def _written(column: Column, value: float) -> str:

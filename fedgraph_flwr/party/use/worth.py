@@ -100,8 +100,8 @@ def measure(metric: str, logits: Floats, y: Ints, cluster: Ints, threshold: floa
     """
     if metric in OF_RANKS:
         sides = [margin(logits)] if logits.shape[1] == 2 else list(chances(logits).T)
-        each = [_ranked(metric, side, y == (c or len(sides) == 1), cluster) for c, side in enumerate(sides)]
-        return lambda draws: means_of_rows(np.stack([one(draws) for one in each], axis=1))
+        measures = [_ranked(metric, side, y == (c or len(sides) == 1), cluster) for c, side in enumerate(sides)]
+        return lambda draws: means_of_rows(np.stack([one(draws) for one in measures], axis=1))
     guess = margin(logits) >= threshold if metric == metrics.AT_THRESHOLD else logits.argmax(1)
     groups, classes = int(cluster.max()) + 1, logits.shape[1]
     at = (cluster * classes + y) * classes + guess
@@ -176,12 +176,17 @@ def scored(
         parts.append([np.mean([one(draws) for one in run], axis=0) for run in measures])
     drawn = np.concatenate(parts, axis=1)
     exact = [np.array([one(ones)[0] for one in run]) for run in measures]
-    found = []
+    intervals = []
     for values, sampled in zip(exact, drawn, strict=True):
         first = exact[0] if len(values) == len(exact[0]) else exact[0].mean()  # other numbers of seeds are not paired
         pairs = (values, sampled), (values - first, sampled - drawn[0])
-        found.append([(float(each.mean()), *interval(float(each.mean()), of, size, each)) for each, of in pairs])
-    return found
+        intervals.append(
+            [
+                (float(seed_values.mean()), *interval(float(seed_values.mean()), of, size, seed_values))
+                for seed_values, of in pairs
+            ]
+        )
+    return intervals
 
 
 def clusters_of(kind: str, task: Any, rows: Ints) -> tuple[str, Ints]:
@@ -241,7 +246,7 @@ def _grouped(runs: Sequence[Path], client: int | None) -> Groups:
         FedGraphError: a folder holds no model of the party, or a model has no classes.
     """
     names, groups = dict[str, str](), Groups()
-    for path in (each for run in runs for each in models_below(run)):
+    for path in (folder for run in runs for folder in models_below(run)):
         if (path / CONFIG).is_file() and client is None:
             raise FedGraphError(f"{path} is a run folder: pass --client I, the party that asks")
         model = load_model(path, client)
@@ -271,17 +276,17 @@ LOCAL = "local"
 """The method whose name says that nothing is shared."""
 
 
-def clipped(found: tuple[float, float, float], metric: str, low: float) -> tuple[float, float, float]:
+def clipped(estimate: tuple[float, float, float], metric: str, low: float) -> tuple[float, float, float]:
     """Return a value and its interval, the ends of which stay within the range of a bounded metric.
 
     Args:
-        found: value, low and high end.
+        estimate: value, low and high end.
         metric: its metric.
         low: the smallest possible value: 0 of a score, -1 of a difference.
     """
     if not bounded_metric(metric):
-        return found
-    return found[0], max(found[1], low), min(found[2], 1.0)
+        return estimate
+    return estimate[0], max(estimate[1], low), min(estimate[2], 1.0)
 
 
 def worth(
@@ -322,12 +327,12 @@ def worth(
     metric = check_metric("worth", metric or first[0][1].cfg.evaluation.headline)
     y, by, cluster, measures, right = _read(groups, metric, clusters, lived)
     number, size = int(cluster.max()) + 1, effective(metric, y, cluster)
-    found = scored(measures, len(y), number, size)
+    estimates = scored(measures, len(y), number, size)
     near = MARGIN / 100 if bounded_metric(metric) else 0.0
     width = int(y.max()) + 1
     base = float(np.bincount(y).max() / len(y)) if metric == "accuracy" else level(metric, y, width)
     listed = []
-    for place, ((name, of), (value, gain)) in enumerate(zip(groups.items(), found, strict=True)):
+    for place, ((name, of), (value, gain)) in enumerate(zip(groups.items(), estimates, strict=True)):
         parts = {"run": name, "seeds": len(of), "metric": metric}
         score, change = clipped(value, metric, 0.0), clipped(gain, metric, -1.0)
         parts |= dict(zip(("score", "low", "high"), score, strict=True))
@@ -398,8 +403,8 @@ def _read(
             if known is not None:
                 check_same_items(known, task, f"{path} and {other}")
             if lived is not None:
-                own, outputs = lived.scores(model)
-                if own.tolist() != items.tolist():
+                model_items, outputs = lived.scores(model)
+                if model_items.tolist() != items.tolist():
                     raise FedGraphError(f"{path} and {other} score other items: pass runs of one task and party")
             outputs = outputs[rows]
             measures[-1].append(measure(metric, outputs, y, cluster, cut))
@@ -429,8 +434,8 @@ def _cost_of(folder: Path) -> list[float]:
     if not isinstance(parts, list):
         return _spent(folder)
     places = [(Path(str(part)), folder.parent / Path(str(part)).name) for part in parts]
-    found = [next((place for place in both if (place / CONFIG).is_file()), None) for both in places]
-    sums: list[float] = np.sum([_spent(each) if each else [np.nan] * 4 for each in found], axis=0).tolist()
+    runs = [next((place for place in both if (place / CONFIG).is_file()), None) for both in places]
+    sums: list[float] = np.sum([_spent(run) if run else [np.nan] * 4 for run in runs], axis=0).tolist()
     return sums
 
 

@@ -51,13 +51,13 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
 
     check_written(args)
     if args.coalitions is not None:
-        found = _contributions(args)
+        table = _contributions(args)
     else:
         lived = _lived(args)
-        found = worth(args.runs, args.client, args.metric, args.clusters, lived)
-        _print_scores(found)
-    write_outputs(args, found, lambda: contribution_page(found) if args.coalitions else worth_page(found))
-    return 0, found
+        table = worth(args.runs, args.client, args.metric, args.clusters, lived)
+        _print_scores(table)
+    write_outputs(args, table, lambda: contribution_page(table) if args.coalitions else worth_page(table))
+    return 0, table
 
 
 def _lived(args: argparse.Namespace) -> Any:
@@ -92,7 +92,7 @@ def _lived(args: argparse.Namespace) -> Any:
 
     def scores(model: Any) -> Any:
         check_party(model, args.book / PARTY)
-        found = predicted(argparse.Namespace(**vars(args) | given), model)[1]
+        predictions = predicted(argparse.Namespace(**vars(args) | given), model)[1]
         if model.predicts_edges:
             table, name, label = rows.edges.iloc[rows.at(last)], columns.edge_id, columns.edge_label
         else:
@@ -104,23 +104,23 @@ def _lived(args: argparse.Namespace) -> Any:
         if not labels:
             codes = label_codes(table, label, str(args.book), model.input_spec.classes, book.treatment)[0]
             labels.update(zip(table[name].tolist(), codes.tolist(), strict=True))
-        return np.stack([found.day.astype(str), found.ids.astype(str)]), found.logits.numpy()
+        return np.stack([predictions.day.astype(str), predictions.ids.astype(str)]), predictions.logits.numpy()
 
     return Lived(scores, labels)
 
 
-def _print_scores(found: Any) -> None:
+def _print_scores(comparison: Any) -> None:
     """Print the rows of `worth`."""
     from fedgraph_flwr.party.use.pages import worth_text
 
-    about = found.attrs
-    print(worth_text(found))
+    about = comparison.attrs
+    print(worth_text(comparison))
     print(f"{about['items']} test items, intervals by {about['clusters']} {about['by']}s; chance {about['chance']:.4g}")
-    for row in found.itertuples():
+    for row in comparison.itertuples():
         print(f"{row.run}: {row.metric} {row.score:.4g} [{row.low:.4g}, {row.high:.4g}]{_cost(row)}")
         if row.verdict:
             change = f"{row.difference:+.4g} [{row.difference_low:+.4g}, {row.difference_high:+.4g}]"
-            print(f"  {change} to {found['run'][0]}: {row.verdict}")
+            print(f"  {change} to {comparison['run'][0]}: {row.verdict}")
     if not about["own_trees"]:
         print(
             "what the party has without others: run strategy=boosting strategy.shared=[] on the same files, and pass it first"
@@ -134,13 +134,13 @@ def _contributions(args: argparse.Namespace) -> Any:
 
     if len(args.runs) != 1 or args.client is not None:
         raise FedGraphError("--coalitions takes one RUN, of all parties: leave --client and further runs out")
-    found = contribution(args.runs[0], args.coalitions, args.metric, args.orders)
-    about = found.attrs
+    contributions = contribution(args.runs[0], args.coalitions, args.metric, args.orders)
+    about = contributions.attrs
     print(f"{about['metric']}: {about['none']:.4g} without parties, {about['all']:.4g} with all; {about['runs']} runs")
-    for row in found.itertuples():
+    for row in contributions.itertuples():
         interval = "" if row.low != row.low else f" [{row.low:+.4g}, {row.high:+.4g}]"
         print(f"{row.party}: {row.contribution:+.4g}{interval}; alone {row.alone:.4g}, all others {row.without:.4g}")
-    return found
+    return contributions
 
 
 def _cost(row: Any) -> str:

@@ -33,14 +33,14 @@ def protection_of(
         client: index of the client; for declarations, any.
         last: adds what a client does before it masks; None: nothing.
     """
-    rules, found = cfg.privacy, Protection(cfg)
+    rules, protection = cfg.privacy, Protection(cfg)
     cohort = cfg.strategy.cohort_size(cfg.num_clients)
     noise = DistributedNoise(rules, cohort=cohort) if rules.side == "distributed" else None
     if rules.side in ("client", "distributed") and rules.unit == "client":
-        found = Clipped(cfg, found)
+        protection = Clipped(cfg, protection)
     if rules.dp != "none":
-        found = Noised(found, noise)
+        protection = Noised(protection, noise)
     if last:
-        found = last(found)
+        protection = last(protection)
     kind = Verified if rules.coordinator == "verified" else Masked
-    return kind(found, client) if rules.secagg else found
+    return kind(protection, client) if rules.secagg else protection

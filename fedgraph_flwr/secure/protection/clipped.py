@@ -26,8 +26,12 @@ class Clipped(Protection):
 
     def uplink(self, phases: Mapping[str, Groups]) -> dict[str, Groups]:
         """Add the bits of adaptive norms to phases with a sum."""
-        found = self.inner.uplink(phases)
-        return {phase: _with_bits(groups) for phase, groups in found.items()} if self.cfg.privacy.adaptive else found
+        declaration = self.inner.uplink(phases)
+        return (
+            {phase: _with_bits(groups) for phase, groups in declaration.items()}
+            if self.cfg.privacy.adaptive
+            else declaration
+        )
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
         """Add adaptive norms to phases with a sum."""
@@ -35,9 +39,9 @@ class Clipped(Protection):
             return {}
         return {phase: {CLIPPING: Input("the clipping norms of this exchange")} for phase in summed}
 
-    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+    def take(self, phase: str, groups: dict[str, Arrays], client_groups: Collection[str]) -> Taken:
         """Take adaptive norms."""
-        return replace(self.inner.take(phase, groups, own), groups={CLIPPING: groups.pop(CLIPPING, {})})
+        return replace(self.inner.take(phase, groups, client_groups), groups={CLIPPING: groups.pop(CLIPPING, {})})
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
         """Clip each group that is summed.

@@ -73,11 +73,11 @@ class Masked(Protection):
 
     def downlink(self, summed: Collection[str]) -> dict[str, dict[str, Input]]:
         """Add the exchanges around a sum, and what a member of it receives."""
-        found = {phase: dict(_STEP) for phase in STEPS} | self.inner.downlink(summed)
+        inputs = {phase: dict(_STEP) for phase in STEPS} | self.inner.downlink(summed)
         part = Input("the members of a secure sum, with sealed shares of their secrets")
         for phase in {TRAIN, *summed}:
-            found[phase] = {**found.get(phase, {}), SECAGG: part}
-        return found
+            inputs[phase] = {**inputs.get(phase, {}), SECAGG: part}
+        return inputs
 
     def places(self, server_round: int, present: Sequence[int]) -> Sequence[int]:
         """Return the batch of a round."""
@@ -87,16 +87,19 @@ class Masked(Protection):
         """Return the size of the batch, which trains as a whole."""
         return len(batch_of(self.cfg, max(server_round, 1)))
 
-    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+    def take(self, phase: str, groups: dict[str, Arrays], client_groups: Collection[str]) -> Taken:
         """Take the server's part of a sum; all groups that do not differ by client bind the masks."""
         if phase in STEPS:
             return Taken({})
         part = groups.pop(SECAGG, {})
         common = {
-            f"{group}/{name}": a for group, arrays in groups.items() if group not in own for name, a in arrays.items()
+            f"{group}/{name}": a
+            for group, arrays in groups.items()
+            if group not in client_groups
+            for name, a in arrays.items()
         }
-        found = self.inner.take(phase, groups, own)
-        return replace(found, groups={**found.groups, SECAGG: part}, digest=digest(common))
+        taken = self.inner.take(phase, groups, client_groups)
+        return replace(taken, groups={**taken.groups, SECAGG: part}, digest=digest(common))
 
     def follow(self, phase: str, scalars: Callable[[], Any], taken: Taken) -> Taken:
         """Bind the masks of sums over one list to all requests before, too: what clients keep of them changes their terms."""
@@ -130,8 +133,8 @@ class Masked(Protection):
             signed = {int(c): publication(k, s) for c, k, s in zip(*dealt, strict=True)}
 
             def verify() -> None:
-                own, signatures = signed[member.client], groups.get(SIGNATURES, {})
-                keyring.check(self._subject(server_round), own, signed, signatures)
+                own_key, signatures = signed[member.client], groups.get(SIGNATURES, {})
+                keyring.check(self._subject(server_round), own_key, signed, signatures)
 
             return {SECAGG: member.deal(*dealt, server_round, batch_of(self.cfg, server_round), verify)}
         if phase == AGREE:
@@ -167,9 +170,9 @@ class Masked(Protection):
         weights = {group: in_sum(declared[group], self.cfg, self.private, sizes, members.tolist()) for group in terms}
         when = "of the set-up" if isinstance(declared, Once) else "of rounds"  # whatever round the server names
         kinds = {group: f"{MODELS if declared[group].fields == ARRAYS else group} {when}" for group in terms}
-        own = part[ENVELOPES], leaving.round, leaving.taken.digest, kinds
+        context = part[ENVELOPES], leaving.round, leaving.taken.digest, kinds
         self._place = leaving.round, leaving.phase, leaving.exchange
-        return {**sent, **member.masked(terms, weights, members, *own), SECAGG: {AGREED: member.state[AGREED]}}
+        return {**sent, **member.masked(terms, weights, members, *context), SECAGG: {AGREED: member.state[AGREED]}}
 
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
         """Note the bounds; of a party, all sums without noise have one list of clients."""

@@ -121,15 +121,15 @@ class Protection:
 
     # --- one reply ----------------------------------------------------------------------------------------------------
 
-    def take(self, phase: str, groups: dict[str, Arrays], own: Collection[str]) -> Taken:
+    def take(self, phase: str, groups: dict[str, Arrays], client_groups: Collection[str]) -> Taken:
         """Take the protection's groups out of a request.
 
         Args:
             phase: its phase.
             groups: its groups of arrays.
-            own: those that differ by client.
+            client_groups: those that differ by client.
         """
-        return self.inner.take(phase, groups, own) if self.inner else Taken(groups.get(MODEL, {}))
+        return self.inner.take(phase, groups, client_groups) if self.inner else Taken(groups.get(MODEL, {}))
 
     def follow(self, phase: str, scalars: Callable[[], Any], taken: Taken) -> Taken:
         """Return what was taken out of a request of a phase with sums, bound to those before it.

@@ -21,7 +21,7 @@ class Verified(Masked):
         """Add what a node opens and certifies."""
         held = Input("terms and shares of a secure sum, and signatures of what members opened")
         state = Input("the next state of the server's half, by path")
-        found = super().downlink(summed)
-        return found | {
-            phase: {**found.get(phase, {}), SECAGG: held, PROPOSAL: state} for phase in (PUBLISH, *EXCHANGES)
+        inputs = super().downlink(summed)
+        return inputs | {
+            phase: {**inputs.get(phase, {}), SECAGG: held, PROPOSAL: state} for phase in (PUBLISH, *EXCHANGES)
         }

@@ -47,7 +47,7 @@ class OpenedStore:
     def forget(self, server_round: int) -> None:
         """Delete the sums up to a round, which a checkpoint covers."""
         for path in self.folder.glob("*.safetensors") if self.folder else ():
-            if (found := re.match(r"(\d+)-", path.name)) and int(found[1]) <= server_round:
+            if (match := re.match(r"(\d+)-", path.name)) and int(match[1]) <= server_round:
                 path.unlink(missing_ok=True)
 
     def _path(self, server_round: int, phase: str) -> Path | None:

@@ -112,20 +112,20 @@ class Verified(Masked):
             return ReplySchema({PROPOSAL: self._states(), SECAGG: _SIGNATURE})
         if phase == CLOSE:
             return ReplySchema({})
-        found = super().schema(phase, declared)
-        part = found.groups.get(SECAGG)
+        form = super().schema(phase, declared)
+        part = form.groups.get(SECAGG)
         if phase != self.phase or part is None:
-            return found
-        return ReplySchema({**found.groups, SECAGG: {**part, **_SIGNATURE}}, found.numbers)
+            return form
+        return ReplySchema({**form.groups, SECAGG: {**part, **_SIGNATURE}}, form.numbers)
 
     def _states(self) -> dict[str, ArrayField]:
         """Return the form of the next state; trees of another start have other sizes."""
-        found = like(self.state)
+        forms = like(self.state)
         if self.server.server_round or inherits(type(self.server), ["accepted"]):
-            return found
+            return forms
         return {
             path: replace(field, shape=tuple(up_to(LARGEST) for _ in field.shape))
-            for path, field in found.items()
+            for path, field in forms.items()
         }
 
     def opening(self) -> GroupsFor:
@@ -168,11 +168,11 @@ class Verified(Masked):
 
     def values(self, opened: dict[str, Arrays], survivors: list[int]) -> dict[str, Arrays]:
         """Return means and sums; the mean of the models is within ``max_update``."""
-        found, server = super().values(opened, survivors), self.server
+        means, server = super().values(opened, survivors), self.server
         if getattr(server.uplink_of[self.phase].get(MODEL), "origin", "") != UPDATES:
-            return found
+            return means
         most = server.cfg.privacy.max_update
-        if (norm := verified.moved(found[MODEL], server.arrays)) > most:
+        if (norm := verified.moved(means[MODEL], server.arrays)) > most:
             server.note_scaled(norm)
             log(
                 WARNING,
@@ -180,8 +180,8 @@ class Verified(Masked):
                 " member sent a large one, or the bound is small; an optimiser remembers it",
                 *(server.server_round, norm, most),
             )
-        found[MODEL] = verified.bounded(found[MODEL], server.arrays, most)
-        return found
+        means[MODEL] = verified.bounded(means[MODEL], server.arrays, most)
+        return means
 
     def sets_up(self) -> bool:
         """Return whether the run does not resume: members open the sums of its set-up once."""
@@ -247,7 +247,7 @@ class Verified(Masked):
         Their processors round otherwise, or the run begins with a model of theirs.
         """
         server = self.server
-        found = dict[int, np.ndarray]()
+        signatures = dict[int, np.ndarray]()
         if not signed:
             count = Counter(chain.from_iterable(known.values()))
             name = max(count, key=lambda one: count[one], default=b"")
@@ -255,11 +255,11 @@ class Verified(Masked):
             named = {SECAGG: {STATE: np.frombuffer(name, np.uint8)}} if name else {}
             (reply,) = server.request(PROPOSE, named, [holder]).replies
             self.state = {path: reply.groups[PROPOSAL][path] for path in self.state}
-            signed = found = {reply.client: reply.groups[SECAGG][SIGNATURE]}
+            signed = signatures = {reply.client: reply.groups[SECAGG][SIGNATURE]}
         (witness, signature), *_ = sorted(signed.items())
         part = {SIGNERS: np.array([witness], np.int64), CONSENT: signature[None]}
-        left = [client for client in behind if client not in found]
-        return found | self._signed(CERTIFY, {SECAGG: part, PROPOSAL: self.state}, left)[0]
+        left = [client for client in behind if client not in signatures]
+        return signatures | self._signed(CERTIFY, {SECAGG: part, PROPOSAL: self.state}, left)[0]
 
     @property
     def _end(self) -> Position:
@@ -357,5 +357,5 @@ def take_state(strategy: GraphStrategy, state: Arrays, like: Arrays) -> Arrays:
     tree = unflatten({path: torch.from_numpy(array.copy()) for path, array in state.items()})
     strategy.load(tree.get(MEMORY, {}))
     strategy.take_class_weights(tree.get(WEIGHTS, {}))
-    found = as_arrays(tree[ARRAYS])
-    return {name: found[name] for name in like}
+    parameters = as_arrays(tree[ARRAYS])
+    return {name: parameters[name] for name in like}

@@ -86,7 +86,7 @@ def signed(tmp_path, keys):
 
 def ring(keys, client=0):
     pins = {k: key.public_key() for k, key in enumerate(keys) if k != client}
-    return Keyring(client, own=keys[client], pins=pins)
+    return Keyring(client, key=keys[client], pins=pins)
 
 
 def test_consent_of_all_parties_is_accepted_by_each(signed, keys):

@@ -396,7 +396,7 @@ def test_a_member_that_rotates_its_key_keeps_what_it_was_told(tmp_path):
     policy, column = tmp_path / "policy.yaml", far_ends.Column("age", 1, "eps=3")
     for key in (1, 2):
         pins = {1: ec.derive_private_key(key, ec.SECP384R1()).public_key()}
-        keyring = Keyring(0, own=None, pins=pins, names={1: "rings/carol"})
+        keyring = Keyring(0, key=None, pins=pins, names={1: "rings/carol"})
         names = peer_names(1, keyring)
         assert len(names) == 2
         assert book_share(policy, names, [column], str(key), 10, 7.0) == 3 * key

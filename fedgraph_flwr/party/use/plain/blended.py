@@ -15,8 +15,8 @@ def blend(logits: list, folder: Path = FOLDER) -> np.ndarray:
     """
     weights = json.loads((folder / "export.json").read_text())["weights"]
     total = np.array(weights["bias"], dtype=np.float64)
-    for own, weight in zip(logits, weights["runs"], strict=True):
-        own = np.asarray(own, dtype=np.float64)
-        top = own.max(axis=1, keepdims=True)
-        total = total + weight * (own - top - np.log(np.exp(own - top).sum(axis=1, keepdims=True)))
+    for member, weight in zip(logits, weights["runs"], strict=True):
+        member = np.asarray(member, dtype=np.float64)
+        top = member.max(axis=1, keepdims=True)
+        total = total + weight * (member - top - np.log(np.exp(member - top).sum(axis=1, keepdims=True)))
     return total

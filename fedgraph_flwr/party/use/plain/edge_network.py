@@ -62,8 +62,8 @@ class PNA(Masked):
         low, high = (
             h.new_zeros(shape).scatter_reduce(0, index, message, kind, include_self=False) for kind in ("amin", "amax")
         )
-        found, scale = torch.cat([mean, low, high, deviation], dim=1), (degree + 1).log() / self.delta
-        return self.post(torch.cat([h, found, found * scale, found / scale], dim=1))
+        aggregates, scale = torch.cat([mean, low, high, deviation], dim=1), (degree + 1).log() / self.delta
+        return self.post(torch.cat([h, aggregates, aggregates * scale, aggregates / scale], dim=1))
 
 
 class Net(nn.Module):

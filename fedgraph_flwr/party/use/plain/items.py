@@ -54,10 +54,10 @@ class Graphs(nn.Module):
         size = index.bincount().to(z.dtype).unsqueeze(1)
         if self.pool == "max":
             rows = index.unsqueeze(1).expand_as(z)
-            found = z.new_empty(size.size(0), z.size(1)).scatter_reduce(0, rows, z, "amax", include_self=False)
+            aggregates = z.new_empty(size.size(0), z.size(1)).scatter_reduce(0, rows, z, "amax", include_self=False)
         else:
-            found = z.new_zeros(size.size(0), z.size(1)).index_add(0, index, z)
-        return self.last(self.first(found / size if self.pool == "mean" else found).relu())
+            aggregates = z.new_zeros(size.size(0), z.size(1)).index_add(0, index, z)
+        return self.last(self.first(aggregates / size if self.pool == "mean" else aggregates).relu())
 
 
 READOUTS = {"nodes": Nodes, "pairs": Pairs, "edges": Edges, "graphs": Graphs}
@@ -100,11 +100,11 @@ class Items(nn.Module):
         z = self.net(x, edge_index, edge_attr, **known) if self.reads_edges else self.net(x, edge_index, **known)
         if items is None and isinstance(self.readout, Edges):
             items, item_attr = edge_index, edge_attr
-        found: Tensor = self.readout(z, items, item_attr)
+        predictions: Tensor = self.readout(z, items, item_attr)
         if self.scale is None:
-            return found
-        mean, spread = torch.tensor(self.scale, dtype=torch.float64, device=found.device)
-        return found.double() * spread + mean
+            return predictions
+        mean, spread = torch.tensor(self.scale, dtype=torch.float64, device=predictions.device)
+        return predictions.double() * spread + mean
 
 
 def by_step(
@@ -120,11 +120,11 @@ def by_step(
         steps: number of the step in which each edge occurs [E], such as its day since 1970.
         known: further inputs of the model.
     """
-    found = []
+    parts = []
     for step in steps.unique().tolist():
         read = (steps <= step).nonzero().view(-1)
         outputs = net(x, edge_index[:, read], None if edge_attr is None else edge_attr[read], **known)
-        own = steps[read] == step
-        found.append((read[own], outputs[own]))
-    order = torch.cat([rows for rows, _ in found]).argsort()
-    return torch.cat([outputs for _, outputs in found])[order]
+        mask = steps[read] == step
+        parts.append((read[mask], outputs[mask]))
+    order = torch.cat([rows for rows, _ in parts]).argsort()
+    return torch.cat([outputs for _, outputs in parts])[order]

@@ -71,11 +71,11 @@ def steps(edges: Any, time_column: str = "", date_format: str = "") -> np.ndarra
         if np.isnan(seconds).any():
             row = int(np.isnan(seconds).argmax())
             raise ValueError(f"{edges}, row {row + 1}: '{column.iloc[row]}' is no time as '{form or 'ISO8601'}'")
-    found = np.floor(seconds).astype(np.int64) // spec["step"]
+    step_numbers = np.floor(seconds).astype(np.int64) // spec["step"]
     if not spec["undirected"]:
-        return found
+        return step_numbers
     ends = [as_text(links[known.get(end, end)]) for end in ("source", "target")]
-    return np.concatenate([found, found[ends[0] != ends[1]]])
+    return np.concatenate([step_numbers, step_numbers[ends[0] != ends[1]]])
 
 
 def table_of(path: Any, separator: str = "", encoding: str = "") -> pd.DataFrame:
@@ -172,7 +172,7 @@ def values(column: pd.Series, spec: dict[str, Any], name: str) -> np.ndarray:
 
 def moments(column: pd.Series, formats: str) -> np.ndarray:
     """Return dates as seconds since 1970, float64 [N]; NaN where none of the formats fits."""
-    found = np.full(len(column), np.nan)
+    seconds = np.full(len(column), np.nan)
     for form in (formats or "ISO8601").split("|"):
         read = column
         if form in COUNTS:
@@ -185,8 +185,8 @@ def moments(column: pd.Series, formats: str) -> np.ndarray:
                 read = read.where(read.str.fullmatch(rf"\d{{{WHOLE[form]}}}"))
             dates = pd.to_datetime(read, format=form, errors="coerce", utc=True).dt.tz_convert(None).to_numpy()
             known = np.where(np.isnat(dates), np.nan, dates.astype("datetime64[us]").astype(np.int64) / 1e6)
-        found = np.where(np.isnan(found), known, found)
-    return found
+        seconds = np.where(np.isnan(seconds), known, seconds)
+    return seconds
 
 
 def numbers(texts: np.ndarray, example: str) -> np.ndarray:
