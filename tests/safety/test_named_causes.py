@@ -10,6 +10,7 @@ from fedgraph_flwr.clients.fedstruct import FedStructClient
 from fedgraph_flwr.clients.fedstruct_private import PrivateFedStructClient
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError, RunFailed
+from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.party.use.card import escaped
 from tests.typed_graphs import typed_client
 
@@ -72,11 +73,11 @@ def test_the_client_that_ends_otherwise_is_named(go, monkeypatch, exchange):
 
 
 @pytest.mark.parametrize("method", ["fedstruct", "fedstruct_private", "fedstruct_a"])
-def test_fedstruct_on_a_typed_graph_is_an_error(go, tmp_path, method):
+def test_fedstruct_on_a_typed_graph_is_an_error(tmp_path, method):
     for client in range(3):
         typed_client(client, people=11, features=client == 1).save(tmp_path / f"client_{client:04d}.safetensors")
     with pytest.raises(FedGraphError, match="model=fedstruct needs a graph with one"):
-        go(method, f"graph={tmp_path}", "rounds=1")
+        run(compose([f"strategy={method}", f"graph={tmp_path}", "rounds=1", f"out={tmp_path}/run"]))
 
 
 def test_names_of_classes_are_text():
