@@ -19,7 +19,9 @@ class FedGradParams:
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the gradient of the summed loss for each shared parameter."""
-    return {TRAIN: {MODEL: Sum(ARRAYS, bounded=not cfg.train.momentum)}}  # the step is, and momentum keeps no other
+    return {
+        TRAIN: {MODEL: Sum(ARRAYS, bounded=cfg.train.plain_sgd)}
+    }  # else an optimiser repeats a term for many rounds
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

@@ -20,6 +20,7 @@ from fedgraph_flwr.cli.agree import described
 from fedgraph_flwr.clients import replies
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.boosting import BoostingClient
+from fedgraph_flwr.clients.fedgrad import FedGradClient
 from fedgraph_flwr.clients.scaffold import Scaffold
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.config import compose, to_json
@@ -112,7 +113,7 @@ METHODS = {
         "strategy.min_data_in_leaf=4",
     ],
     "fedomd": ["strategy=fedomd", "strategy.cmd_range=unit"],
-    "fedgrad": ["strategy=fedgrad"],
+    "fedgrad": ["strategy=fedgrad", "train.optimizer=sgd"],
     "class weights": ["train.loss=weighted", "train.class_weights=federated"],
 }
 MORE = (
@@ -469,6 +470,23 @@ def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monke
 
 
 @pytest.mark.slow
+def test_one_term_of_a_colluding_member_moves_no_later_rounds(members, monkeypatch):
+    """With Adam, a huge gradient in round 1 chose the whole way of eight rounds: all numbers moved alike."""
+    own = FedGradClient.fit
+
+    def fit(self, parameters, config):
+        trained, count, numbers = own(self, parameters, config)
+        huge = self.graph.client == 0 and self.server_round == 1
+        return [np.full_like(a, 3e4) if huge else a for a in trained], count, numbers
+
+    monkeypatch.setattr(FedGradClient, "fit", fit)
+    words = [*METHODS["fedgrad"], *VERIFIED[:1], "privacy.max_update=0.1"]
+    first, last = (members(f"of_{rounds}", *words, f"rounds={rounds}").arrays for rounds in (1, 4))
+    later = np.concatenate([(last[name] - array).ravel() for name, array in first.items()])
+    assert later.std() > 10 * abs(later.mean())
+
+
+@pytest.mark.slow
 def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(members, monkeypatch, tmp_path):
     """It sends a change of 1000 for each number; steps * lr * |c| is the way that the local steps go because of c."""
     own = Scaffold.send
@@ -721,6 +739,10 @@ REFUSED = {
     ),
     "momentum": (
         ["strategy=fedgrad", "train.optimizer=sgd", "train.momentum=0.9"],
+        "fedgrad needs the sum of 'model' in phase 'train', by which a member reaches more",
+    ),
+    "moments": (
+        ["strategy=fedgrad"],
         "fedgrad needs the sum of 'model' in phase 'train', by which a member reaches more",
     ),
     "without sums": (["privacy.secagg=false"], "opens secure sums at the nodes, but privacy.secagg=false"),
