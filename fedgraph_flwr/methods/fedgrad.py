@@ -19,9 +19,8 @@ class FedGradParams:
 
 def uplink(cfg: RunConfig, params: Any) -> Uplink:
     """Declare the gradient of the summed loss for each shared parameter."""
-    return {
-        TRAIN: {MODEL: Sum(ARRAYS, bounded=cfg.train.plain_sgd)}
-    }  # else an optimiser repeats a term for many rounds
+    plain = cfg.train.plain_sgd  # other optimisers repeat a term in later rounds
+    return {TRAIN: {MODEL: Sum(ARRAYS, bounded=plain)}}
 
 
 def downlink(cfg: RunConfig, params: Any) -> Mapping[str, Inputs]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from logging import WARNING
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
+from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.uplink import Groups as Reducers
 from fedgraph_flwr.methods.weighting import by_rule
 from fedgraph_flwr.numerics.streams import reseed
@@ -199,9 +201,15 @@ class Server(FlowerFedAvg):
         """Take the class weights of an earlier set-up."""
         self.class_weights = as_arrays(tree)
 
-    def note_scaled(self, norm: float) -> None:
-        """Note the norm of this round's mean update, which is scaled to ``privacy.max_update``."""
+    def note_scaled(self, what: str, norm: float) -> None:
+        """Note the norm of what this round scales to ``privacy.max_update``."""
         self.remarks.setdefault("scaled", {})[str(self.server_round)] = norm
+        log(
+            WARNING,
+            "round %d: the %s has norm %.3g, and is scaled to privacy.max_update=%g: a member sent"
+            " a large one, or the bound is small; an optimiser remembers it",
+            *(self.server_round, what, norm, self.cfg.privacy.max_update),
+        )
 
     # --- the round --------------------------------------------------------------------------------
 

@@ -500,6 +500,7 @@ def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(mem
     monkeypatch.setattr(Scaffold, "send", send)
     done = members("verified", *METHODS["scaffold"], *VERIFIED[:1], "privacy.max_update=0.25", "train.lr=0.05")
     assert done.summary["failures"] == {}
+    assert list(done.summary["scaled"]) == ["1", "2"]
     files = list((tmp_path / "state").rglob("verified_00000[12].safetensors"))
     assert len(files) == 6
     for file in files:

@@ -173,13 +173,7 @@ class Verified(Masked):
             return means
         most = server.cfg.privacy.max_update
         if (norm := verified.moved(means[MODEL], server.arrays)) > most:
-            server.note_scaled(norm)
-            log(
-                WARNING,
-                "round %d: the mean update has norm %.3g, and is scaled to privacy.max_update=%g: a"
-                " member sent a large one, or the bound is small; an optimiser remembers it",
-                *(server.server_round, norm, most),
-            )
+            server.note_scaled("mean update", norm)
         means[MODEL] = verified.bounded(means[MODEL], server.arrays, most)
         return means
 
@@ -342,6 +336,8 @@ def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays
         steps = max(train.steps_of(client) for client in strategy.clients)
         most = strategy.cfg.privacy.max_update / (steps * train.lr)
         zero = {name: np.zeros_like(array) for name, array in control.items()}
+        if (norm := verified.moved(control, zero)) > most:
+            strategy.note_scaled("way of local steps by variates", norm * steps * train.lr)
         strategy.memory[VARIATES] = verified.bounded(control, zero, most)
     return state_of(strategy, strategy.limited(arrays, start, strategy.cfg.privacy.max_update))
 
