@@ -439,13 +439,12 @@ def chosen(place: Path, digest: str) -> Agreement:
         try:
             agreement = read(path)
         except Refused as error:
-            known += (
-                [] if place.is_dir() else [str(error).replace(str(path), path.name)]
-            )  # of a folder, only its owner reads why
+            if not place.is_dir():  # else only the owner reads why
+                known = [str(error).replace(str(path), path.name)]
             continue
         if agreement.digest == digest:
             return agreement
-        known.append(f"{path.name} ({agreement.digest[:12]})")
+        known.append(agreement.digest[:12])  # names of files may tell who else agrees with whom
     wanted = f"the run is under agreement {digest[:12]}" if digest else "the run is under no agreement"
     raise Refused(
         f"{wanted}, and this node accepts {', '.join(known) or 'none'}: start it with fedgraph-flwr run --agreement FILE"
@@ -735,6 +734,12 @@ def remembered(state: Path) -> dict[str, Any]:
     except (OSError, *_MALFORMED) as error:
         raise Refused(f"this node cannot read its record of agreed runs: its owner restores {USED}") from error
     return dict(records)
+
+
+def versions(state: Path, agreement: Agreement) -> list[str]:
+    """Return the digests of all agreements of the same name that a node knows."""
+    name = agreement.values["name"]
+    return [digest for digest, record in remembered(state).items() if record.get("name") == name]
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.fleet.agreements import USED, WITHDRAWN, remembered
+from fedgraph_flwr.fleet.agreements import USED, WITHDRAWN, remembered, versions
 from fedgraph_flwr.fleet.audit_chain import files_of
 from fedgraph_flwr.node.node import Key, Node
 from fedgraph_flwr.secure import audit
@@ -146,13 +146,9 @@ def book_releases(node: Node, client: GraphClient, count: int, repeated: bool) -
     if (
         agreement := node.agreement
     ):  # whose runs other ledgers have, if the owner changed purpose or max_epsilon
-        names = [
-            digest
-            for digest, one in remembered(Path(node.root)).items()
-            if one.get("name") == agreement.values["name"]
-        ]
+        digests = versions(Path(node.root), agreement)
         others = [one for one in ledgers(Path(node.root), unit) if one != path]
-        ledger.besides = dict(chain(*(runs_in(one, names).items() for one in others)))
+        ledger.besides = dict(chain(*(runs_in(one, digests).items() for one in others)))
     run = node.agreed or str(node.key[0])
     booked = ledger.book(run, client.cfg, count - repeated)
     return {"unit": unit, "purpose": policy.purpose, "run": run, **booked}

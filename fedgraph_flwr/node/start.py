@@ -12,7 +12,7 @@ import numpy as np
 from fedgraph_flwr.clients import earlier
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.errors import Refusal, sanitize
-from fedgraph_flwr.fleet.agreements import Agreement, remembered
+from fedgraph_flwr.fleet.agreements import Agreement, versions
 from fedgraph_flwr.methods.cohorts import draw
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.numerics.streams import reseed
@@ -109,11 +109,7 @@ def _check_earlier(
     name = digest(received).hex()
     if name in client.policy.start_models or (agreement and agreement.noised):
         return  # a member that joins, or was away, knows no earlier model; noise covers each
-    runs = None
-    if agreement:
-        records = remembered(Path(root)).items()
-        agreed_name = agreement.values["name"]
-        runs = [digest for digest, record in records if record.get("name") == agreed_name]
+    runs = versions(Path(root), agreement) if agreement else None
     known = root and earlier.in_node(Path(root), client.graph.client, received, True, runs)
     if not known:
         raise Refusal(
