@@ -220,6 +220,14 @@ def test_default_jobs_use_each_core_once(monkeypatch):
         (["toy.yaml", "--search", "3"], "--search does not apply to a sweep file"),
         (["nonsense"], "table nonsense does not exist"),
         (["strategy=fedavg", "--baseline", "fedavgg"], "did you mean 'fedavg'"),
+        (
+            ["seed=0..1", "agreement=ab/1"],
+            "a sweep makes many runs, and agreement=ab/1 is for those that members agreed on",
+        ),
+        (
+            ["privacy.coordinator=curious,verified"],
+            "and privacy.coordinator=verified is for those that members agreed on",
+        ),
         ([*SMALL, "seed=0..1", "out=x"], "out=x, but each run of a sweep has its own folder"),
     ],
 )
