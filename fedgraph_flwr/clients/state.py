@@ -9,7 +9,7 @@
     term_000011_train_0            noised terms of an agreed run's secure sums, by place, which it may repeat
     model_last, model_best         at the end of the run: models for prediction
     verified.json                  of a run that every node computes: what it signed at its place
-    verified_000010                the last certified state of that run, and the next
+    verified_000010.bin            the last certified state of that run, and the next
     replies_000011.bin             its replies since the last certified state, which it may repeat, and opened sums
 """
 
@@ -171,6 +171,15 @@ class StateFolder:
 
     def write_reply(self, server_round: int, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> list[int]:
         """Append a reply to those of a round; return its first byte and its size, with which `read_reply` returns the same."""
+        content = self._packed(groups, numbers)
+        return [append_bytes(self._exact("replies", server_round), content), len(content)]
+
+    def read_reply(self, server_round: int, place: Sequence[int]) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """Return what `write_reply` wrote, in its order."""
+        return self._unpacked(self._exact("replies", server_round), *place)
+
+    def _packed(self, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> bytes:
+        """Return arrays of any types and shapes, and JSON values, as bytes."""
         like, parts = list[list[Any]](), list[bytes]()
         for group, arrays in groups.items():
             for name, array in arrays.items():
@@ -179,16 +188,14 @@ class StateFolder:
         body = b"".join(parts)
         values = {"like": like, "groups": list(groups), "numbers": numbers, "digest": sha256(body).hexdigest()}
         header = json.dumps(self.owner | values).encode()
-        content = b"".join((len(header).to_bytes(8, "little"), header, body))
-        return [append_bytes(self._replies(server_round), content), len(content)]
+        return b"".join((len(header).to_bytes(8, "little"), header, body))
 
-    def read_reply(self, server_round: int, place: Sequence[int]) -> tuple[dict[str, Arrays], dict[str, Any]]:
-        """Return what `write_reply` wrote, in its order.
+    def _unpacked(self, path: Path, start: int = 0, size: int = -1) -> tuple[dict[str, Arrays], dict[str, Any]]:
+        """Return what `_packed` packed in a part of a file.
 
         Raises:
             FedGraphError: the file is missing or damaged, or another run's.
         """
-        path, (start, size) = self._replies(server_round), place
         try:
             with path.open("rb") as file:
                 file.seek(start)
@@ -198,9 +205,7 @@ class StateFolder:
             if values["digest"] != sha256(body).hexdigest():
                 raise ValueError("its content does not match its digest")
         except (OSError, *MALFORMED) as error:
-            raise FedGraphError(
-                f"cannot read {path}, which holds replies of this node ({error}): restore it"
-            ) from error
+            raise FedGraphError(f"cannot read {path}, which this node wrote ({error}): restore it") from error
         self._check_owner(path, values)
         groups: dict[str, Arrays] = {group: {} for group in values["groups"]}
         for group, name, kind, shape in values["like"]:
@@ -213,8 +218,8 @@ class StateFolder:
         for path in self.folder.glob("replies_*.bin"):
             path.unlink(missing_ok=True)
 
-    def _replies(self, server_round: int) -> Path:
-        return self.folder / f"replies_{server_round:06d}.bin"
+    def _exact(self, name: str, server_round: int) -> Path:
+        return self.folder / f"{name}_{server_round:06d}.bin"
 
     def ended_round(self, before: int) -> int:
         """Return the first round that an attempt may repeat: that of the oldest checkpoint, or ``before`` if that is earlier."""
@@ -238,18 +243,15 @@ class StateFolder:
             raise ValueError("it belongs to another run")
         return dict(values[name])
 
-    def write_state(self, name: str, server_round: int, state: Mapping[str, NDArray[np.generic]]) -> None:
+    def write_state(self, name: str, server_round: int, state: Arrays) -> None:
         """Write the state of a server's half after a round; delete those of three rounds before and earlier."""
-        exact = {path: torch.from_numpy(_integers(array)) for path, array in state.items()}
-        types = {path: array.dtype.name for path, array in state.items()}
-        self._write(f"{name}_{server_round:06d}", exact, {"types": types})
-        for old in sorted(self.folder.glob(f"{name}_*.safetensors"))[:-3]:
+        write_bytes(self._exact(name, server_round), self._packed({name: state}, {}))
+        for old in sorted(self.folder.glob(f"{name}_*.bin"))[:-3]:
             old.unlink(missing_ok=True)
 
-    def read_state(self, name: str, server_round: int) -> dict[str, NDArray[np.generic]]:
+    def read_state(self, name: str, server_round: int) -> Arrays:
         """Return what `write_state` wrote."""
-        tensors, values = self._read(f"{name}_{server_round:06d}")
-        return {path: tensor.numpy().view(values["types"][path]) for path, tensor in tensors.items()}
+        return self._unpacked(self._exact(name, server_round))[0][name]
 
     def write_asked(self, record: dict[str, Any]) -> None:
         """Write the record of requests, before the reply to the latest one."""
@@ -357,12 +359,6 @@ class StateFolder:
                 raise FedGraphError(
                     f"{path} has {key}={values.get(key)}, expected {expected}: give each node its own folder"
                 )
-
-
-def _integers(array: NDArray[np.generic]) -> NDArray[Any]:
-    """Return floats and natural numbers as integers of their bits: files of sparse floats have no −0.0."""
-    kept = np.array(array, order="C")
-    return kept.view(f"int{8 * kept.itemsize}") if kept.dtype.kind in "fu" else kept
 
 
 def _place(kind: str, position: Place) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import safe_open
 
+from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.secure import secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
@@ -34,9 +34,7 @@ def record_of(run: Run, client: int) -> dict[str, Any]:
         values = later if later.get("writes", 0) > values["writes"] else values
     if values["round"] < 0:
         return values
-    with safe_open(file.with_name(f"verified_{values['round']:06d}.safetensors"), "np") as found:
-        types = json.loads(found.metadata()["values"])["types"]
-        state = {name: found.get_tensor(name).view(types[name]) for name in found.keys()}  # noqa: SIM118
+    state = StateFolder(state, name, "fedavg", client).read_state("verified", values["round"])
     return values | {"state": state}
 
 
