@@ -152,12 +152,12 @@ def test_a_run_from_a_trained_model_says_who_is_new(made, tmp_path):
     assert newcomers(first.path, [], [0, 1, 2]) == ["client 2"]  # without names, as at a fleet's server
 
 
-@pytest.mark.parametrize("key", ["init", "evaluate"])
-def test_a_party_keeps_its_private_parameters_when_its_number_changes(made, tmp_path, key):
+@pytest.mark.parametrize(("key", "strategy"), [("init", "fedper"), ("evaluate", "fedper"), ("evaluate", "fedpub")])
+def test_a_party_keeps_its_private_parameters_when_its_number_changes(made, tmp_path, key, strategy):
     """Bank C is client 2 with the others and client 1 without B, as is its file to the commands."""
     every = saved(linked([made.client(bank) for bank in BANKS]), tmp_path / "three")
     two = saved(linked([made.client(bank) for bank in "AC"]), tmp_path / "two")
-    first = fg.run(graph=str(every), out=str(tmp_path / "first"), strategy="fedper", **KEYS)
+    first = fg.run(graph=str(every), out=str(tmp_path / "first"), strategy=strategy, **KEYS)
     keys = {"train.lr": 1e-12} if key == "init" else {}
     later = fg.run(**{key: str(first.path)}, graph=str(two), out=str(tmp_path / "later"), progress=False, **keys)
     before, after = (

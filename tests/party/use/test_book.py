@@ -556,8 +556,13 @@ def test_worth_compares_models_on_days_of_a_book_that_have_labels(banks, desk, t
     later.drop(columns="day").to_csv(tmp_path / "decided.csv", index=False)
     assert main(["book", "add", str(book), str(tmp_path / "decided.csv"), "--known", SPAN[3]]) == 0
     out = tmp_path / "worth.csv"
-    assert main([*words, "--metric", "average_precision", "--clusters", "item", "--out", str(out)]) == 0
+    words = [*words[:3], *words[5:], "--metric", "average_precision", "--clusters", "item", "--out", str(out)]
+    assert main(words) == 0  # of the book's client
     found = pd.read_csv(out)
+    capsys.readouterr()
+    for wrong in (words, ["book", "use", str(book), str(desk[0])]):
+        assert main([*wrong, "--client", "1"]) == 2
+        assert "has 'b' as client 1, and" in capsys.readouterr().err
     truth = later.set_index("ref")["fraud"] == "yes"
     for row, name in zip(found.itertuples(), MODELS, strict=True):
         scores = made.scores(tmp_path, book, trained(folder, name), *SPAN).set_index("edge")["p_yes"]
