@@ -63,12 +63,14 @@ def test_drawn_orders_have_intervals_that_hold_the_exact_value():
 @pytest.mark.slow
 def test_coalitions_are_runs_that_never_had_the_others(tmp_path, capsys):
     keys = {"dataset": "csbm", "dataset.nodes_per_client": [30, 40], "model.hidden": 4, "rounds": 1, "progress": False}
+    keys["train.local_steps_by_client"] = [1, 2, 3]
     whole = fg.run(num_clients=3, out=str(tmp_path / "whole"), **keys)
     files = ["--out", str(tmp_path / "p.csv"), "--page", str(tmp_path / "p.html")]
     words = ["worth", str(whole.path), "--coalitions", str(tmp_path / "parts"), "--metric", "accuracy", *files]
     assert main(words) == 0
     said, found = capsys.readouterr().out, pd.read_csv(tmp_path / "p.csv")
     assert "with all; 6 runs" in said
+    assert fg.load_run(tmp_path / "parts" / "1-2").config.train.local_steps_by_client == [2, 3]
     graphs = [whole._client_graph(client) for client in range(3)]
 
     def score(path):
