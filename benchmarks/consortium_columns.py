@@ -160,8 +160,8 @@ def trained(cell: Cell) -> dict[str, float]:
     """Run a cell, and return its scores."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["checkpoint_every=0", f"out={folder}/run"]
-        found = api.run(*cell.words, *options, progress=False).summary["metrics"]["best_val"]
-    return {"test": found["test_average_precision"], "validation": found["val_average_precision"]}
+        scores = api.run(*cell.words, *options, progress=False).summary["metrics"]["best_val"]
+    return {"test": scores["test_average_precision"], "validation": scores["val_average_precision"]}
 
 
 def tables(scores: dict[Cell, float]) -> str:
@@ -171,9 +171,9 @@ def tables(scores: dict[Cell, float]) -> str:
         held.setdefault((cell.task, cell.data, cell.method), {})[cell.seed] = 100 * value
     heads = [(task, data) for task in TASKS for data in DATA if (task, data, OWN_TREES) in held]
 
-    def shown(found: Interval | None, sign: str = "") -> str:
-        fewer = f" ({found.n})" if found is not None and found.n < SEEDS else ""
-        return f"{found.mean:{sign}.1f} ± {found.half:.1f}{fewer}" if found is not None else ""
+    def shown(estimate: Interval | None, sign: str = "") -> str:
+        fewer = f" ({estimate.n})" if estimate is not None and estimate.n < SEEDS else ""
+        return f"{estimate.mean:{sign}.1f} ± {estimate.half:.1f}{fewer}" if estimate is not None else ""
 
     def line(name: str, texts: list[str]) -> str:
         return f"| {name} | {' | '.join(texts)} |"
@@ -185,12 +185,12 @@ def tables(scores: dict[Cell, float]) -> str:
         rows.append(line(method, [shown(interval([*values.values()]) if values else None) for values in of]))
     rows += ["", line("paired by seed", names), line("---", ["---"] * len(heads))]
     for head in heads:
-        alone = [own for method in ALONE if len(own := held.get((*head, method), {})) > 1]
-        held[*head, BEST] = max(alone, key=lambda own: fmean(own.values()), default={})
+        alone = [seed_scores for method in ALONE if len(seed_scores := held.get((*head, method), {})) > 1]
+        held[*head, BEST] = max(alone, key=lambda seed_scores: fmean(seed_scores.values()), default={})
     for first, second in DIFFERENCES:
         pairs = [paired(held.get((*head, first), {}), held.get((*head, second), {})) for head in heads]
         if any(pairs):
-            rows.append(line(f"{first} − {second}", [shown(found, "+") for found in pairs]))
+            rows.append(line(f"{first} − {second}", [shown(difference, "+") for difference in pairs]))
     return "\n".join(rows)
 
 

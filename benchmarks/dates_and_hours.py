@@ -145,7 +145,7 @@ def own(task: str, books: list[str], seed: int) -> float:
     spec: PaymentsSpec = typed(PaymentsSpec, cfg.dataset.params, "dataset=payments")
     p = generate(spec, seed=seed, banks=BANKS)
     graph: Any = datasets.load(cfg.dataset, seed=seed, num_clients=BANKS)
-    found = []
+    precisions = []
     for bank, client in enumerate(make(graph, cfg)):
         book = book_of(p, bank)
         if task == "payments":
@@ -165,8 +165,8 @@ def own(task: str, books: list[str], seed: int) -> float:
         booster = lightgbm.train(rules, train, 300, valid_sets=[val], callbacks=stops)
         if y[stage == 2].any():
             raw = np.asarray(booster.predict(x[stage == 2], raw_score=True))
-            found.append(average_precision(np.stack([-raw, raw], axis=1), y[stage == 2].astype(int)))
-    return fmean(found)
+            precisions.append(average_precision(np.stack([-raw, raw], axis=1), y[stage == 2].astype(int)))
+    return fmean(precisions)
 
 
 def book_of(p: Payments, bank: int) -> pd.DataFrame:
@@ -215,14 +215,14 @@ def of_accounts(book: pd.DataFrame) -> pd.DataFrame:
     stats["passed"], stats["passed_share"] = low, low / high
     stats["both"] = np.minimum(stats["n_out"], stats["n_in"])
     rows = stats.groupby("account")
-    found = pd.concat(
+    columns = pd.concat(
         [rows.sum().add_suffix("_sum"), rows.max().add_suffix("_max"), rows.mean().add_suffix("_mean")], axis=1
     )
-    found["days"] = rows.size()
+    columns["days"] = rows.size()
     for way, near, far in (("out", "source", "target"), ("in", "target", "source")):
-        found[f"partners_{way}"] = book.groupby(near)[far].nunique()
-        found[f"spread_{way}"] = book.groupby(near)["amount"].std()
-    return found.fillna(0)
+        columns[f"partners_{way}"] = book.groupby(near)[far].nunique()
+        columns[f"spread_{way}"] = book.groupby(near)["amount"].std()
+    return columns.fillna(0)
 
 
 def stored(path: Path) -> dict[Cell, float]:
@@ -287,7 +287,7 @@ def page_tables(scores: dict[Cell, float]) -> str:
         pairs = [(values(first, *at), values(second, *at)) for at in SHOWN]
         both = [[a[seed] - b[seed] for seed in a if seed in b] for a, b in pairs]
         title = " − ".join(CALLED.get(method, method) for method in (first, second))
-        changes.append(line(title, [text(each, "+") for each in both]))
+        changes.append(line(title, [text(gaps, "+") for gaps in both]))
     return "\n".join([*head, *rows, "", *[head[0].replace("average precision", "paired by seed"), head[1]], *changes])
 
 

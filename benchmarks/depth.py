@@ -49,30 +49,30 @@ def ceilings(found: Chains, p: Payments, spec: PaymentsSpec, item: str = "accoun
     scores: dict[str, list[NDArray[np.float64]]] = {"local": [], "far ends": [], "pooled": []}
     for first, last in items:
         bank = home[:, first]
-        own = home == bank[:, None]
-        padded = np.pad(own, ((0, 0), (1, 1)))
-        beside = own | padded[:, :-2] | padded[:, 2:]
-        joined = np.ones_like(own)  # whether payments that the observer sees join a place to the item
-        hop = own[:, :-1] | own[:, 1:]
+        same_bank = home == bank[:, None]
+        padded = np.pad(same_bank, ((0, 0), (1, 1)))
+        beside = same_bank | padded[:, :-2] | padded[:, 2:]
+        joined = np.ones_like(same_bank)  # whether payments that the observer sees join a place to the item
+        hop = same_bank[:, :-1] | same_bank[:, 1:]
         joined[:, :first] = np.logical_and.accumulate(hop[:, :first][:, ::-1], axis=1)[:, ::-1]
         joined[:, last + 1 :] = np.logical_and.accumulate(hop[:, last:], axis=1)
         some = np.take_along_axis(paid, bank[:, None, None], axis=2)[:, :, 0] > 0
         guess = np.where(joined, np.where(some, 1, (unseen / (1 + unseen))[bank, None]), 0.5)
-        scores["local"].append(_probability(np.where(own & joined, found.fan, guess)))
+        scores["local"].append(_probability(np.where(same_bank & joined, found.fan, guess)))
         scores["far ends"].append(_probability(np.where(beside & joined, found.fan, 0.5)))
         scores["pooled"].append(_probability(found.fan.astype(np.float64)))
     label = np.tile(found.label, len(items))
     return {name: _average_precision(label, np.concatenate(score)) for name, score in scores.items()}
 
 
-def _fan_payments(found: Chains, p: Payments) -> Ints:
+def _fan_payments(chains: Chains, p: Payments) -> Ints:
     """Return how many payments of each fan have their other end at each bank [C, P, B]."""
-    places = found.members.shape[1]
+    places = chains.members.shape[1]
     rows = np.flatnonzero(p.pattern >= 0)
-    source, target = (found.members[p.pattern[rows]] == ends[rows, None] for ends in (p.source, p.target))
+    source, target = (chains.members[p.pattern[rows]] == ends[rows, None] for ends in (p.source, p.target))
     fan = ~(source[:, :-1] & target[:, 1:]).any(axis=1, keepdims=True)  # no payment of the chain itself
     side = np.sign(np.arange(places) - places // 2)
-    paid = np.zeros((*found.members.shape, int(p.bank.max()) + 1), dtype=np.int64)
+    paid = np.zeros((*chains.members.shape, int(p.bank.max()) + 1), dtype=np.int64)
     for at, other in ((fan & target & (side < 0), p.source), (fan & source & (side > 0), p.target)):
         row, place = np.nonzero(at)
         np.add.at(paid, (p.pattern[rows[row]], place, p.bank[other[rows[row]]]), 1)
@@ -111,9 +111,9 @@ def main() -> None:
     rows: dict[str, list[dict[str, float]]] = {"accounts": [], "payments": []}
     for seed in range(args.seeds):
         drawn = generate(spec, seed=seed, banks=spec.banks or cfg.num_clients)
-        found = drawn_chains(spec, drawn.kind, seed)
+        chains = drawn_chains(spec, drawn.kind, seed)
         for item, results in rows.items():
-            results.append(ceilings(found, drawn, spec, item))
+            results.append(ceilings(chains, drawn, spec, item))
     print("| items | local | far ends | pooled | far ends' share of the gap |\n|---|---|---|---|---|")
     for item, results in rows.items():
         table = np.array([[row[name] for name in ("local", "far ends", "pooled")] for row in results])

@@ -166,8 +166,8 @@ class Desk:
                 self.go("book", "add", self.book(bank), path)
         scored, alerts = self.folder / "scored.csv", self.folder / f"alerts_{name}.csv"
         self.go("predict", "--book", self.book("a"), "--from", name, "--out", scored)
-        found = pd.read_csv(scored)
-        self.month.scores |= dict(zip(found["edge"], found["p_yes"], strict=True))
+        predictions = pd.read_csv(scored)
+        self.month.scores |= dict(zip(predictions["edge"], predictions["p_yes"], strict=True))
         self.go("alerts", "--book", self.book("a"), "--from", name, "--reasons", 0, "--out", alerts)
         listed = pd.read_csv(alerts)
         truth = self.rows.set_index("ref")["fraud"] == "yes"
@@ -185,8 +185,8 @@ class Desk:
         last = int(self.rows.set_index("ref").loc[[*self.month.scores], "day"].max())
         span = "--from", made.START + self.first, "--until", made.START + last
         self.go("predict", "--book", self.book("a"), *span, "--out", self.folder / "whole.csv")
-        found = pd.read_csv(self.folder / "whole.csv")
-        self.month.whole |= dict(zip(found["edge"], found["p_yes"], strict=True))
+        predictions = pd.read_csv(self.folder / "whole.csv")
+        self.month.whole |= dict(zip(predictions["edge"], predictions["p_yes"], strict=True))
         self.first = last + 1
 
 
@@ -337,10 +337,10 @@ def _lived(desk: Desk, days: int, history: int, every: int) -> Month:
             desk.forget()
         desk.day(day, (day - history) % every == 0)
     desk.compare()
-    found = desk.month
-    truth = desk.rows.set_index("ref").loc[[*found.scores], "fraud"] == "yes"
-    found.precision = float(average_precision_score(truth, [*found.scores.values()]))
-    return found
+    record = desk.month
+    truth = desk.rows.set_index("ref").loc[[*record.scores], "fraud"] == "yes"
+    record.precision = float(average_precision_score(truth, [*record.scores.values()]))
+    return record
 
 
 def quiet(folder: Path, days: int, hours: bool, history: int, seed: int) -> Month:
@@ -358,15 +358,15 @@ def quiet(folder: Path, days: int, hours: bool, history: int, seed: int) -> Mont
     return desk.month
 
 
-def store(args: argparse.Namespace, found: Month, seconds: float) -> None:
+def store(args: argparse.Namespace, record: Month, seconds: float) -> None:
     """Add a row on quiet days to `QUIET`."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=QUIET.parent
     ).stdout.strip()
-    row = {"days": len(found.looked), "hours": args.hours, "history": args.history, "seed": args.seed}
+    row = {"days": len(record.looked), "hours": args.hours, "history": args.history, "seed": args.seed}
     row |= {
-        "alarms": len(found.alarms),
-        "refused": len(found.refused),
+        "alarms": len(record.alarms),
+        "refused": len(record.refused),
         "cpu_seconds": round(seconds, 1),
         "commit": commit,
     }
@@ -393,21 +393,23 @@ def main() -> None:
     if args.quiet_days:
         start = time.process_time()
         with tempfile.TemporaryDirectory() as folder:
-            found = quiet(Path(folder) / "month", args.quiet_days, args.hours, args.history, args.seed)
+            record = quiet(Path(folder) / "month", args.quiet_days, args.hours, args.history, args.seed)
         if args.write:
-            store(args, found, time.process_time() - start)
-        print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}; {found.refused}")
+            store(args, record, time.process_time() - start)
+        print(
+            f"drift: {len(record.alarms)} alarms on {len(record.looked)} quiet days {record.alarms}; {record.refused}"
+        )
         return
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         fleet = patch if args.fleet or args.supernodes else None
         shape = args.days, args.hours, args.history, 1, args.seed, fleet, args.supernodes
-        found = month(Path(folder) / "month", *shape)
+        record = month(Path(folder) / "month", *shape)
     print(
-        f"{len(found.scores)} payments; largest difference of a day alone and the month: {found.largest_difference:.2g}"
+        f"{len(record.scores)} payments; largest difference of a day alone and the month: {record.largest_difference:.2g}"
     )
-    print(f"drift: {len(found.alarms)} alarms on {len(found.looked)} quiet days {found.alarms}")
-    print(f"commands that were refused: {len(found.refused)}", *found.refused, sep="\n  ")
-    print(f"average precision of the month: {found.precision:.3f}")
+    print(f"drift: {len(record.alarms)} alarms on {len(record.looked)} quiet days {record.alarms}")
+    print(f"commands that were refused: {len(record.refused)}", *record.refused, sep="\n  ")
+    print(f"average precision of the month: {record.precision:.3f}")
 
 
 if __name__ == "__main__":

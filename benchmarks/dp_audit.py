@@ -116,7 +116,7 @@ def distributed(present: bool, factor: float, releases: int) -> float:
 
 def central_adaptive(present: bool, factor: float, releases: int) -> float:
     """`Privacy.release` with adaptive norms; without the canary, the sum has one client less."""
-    private, found = _privacy("server_adaptive", NOISE * factor), 0.0
+    private, likelihood = _privacy("server_adaptive", NOISE * factor), 0.0
     rules, private.norms = private.cfg, {}
     origin = {"w": np.zeros(SIZE)}
     values = [{"w": _canary(True)}] * present + [origin] * (CLIENTS - 1)
@@ -124,24 +124,24 @@ def central_adaptive(present: bool, factor: float, releases: int) -> float:
         norm = private.norm(MODEL)
         released = private.release({MODEL: Terms(origin, values, [1.0] * len(values), float(CLIENTS))})
         share = rules.clipping_quantile - math.log(private.norm(MODEL) / norm) / rules.clipping_rate
-        found += _likelihood(rules, CLIENTS * float(released[MODEL]["w"][0]) / norm, CLIENTS * (share - 0.5))
-    return found
+        likelihood += _likelihood(rules, CLIENTS * float(released[MODEL]["w"][0]) / norm, CLIENTS * (share - 0.5))
+    return likelihood
 
 
 def distributed_adaptive(present: bool, factor: float, releases: int) -> float:
     """`DistributedNoise` of the fewest survivors with adaptive norms: values in units of the norm, and bits."""
     rules = PrivacyConfig("distributed_adaptive", NOISE * factor, NORM, secagg=True, secagg_bits=BITS)
     drawn, ratios = DistributedNoise(rules, cohort=CLIENTS), {MODEL: 1 / CLIENTS, CLIPPED: 1 / CLIENTS}
-    found, unit = 0.0, CLIENTS / 2.0**BITS
+    likelihood, unit = 0.0, CLIENTS / 2.0**BITS
     for _ in range(releases):
         total = np.zeros(SIZE + 1)
         for client in range(NEEDED):
             here = present and not client
-            update, own = clipped(_canary(here), NORM) / NORM, bit(10 * NORM if here else 0.0, NORM)
-            groups = {MODEL: {"w": update}, CLIPPED: {MODEL: np.array([own if client or here else 0.0])}}
+            update, indicator = clipped(_canary(here), NORM) / NORM, bit(10 * NORM if here else 0.0, NORM)
+            groups = {MODEL: {"w": update}, CLIPPED: {MODEL: np.array([indicator if client or here else 0.0])}}
             total += unit * drawn.terms(groups, ratios, CLIENTS, NEEDED)
-        found += _likelihood(rules, float(total[0]), float(total[-1]))
-    return found
+        likelihood += _likelihood(rules, float(total[0]), float(total[-1]))
+    return likelihood
 
 
 def _likelihood(rules: PrivacyConfig, value: float, count: float) -> float:
@@ -151,15 +151,15 @@ def _likelihood(rules: PrivacyConfig, value: float, count: float) -> float:
 
 def sampled(present: bool, factor: float, releases: int) -> float:
     """Release means over sampled cohorts, in which nobody may take an absent canary's place."""
-    private, seed, origin, found = _privacy("server_fixed", NOISE * factor), 1, {"w": np.zeros(SIZE)}, 0.0
+    private, seed, origin, total = _privacy("server_fixed", NOISE * factor), 1, {"w": np.zeros(SIZE)}, 0.0
     canary = cohorts.draw(range(10), 5, 1, "cohort", 1)[0]
     for _ in range(releases):
         clients = [client for client in range(10) if present or client != canary]
         drawn = cohorts.draw(clients, 5, seed, "cohort", 1, places=10)
         values = [{"w": _canary(True) * (1 if client == canary else -1)} for client in drawn]
         released = private.release({MODEL: Terms(origin, values, [1.0] * len(values), 5.0)})
-        found += float(released[MODEL]["w"][0])
-    return found
+        total += float(released[MODEL]["w"][0])
+    return total
 
 
 def float64(present: bool, factor: float, releases: int) -> float:
@@ -268,8 +268,8 @@ def _projected(kind: str, released: NDArray[np.float64]) -> float:
 def row(present: bool, factor: float, releases: int, kind: str = "row") -> float:
     """Release a party's sum by `rows.released`."""
     rules = replace(UNITS[kind], noise_multiplier=NOISE * factor)
-    found = (rows.released(_sum(kind, present), NORM, rules, noise.source()) for _ in range(releases))
-    return sum(_projected(kind, each) for each in found)
+    sums = (rows.released(_sum(kind, present), NORM, rules, noise.source()) for _ in range(releases))
+    return sum(_projected(kind, total) for total in sums)
 
 
 def row_secure(present: bool, factor: float, releases: int, kind: str = "row") -> float:
@@ -319,13 +319,13 @@ def audited(inside: Scores, outside: Scores, delta: float, confidence: float = 0
         delta: δ.
         confidence: joint confidence of both error rates.
     """
-    half, each = len(inside) // 2, 1 - (1 - confidence) / 2
+    half, level = len(inside) // 2, 1 - (1 - confidence) / 2
     thresholds = np.quantile(np.concatenate([inside[:half], outside[:half]]), np.linspace(0.01, 0.99, 99))
 
     def bounds(threshold: float, chosen: slice) -> tuple[float, float]:
         false_alarms, misses = int((outside[chosen] > threshold).sum()), int((inside[chosen] <= threshold).sum())
         count = len(inside[chosen])
-        alpha, miss = upper(false_alarms, count, each), upper(misses, count, each)
+        alpha, miss = upper(false_alarms, count, level), upper(misses, count, level)
         mu = float(norm.isf(alpha) - norm.ppf(miss))
         ratios = [(1 - delta - miss, alpha), (1 - delta - alpha, miss)]
         return mu, max([0.0, *(math.log(over / under) for over, under in ratios if over > 0)])
@@ -356,10 +356,10 @@ def main() -> None:
     print(f"{'mechanism':<20} {'noise':>6} {'claimed':>8} {'threshold':>10} {'μ-GDP':>7}")
     for kind, mechanism in ((kind, MECHANISMS[kind]) for kind in args.only):
         for factor in (1.0, PLANTED.get(kind, 0.5)):
-            found = audited(*scores(mechanism, trials, factor), DELTA)
-            caught = "  caught" if max(found["gdp"], found["threshold"]) > claimed(kind) else ""
+            audit = audited(*scores(mechanism, trials, factor), DELTA)
+            caught = "  caught" if max(audit["gdp"], audit["threshold"]) > claimed(kind) else ""
             print(
-                f"{kind:<20} {factor:6.3g} {claimed(kind):8.2f} {found['threshold']:10.2f} {found['gdp']:7.2f}{caught}"
+                f"{kind:<20} {factor:6.3g} {claimed(kind):8.2f} {audit['threshold']:10.2f} {audit['gdp']:7.2f}{caught}"
             )
 
 

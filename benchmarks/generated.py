@@ -120,8 +120,8 @@ def party() -> dict[str, list[str]]:
 def _values(keys: Any) -> Iterator[tuple[str, list[str]]]:
     for key in keys:
         accepted = key.accepted.split(" | ") if " | " in key.accepted else []
-        if found := [*accepted, *(["true", "false"] if isinstance(key.default, bool) else [])]:
-            yield key.name, found
+        if choices := [*accepted, *(["true", "false"] if isinstance(key.default, bool) else [])]:
+            yield key.name, choices
 
 
 def as_text(content: Mapping[str, Any]) -> str:

@@ -74,7 +74,7 @@ class Siblings(boosting.Growth):
         known |= {node: parent - known[sibling] for node, (sibling, parent) in self._larger.items()}
         places = list(zip(*map(np.ndarray.tolist, self._all), strict=True))
         (self.tree, self.node), full = self._all, np.stack([known[place] for place in places])
-        found = boosting.best_splits(full * boosting.UNIT, self.sizes, self.params)
+        splits = boosting.best_splits(full * boosting.UNIT, self.sizes, self.params)
         super().split(full)
         self._all, forest = (self.tree, self.node), self.forest()
         there, self._larger = set(zip(self.tree.tolist(), self.node.tolist(), strict=True)), {}
@@ -82,7 +82,7 @@ class Siblings(boosting.Growth):
             left = int(forest["left"][forest["start"][tree] + node])
             pair = [(tree, left), (tree, left + 1)]
             if left and there.issuperset(pair):
-                larger = int(found["left"][place, 2].round() <= found["right"][place, 2].round())
+                larger = int(splits["left"][place, 2].round() <= splits["right"][place, 2].round())
                 self._larger[pair[larger]] = pair[1 - larger], full[place]
         asked = [place not in self._larger for place in zip(self.tree.tolist(), self.node.tolist(), strict=True)]
         self.tree, self.node = self.tree[asked], self.node[asked]

@@ -221,7 +221,7 @@ def foreign_writes(root: Path) -> set[str]:
 
 def upward_strings(root: Path) -> list[str]:
     """Return texts in the core that name a module of a party's wing."""
-    found = []
+    texts = []
     for path in python_files(root):
         parts = path.relative_to(root).parts
         if parts[0] != "fedgraph_flwr" or parts[1] in ("party", "cli"):
@@ -229,8 +229,8 @@ def upward_strings(root: Path) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             if text.startswith("fedgraph_flwr.party"):
-                found.append(f"{'/'.join(parts[1:])}: {text}")
-    return found
+                texts.append(f"{'/'.join(parts[1:])}: {text}")
+    return texts
 
 
 def tokens(path: Path) -> tuple[int, int]:
@@ -255,13 +255,13 @@ def tokens(path: Path) -> tuple[int, int]:
 
 def density(root: Path) -> dict[str, tuple[int, int]]:
     """Return tokens and code lines of each room."""
-    found: dict[str, Counter[str]] = {}
+    rooms: dict[str, Counter[str]] = {}
     for path in python_files(root):
         parts = path.relative_to(root).parts
         room = parts[1] if parts[0] == "fedgraph_flwr" and len(parts) > 2 else parts[0]
         counted, lines = tokens(path)
-        found.setdefault(room, Counter()).update(tokens=counted, lines=lines)
-    return {room: (count["tokens"], count["lines"]) for room, count in found.items()}
+        rooms.setdefault(room, Counter()).update(tokens=counted, lines=lines)
+    return {room: (count["tokens"], count["lines"]) for room, count in rooms.items()}
 
 
 def printed(root: Path, code: str, *words: str) -> dict[str, Any]:
@@ -297,12 +297,12 @@ def main() -> None:
     rooms = density(root)
     for room, (count, lines) in sorted(rooms.items(), key=lambda item: -item[1][0]):
         print(f"{room:20} {count:7d} tokens  {count / max(lines, 1):5.1f} per code line")
-    found: dict[str, list[Any]] = {"circles": circles(root), "upward strings": upward_strings(root)}
-    found["capability flags asked without the value"] = sorted(flags(root))
-    found["attributes of the strategy that others write"] = sorted(foreign_writes(root))
-    for name, values in found.items():
+    findings: dict[str, list[Any]] = {"circles": circles(root), "upward strings": upward_strings(root)}
+    findings["capability flags asked without the value"] = sorted(flags(root))
+    findings["attributes of the strategy that others write"] = sorted(foreign_writes(root))
+    for name, values in findings.items():
         print(f"{name}:", *values)
-    measured = {name: len(values) for name, values in found.items()} | {
+    measured = {name: len(values) for name, values in findings.items()} | {
         "climbs of a plain round": sum(rounds["plain"]["climbs"].values()),
         "files of a plain round": rounds["plain"]["files"],
         "functions of a plain round": rounds["plain"]["with names"],

@@ -95,21 +95,23 @@ def answer(*chosen: str) -> str:
 
 def answers(among: list[tuple[str, str]]) -> dict[str, dict[str, list[str]]]:
     """Return what `answer` says of pairs: sentence → first choice → second choices."""
-    found: dict[str, dict[str, list[str]]] = {}
+    sentences: dict[str, dict[str, list[str]]] = {}
     for one, other in among:
         if said := answer(one, other):
-            found.setdefault(said, {}).setdefault(one.split()[0], []).append(other.split()[0])
-    return {said: {one: sorted(others) for one, others in sorted(found[said].items())} for said in sorted(found)}
+            sentences.setdefault(said, {}).setdefault(one.split()[0], []).append(other.split()[0])
+    return {
+        said: {one: sorted(others) for one, others in sorted(sentences[said].items())} for said in sorted(sentences)
+    }
 
 
 def flat(grouped: dict[str, dict[str, list[str]]]) -> dict[tuple[str, str], list[str]]:
     """Return the sentences of each pair by its first words, which two choices may share."""
-    found: dict[tuple[str, str], list[str]] = {}
+    sentences: dict[tuple[str, str], list[str]] = {}
     for said, rows in grouped.items():
         for one, others in rows.items():
             for other in others:
-                found.setdefault((one, other), []).append(said)
-    return found
+                sentences.setdefault((one, other), []).append(said)
+    return sentences
 
 
 def differences(among: list[tuple[str, str]]) -> list[str]:

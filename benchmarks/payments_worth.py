@@ -138,8 +138,8 @@ class Cell(NamedTuple):
         data = DATA[self.data]
         network = TRAINED[data[0].removeprefix("task=")] if method in NETWORKS else []
         decay = ["train.weight_decay=0.001"] if network and self.data == "payments" and "recipe" in self.columns else []
-        own = [*COLUMNS[self.columns], *(SHORT if self.data in WITHIN_A_DAY and "recipe" in self.columns else [])]
-        return [*data, *own, *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
+        columns = [*COLUMNS[self.columns], *(SHORT if self.data in WITHIN_A_DAY and "recipe" in self.columns else [])]
+        return [*data, *columns, *network, *decay, *(NETWORKS | TREES)[method], f"seed={self.seed}"]
 
 
 def cells(seeds: int, only: str) -> Iterator[Cell]:
@@ -231,11 +231,11 @@ def table(rows: Rows) -> str:
     for (data, columns, method, seed), row in rows.items():
         scores.setdefault((data, columns, method), {})[seed] = 100 * float(row["test"])
 
-    def shown(found: Interval | None, sign: str = "") -> str:
-        if found is None:
+    def shown(estimate: Interval | None, sign: str = "") -> str:
+        if estimate is None:
             return ""
-        half = f" ± {found.half:.1f}" if found.n > 1 else ""
-        return f"{found.mean:{sign}.1f}{half} ({found.n})"
+        half = f" ± {estimate.half:.1f}" if estimate.n > 1 else ""
+        return f"{estimate.mean:{sign}.1f}{half} ({estimate.n})"
 
     def cell(values: dict[int, float]) -> str:
         return shown(interval(list(values.values())) if values else None)
@@ -265,8 +265,8 @@ def table(rows: Rows) -> str:
             line("---", ["---"] * len(pairs)),
         ]
         for name in kinds:
-            found = [paired(scores.get((data, name, a), {}), scores.get((data, name, b), {})) for a, b in pairs]
-            text.append(line(name, [shown(own, "+") for own in found]))
+            differences = [paired(scores.get((data, name, a), {}), scores.get((data, name, b), {})) for a, b in pairs]
+            text.append(line(name, [shown(difference, "+") for difference in differences]))
         text += [
             "\nRecipe − recipe without `flow_*`, paired by seed:\n",
             line("", methods),
@@ -277,7 +277,7 @@ def table(rows: Rows) -> str:
             for m in methods
         ]
         text += [
-            line("difference", [shown(own, "+") for own in lost]),
+            line("difference", [shown(difference, "+") for difference in lost]),
             "",
         ]
     return "\n".join(text)
@@ -291,13 +291,13 @@ def means(rows: Rows) -> str:
     text = [f"| data | columns | {' | '.join(methods)} |", f"|---|---|{'---|' * len(methods)}"]
     for data, kinds in BY_DATA.items():
         for columns in kinds:
-            found = [
+            scores = [
                 [100 * float(row["test"]) for key, row in rows.items() if key[:3] == (data, columns, method)]
                 for method in methods
             ]
-            if any(found):
+            if any(scores):
                 text.append(
-                    f"| {data} | {columns} | {' | '.join(f'{fmean(own):.1f}' if own else '' for own in found)} |"
+                    f"| {data} | {columns} | {' | '.join(f'{fmean(runs):.1f}' if runs else '' for runs in scores)} |"
                 )
     return "\n".join(text)
 

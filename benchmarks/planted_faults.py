@@ -205,11 +205,11 @@ def planted(tree: Path, fault: Fault) -> tuple[Path, str]:
         SystemExit: the text does not occur exactly once.
     """
     files = {path: path.read_text() for package in PACKAGES for path in (tree / package).rglob("*.py")}
-    found = [path for path, code in files.items() for _ in range(code.count(fault.text))]
-    if len(found) != 1:
-        raise SystemExit(f"{fault.name}: its text occurs {len(found)} times in {tree}, expected once")
-    found[0].write_text(files[found[0]].replace(fault.text, fault.wrong))
-    return found[0], files[found[0]]
+    places = [path for path, code in files.items() for _ in range(code.count(fault.text))]
+    if len(places) != 1:
+        raise SystemExit(f"{fault.name}: its text occurs {len(places)} times in {tree}, expected once")
+    places[0].write_text(files[places[0]].replace(fault.text, fault.wrong))
+    return places[0], files[places[0]]
 
 
 def caught(tree: Path, fault: Fault) -> bool:

@@ -141,13 +141,13 @@ class Count:
 
 def count(folder: str) -> Count:
     """Count the prose of a file, or of all files below a folder."""
-    found, top = Count(), ROOT / folder
+    tally, top = Count(), ROOT / folder
     for path in [top] if top.is_file() else sorted(top.rglob("*")):
         name = path.relative_to(ROOT).as_posix()
         if path.suffix in READERS and not any(part in f"/{name}" for part in SKIPPED if part not in f"/{folder}/"):
             for paragraph in READERS[path.suffix](path.read_text()):
-                found.add(name, paragraph)
-    return found
+                tally.add(name, paragraph)
+    return tally
 
 
 def main() -> int:
@@ -157,21 +157,21 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="most hits per 1,000 words of users' pages (default: none)")
     args = parser.parse_args()
     if args.show:
-        found = count(args.show)
-        print("\n".join([*found.hits, *found.long, *found.semicolons]))
+        tally = count(args.show)
+        print("\n".join([*tally.hits, *tally.long, *tally.semicolons]))
         return 0
     package = sorted(f"fedgraph_flwr/{path.name}" for path in (ROOT / "fedgraph_flwr").iterdir() if path.is_dir())
     print(f"{'':28}{'words':>8}{'hits':>7}{'per 1,000':>11}{'> 25 words':>12}{'semicolons':>12}")
     total = Count()
     for name in [*PAGES, "", *FOLDERS[len(PAGES) :], "docs/hooks", "fedgraph_baselines", "fedgraph_flwr", *package]:
-        found = total if not name else count(name)
+        tally = total if not name else count(name)
         if name in PAGES:
             for part in ("hits", "long", "semicolons"):
-                getattr(total, part).extend(getattr(found, part))
-            total.words += found.words
+                getattr(total, part).extend(getattr(tally, part))
+            total.words += tally.words
         label = name or "users' pages"
         print(
-            f"{label:28}{found.words:8}{len(found.hits):7}{found.rate:11.1f}{len(found.long):12}{len(found.semicolons):12}"
+            f"{label:28}{tally.words:8}{len(tally.hits):7}{tally.rate:11.1f}{len(tally.long):12}{len(tally.semicolons):12}"
         )
     print(f"\nusers' pages: {', '.join(PAGES)}")
     if args.limit is not None and total.rate > args.limit:

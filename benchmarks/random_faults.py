@@ -276,8 +276,8 @@ def check(fleet: Any, out: Path, method: str, rule: str, log: Log) -> list[str]:
     """Compare an ended run with the undisturbed one."""
     from safetensors.numpy import load_file
 
-    found, expected = (load_file(path / "model_final.safetensors") for path in (out, fleet.folder / method))
-    same = found.keys() == expected.keys() and all(np.array_equal(found[key], expected[key]) for key in expected)
+    tensors, expected = (load_file(path / "model_final.safetensors") for path in (out, fleet.folder / method))
+    same = tensors.keys() == expected.keys() and all(np.array_equal(tensors[key], expected[key]) for key in expected)
     records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     named = sorted({text for record in records for text in record.get("failed", {})})
     log("checked", name=out.name, same_bits=same, named=named)

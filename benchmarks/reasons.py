@@ -43,20 +43,20 @@ def measured(seed: int, rounds: int, items: int, out: Path) -> NDArray[np.float6
     keys |= {"dataset.cross": 0.0, "dataset.seed": seed, "seed": seed, "model.hidden": 16, "checkpoint_every": 0}
     run = fg.run(task="edges", dataset="payments", num_clients=1, rounds=rounds, progress=False, out=str(out), **keys)
     predictor = load_predictor(run.path, 0)
-    own = predictor.own
+    graph = predictor.own
     made = generate(PaymentsSpec(**RINGS, cross=0.0), seed=seed, banks=1)
     listed = zip(made.source, made.target, made.time, made.pattern, strict=True)
     pattern_of = {(int(s), int(t), int(at)): int(pattern) for s, t, at, pattern in listed}
-    ends = own.node_id[own.edge_index].T.tolist()
-    pattern = np.array([pattern_of[s, t, at] for (s, t), at in zip(ends, own.edge_time.tolist(), strict=True)])
-    logits, task = predictor.items(own)
+    ends = graph.node_id[graph.edge_index].T.tolist()
+    pattern = np.array([pattern_of[s, t, at] for (s, t), at in zip(ends, graph.edge_time.tolist(), strict=True)])
+    logits, task = predictor.items(graph)
     assert isinstance(task, Edges)
     score = (logits[:, 1] - logits[:, 0]).double().numpy()
     rows = np.flatnonzero(task.y.numpy() == 1)
     rows = rows[np.argsort(-score[rows], kind="stable")][:items]
     numbers = task.order[torch.from_numpy(rows)].tolist()
-    found = []
-    for item, reasons in zip(numbers, explain(predictor, own, None, None, list(map(str, numbers))), strict=True):
+    shares = []
+    for item, reasons in zip(numbers, explain(predictor, graph, None, None, list(map(str, numbers))), strict=True):
         edges = reasons.edges.astype(int)
         read = (reasons.of_edges != 0) & (edges != item)
         same = pattern[edges] == pattern[item]
@@ -68,8 +68,8 @@ def measured(seed: int, rounds: int, items: int, out: Path) -> NDArray[np.float6
             first = np.argsort(-np.where(read, raised, -np.inf), kind="stable")[:FIRST]
             row.append([same[first].any(), same[first].mean()])
         row.append([1 - comb(reach - planted, FIRST) / comb(reach, FIRST), planted / reach])
-        found.append(row)
-    return np.transpose(np.mean(found, axis=0))
+        shares.append(row)
+    return np.transpose(np.mean(shares, axis=0))
 
 
 def main() -> None:
@@ -79,14 +79,14 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=40)
     given = parser.parse_args()
-    each = []
+    figures = []
     for seed in range(given.sets):
         with tempfile.TemporaryDirectory() as out:
-            each.append(measured(seed, given.rounds, given.items, Path(out) / "run"))
-        print(f"set {seed}: {each[-1].round(3).tolist()}", flush=True)
+            figures.append(measured(seed, given.rounds, given.items, Path(out) / "run"))
+        print(f"set {seed}: {figures[-1].round(3).tolist()}", flush=True)
     print(f"{'':24} {'model':>14} {'random model':>14} {'chance':>8} {'over random':>14} {'times chance':>13}")
     for name, values in zip(
-        (f"any of the first {FIRST}", f"share of the first {FIRST}"), np.stack(each, axis=1), strict=True
+        (f"any of the first {FIRST}", f"share of the first {FIRST}"), np.stack(figures, axis=1), strict=True
     ):
         model, random, chance = (interval(values[:, k].tolist()) for k in range(3))
         over = interval((values[:, 0] - values[:, 1]).tolist())

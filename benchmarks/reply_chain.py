@@ -65,8 +65,8 @@ def reply_chain(out: Path) -> list[Call]:
         codes = [frame.f_code for frame in stack]
         if node_respond.respond.__code__ not in codes:
             continue
-        own = codes[: codes.index(node_respond.respond.__code__) + 1]
-        files = [(Path(code.co_filename), code.co_qualname) for code in reversed(own)]
+        calls = codes[: codes.index(node_respond.respond.__code__) + 1]
+        files = [(Path(code.co_filename), code.co_qualname) for code in reversed(calls)]
         chains.append([(str(f.relative_to(PACKAGE)), name) for f, name in files if f.is_relative_to(PACKAGE)])
     return max(chains, key=len)
 

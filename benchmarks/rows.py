@@ -72,7 +72,7 @@ def method(words: str) -> str:
 def covering(tables: Mapping[str, list[dict[str, str]]]) -> list[str]:
     """Return the overrides of few rows with a digest, which together have every word of each method's rows."""
     by_method: dict[str, dict[frozenset[str], str]] = defaultdict(dict)
-    for row in (row for each in tables.values() for row in each if row.get("code")):
+    for row in (row for table_rows in tables.values() for row in table_rows if row.get("code")):
         by_method[method(row["words"])].setdefault(frozenset(words_of(row["words"])), seedless(row["words"]))
     chosen = []
     for _, known in sorted(by_method.items()):
@@ -103,13 +103,13 @@ class Compared:
 
 def rows(folder: Path = RESULTS) -> dict[str, list[dict[str, str]]]:
     """Return the rows of every table that sweeps wrote."""
-    found = {}
+    tables = {}
     for path in sorted(folder.glob("*.csv")):
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if {"words", "commit", "method"} <= set(reader.fieldnames or ()):
-                found[path.stem] = list(reader)
-    return found
+                tables[path.stem] = list(reader)
+    return tables
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def ancestor(commit: str) -> bool:
 
 def stale(tables: dict[str, list[dict[str, str]]]) -> list[list[str]]:
     """Return table, reason and number of the rows that no longer hold; runs that were never started have no commit."""
-    ran = [(table, row) for table, each in tables.items() for row in each if row["commit"]]
+    ran = [(table, row) for table, table_rows in tables.items() for row in table_rows if row["commit"]]
     now = digests(seedless(row["words"]) for _, row in ran if row.get("code"))
     count: Counter[tuple[str, str]] = Counter()
     for table, row in ran:
@@ -136,7 +136,7 @@ def stale(tables: dict[str, list[dict[str, str]]]) -> list[list[str]]:
 
 def carrying(other: Path, folder: Path = RESULTS) -> int:
     """Return the number of rows with the digest of a checkout's code."""
-    known = [row for each in rows(folder).values() for row in each if row.get("code")]
+    known = [row for table_rows in rows(folder).values() for row in table_rows if row.get("code")]
     codes = digests((seedless(row["words"]) for row in known), other)
     return sum(row["code"] == codes[seedless(row["words"])] for row in known)
 
@@ -147,20 +147,20 @@ def renew(other: Path, differing: set[str], covered: Mapping[str, set[str]], fol
     A row with a word that no run of its method had (``covered``, by method) keeps its digest.
     """
     tables, renewed = rows(folder), 0
-    words = [seedless(row["words"]) for each in tables.values() for row in each if row.get("code")]
+    words = [seedless(row["words"]) for table_rows in tables.values() for row in table_rows if row.get("code")]
     before, now = digests(words, other), digests(words)
-    for table, each in tables.items():
+    for table, table_rows in tables.items():
         changed = 0
-        for row in each:
+        for row in table_rows:
             key = seedless(row["words"])
             holds = method(key) not in differing and words_of(key) <= covered.get(method(key), set())
             if row.get("code") and holds and row["code"] == before[key] != now[key]:
                 row["code"], changed = now[key], changed + 1
         if changed:
             with (folder / f"{table}.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(each[0]), lineterminator="\n")
+                writer = csv.DictWriter(file, list(table_rows[0]), lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(each)
+                writer.writerows(table_rows)
         renewed += changed
     return renewed
 
@@ -175,12 +175,12 @@ def main() -> None:
     """Print the list, and store it if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
-    args, found = parser.parse_args(), stale(rows())
-    for table, reason, number in found:
+    args, stale_rows = parser.parse_args(), stale(rows())
+    for table, reason, number in stale_rows:
         print(f"{table:32} {number:>5}  {reason}")
     if args.write:
         with STORED.open("w", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows([["table", "reason", "rows"], *found])
+            csv.writer(file, lineterminator="\n").writerows([["table", "reason", "rows"], *stale_rows])
 
 
 if __name__ == "__main__":

@@ -254,16 +254,16 @@ def run_all(out: Path, scenario: str, rounds: int, methods: list[str]) -> None:
         from fedgraph_flwr.secure import noise
 
         noise.source = lambda: generator(0)
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     for index, method in enumerate(methods):
         folder = Path(f"{scenario}-{index}").absolute()
         if scenario == ROWS:
-            found[method] = begun(command, method, rounds, folder)
+            results[method] = begun(command, method, rounds, folder)
         elif scenario in SCENARIOS:
-            found[method] = trained(command, scenario, method, rounds, folder)
+            results[method] = trained(command, scenario, method, rounds, folder)
         else:
-            found[method] = written(command, cases()[scenario][method], folder)
-    out.write_bytes(pickle.dumps(found))
+            results[method] = written(command, cases()[scenario][method], folder)
+    out.write_bytes(pickle.dumps(results))
 
 
 def cases() -> dict[str, dict[str, list[str]]]:
@@ -271,7 +271,7 @@ def cases() -> dict[str, dict[str, list[str]]]:
     read = yaml.safe_load(COMMANDS.read_text())
     return {
         scenario: {
-            case: [word for each in body for word in (each if isinstance(each, list) else [each])]
+            case: [word for entry in body for word in (entry if isinstance(entry, list) else [entry])]
             for case, body in group.items()
         }
         for scenario, group in read.items()
@@ -467,9 +467,11 @@ def main() -> int:
             names = {case: rows.method(case) if scenario == ROWS else case for case in among}
             chosen = [case for case, name in names.items() if any(fnmatch.fnmatch(name, p) for p in patterns)]
             results = []
-            for checkout, folder, own in zip(checkouts, folders, of_both, strict=True):
-                found = child(checkout, folder, scenario, [m for m in chosen if m in own], args.rounds, args.cache)
-                results.append({method: found.get(method, MISSING) for method in chosen})
+            for checkout, folder, methods in zip(checkouts, folders, of_both, strict=True):
+                outputs = child(
+                    checkout, folder, scenario, [m for m in chosen if m in methods], args.rounds, args.cache
+                )
+                results.append({method: outputs.get(method, MISSING) for method in chosen})
             for method in chosen:
                 now, before = (result[method] for result in results)
                 difference = compare(now, before)

@@ -62,8 +62,8 @@ def make(folder: Path) -> list[Path]:
     subprocess.run(example, cwd=folder, env=env, check=True)
     site = folder / "site"
     subprocess.run([sys.executable, "-m", "mkdocs", "build", "-q", "-d", site.absolute()], cwd=ROOT, check=True)
-    found = [*folder.glob("*.html"), *(folder / "sweeps").rglob("*.html"), *(folder / "runs").glob("*.html")]
-    return [*found, folder / "months" / "drift.html", *(site / f"{name}.html" for name in SITE)]
+    pages = [*folder.glob("*.html"), *(folder / "sweeps").rglob("*.html"), *(folder / "runs").glob("*.html")]
+    return [*pages, folder / "months" / "drift.html", *(site / f"{name}.html" for name in SITE)]
 
 
 def shoot(browser: Browser, page: Path, name: str, out: Path) -> None:

@@ -35,37 +35,37 @@ def digest(content: bytes) -> str:
 
 def described(content: Any) -> dict[str, dict[str, str]]:
     """Return form and value of each array and number of a message's content."""
-    found = {}
+    forms = {}
     for group, record in content.items():
         for key, item in record.items():
             data = getattr(item, "data", None)
             form = f"{item.dtype}{list(item.shape)}" if data is not None else type(item).__name__
-            found[f"{group}/{key}"] = {FORM: form, VALUE: digest(data if data is not None else repr(item).encode())}
-    return found
+            forms[f"{group}/{key}"] = {FORM: form, VALUE: digest(data if data is not None else repr(item).encode())}
+    return forms
 
 
 def files(root: str) -> dict[str, dict[str, str]]:
     """Return the files of a state folder; of the audit log, each line without its time and its hashes."""
-    found = {}
+    entries = {}
     for path in sorted(Path(root).rglob("*")) if root else ():
         if not path.is_file() or path.suffix in (".lock", ".tmp"):
             continue
         name, text = RUN.sub("-<run>/", str(path.relative_to(root))), path.read_bytes()
         if path.name.startswith(NUMBERED):
-            found[name] = {FORM: "file", VALUE: ""}
+            entries[name] = {FORM: "file", VALUE: ""}
             continue
         if "audit" in path.name:
             whole = [line for line in text.decode().splitlines() if line.startswith("{") and line.endswith("}")]
             lines = [json.loads(line) for line in whole]
             for number, line in enumerate(lines):
                 kept = {key: value for key, value in line.items() if key not in ("at", "before", "run")}
-                found[f"{name}:{number}"] = {
+                entries[f"{name}:{number}"] = {
                     FORM: ",".join(sorted(line)),
                     VALUE: plain(json.dumps(kept, sort_keys=True)),
                 }
         else:
-            found[name] = {FORM: "file", VALUE: digest(text)}
-    return found
+            entries[name] = {FORM: "file", VALUE: digest(text)}
+    return entries
 
 
 def plain(text: str) -> str:
@@ -103,11 +103,11 @@ def pytest_configure(config: Any) -> None:
 
 def read(path: str) -> dict[str, list[dict[str, Any]]]:
     """Return the lines of a recording by test."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    recording: dict[str, list[dict[str, Any]]] = {}
     for text in Path(path).read_text().splitlines():
         line = json.loads(text)
-        found.setdefault(line["test"], []).append(line)
-    return found
+        recording.setdefault(line["test"], []).append(line)
+    return recording
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], again: dict[str, Any]) -> Iterator[str]:
@@ -129,24 +129,24 @@ def differences(before: dict[str, Any], now: dict[str, Any], again: dict[str, An
 def main() -> int:
     """Compare recordings."""
     before, now, again = (read(path) for path in (sys.argv[1], sys.argv[2], sys.argv[-1 if len(sys.argv) > 3 else 1]))
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     same = 0
     for test in sorted({*before, *now}):
         lines = [recording.get(test, []) for recording in (before, now, again)]
         if len(lines[0]) != len(lines[1]):
             print(f"{test}: {len(lines[0])} messages before, {len(lines[1])} now")
-            found["messages"] += 1
+            counts["messages"] += 1
         seconds = lines[2] if len(lines[2]) == len(lines[0]) else lines[0]
         for number, triple in enumerate(zip(lines[0], lines[1], seconds, strict=False)):
             shown = list(differences(*triple))
             same += not shown
-            found["lines"] += bool(shown)
+            counts["lines"] += bool(shown)
             for text in shown:
                 print(f"{test} message {number}: {text}")
     print(
-        f"{same} messages are the same, {found['lines']} differ, {found['messages']} tests have other numbers of messages"
+        f"{same} messages are the same, {counts['lines']} differ, {counts['messages']} tests have other numbers of messages"
     )
-    return int(sum(found.values()) > 0)
+    return int(sum(counts.values()) > 0)
 
 
 if __name__ == "__main__":

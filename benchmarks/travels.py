@@ -41,7 +41,7 @@ def measured(method: str) -> list[dict[str, object]]:
     clients = 1 if cfg.strategy.pooled else 5
     rows = []
     for phase, sent in summary["bytes_by_phase"].items():
-        each = sent["exchanges"] * clients
+        messages = sent["exchanges"] * clients
         when = "once" if sent["exchanges"] == 1 else f"{sent['exchanges']} times"
         if rounds[phase] and phase != "evaluate":
             often = sent["exchanges"] / ROUNDS
@@ -52,7 +52,7 @@ def measured(method: str) -> list[dict[str, object]]:
             when += " before round 1"
         rows.append(
             {"method": method, "phase": phase, "when": when, "exchanges": sent["exchanges"]}
-            | {"down": sent["bytes_down"] // each, "up": sent["bytes_up"] // each}
+            | {"down": sent["bytes_down"] // messages, "up": sent["bytes_up"] // messages}
             | {"parameters": parameters, "words": " ".join([*words, f"strategy={method}", f"rounds={ROUNDS}"])}
         )
     return rows

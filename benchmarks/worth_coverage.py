@@ -50,16 +50,16 @@ class Law:
         models = []
         for method, slope in ((1, 1.0), (2, 1.4)):
             for _ in range(self.seeds):
-                own = slope + (0.3 * rng.normal() if self.seeds > 1 else 0.0)
-                score = own * y + common + effects[cluster, method] - 0.6 + 0.6 * rng.normal(size=cluster.size)
+                weight = slope + (0.3 * rng.normal() if self.seeds > 1 else 0.0)
+                score = weight * y + common + effects[cluster, method] - 0.6 + 0.6 * rng.normal(size=cluster.size)
                 models.append(np.stack([np.zeros(cluster.size), score], axis=1))
         return cluster, y, models
 
     def scores(self, rng: np.random.Generator, clusters: int, samples: int) -> tuple[float, float, float]:
         """Return the difference of the methods in one data set, with its interval."""
         cluster, y, models = self.draw(rng, clusters)
-        each = [measure(self.metric, logits, y, cluster, 0.0) for logits in models]
-        runs = [each[: self.seeds], each[self.seeds :]]
+        measures = [measure(self.metric, logits, y, cluster, 0.0) for logits in models]
+        runs = [measures[: self.seeds], measures[self.seeds :]]
         size = effective(self.metric, y, cluster)
         return scored(runs, len(y), clusters, size, samples)[1][1]
 

@@ -27,11 +27,15 @@ def every_value() -> None:
 
 def predictions(run: fg.Run) -> None:
     """Predictions have labels or values, by the task; each attribute has one type."""
-    found = run.predict()
+    output = run.predict()
     print(
-        found.labels[:3], found.probabilities.mean(), found.codes.sum(), found.logits.argmax(1), found.to_frame().head()
+        output.labels[:3],
+        output.probabilities.mean(),
+        output.codes.sum(),
+        output.logits.argmax(1),
+        output.to_frame().head(),
     )
-    print(found.values.mean(axis=0), run.predict_pairs([(0, 1)]).scores, found.rows)  # type: ignore[attr-defined]
+    print(output.values.mean(axis=0), run.predict_pairs([(0, 1)]).scores, output.rows)  # type: ignore[attr-defined]
 
 
 def mistakes() -> None:

@@ -262,7 +262,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"{missed[0]} has slow tests that the slow part would not find: write the mark in that file"
         )
     for item in (item for item in items if isinstance(item, pytest.Function)):
-        made = {name: found[-1] for name, found in item._fixtureinfo.name2fixturedefs.items()}
+        made = {name: definitions[-1] for name, definitions in item._fixtureinfo.name2fixturedefs.items()}
         shared = any(one.scope == "module" and one.func.__module__ == item.module.__name__ for one in made.values())
         if shared and not item.get_closest_marker("xdist_group"):
             words = item.callspec.params if hasattr(item, "callspec") else {}

@@ -165,8 +165,8 @@ def made(kind, *overrides, graph=None, **policy):
 
 def looped(client):
     """A pseudo graph of self-loops, as the group of arrays that comes down."""
-    own = np.arange(client.graph.num_nodes)
-    return {"label": np.full(own.size, -1), "row": own, "col": own, "weight": np.ones(own.size)}
+    nodes = np.arange(client.graph.num_nodes)
+    return {"label": np.full(nodes.size, -1), "row": nodes, "col": nodes, "weight": np.ones(nodes.size)}
 
 
 SGD = ["model=mlp", "model.dropout=0", "train.optimizer=sgd", "train.lr=1e-3", "train.weight_decay=0", "dtype=float64"]

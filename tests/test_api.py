@@ -277,8 +277,8 @@ def test_a_generated_graph_of_a_given_size():
 
 def test_the_table_of_a_sweep_has_a_column_for_each_key():
     keys = {**TINY, "rounds": 1, "train.lr": [0.1, 0.01], "dataset.nodes_per_client": [[30, 30]]}
-    found = fg.sweep(strategy=["fedavg", "fedprox"], baselines=False, **keys)
-    assert found.table["train.lr"].tolist() == ["0.1", "0.1", "0.01", "0.01"]
+    lr_sweep = fg.sweep(strategy=["fedavg", "fedprox"], baselines=False, **keys)
+    assert lr_sweep.table["train.lr"].tolist() == ["0.1", "0.1", "0.01", "0.01"]
 
 
 class Half(GCN):
@@ -517,7 +517,7 @@ def test_a_sweep_takes_a_function_that_returns_the_graphs_of_a_seed(folder):
 )
 def test_a_sweep_refuses_what_does_not_go_with_graphs_in_memory(given, keys, message):
     with pytest.raises(fg.FedGraphError, match=message):
-        fg.sweep(*[[data(0), data(1)] if each == "graphs" else each for each in given], **keys)
+        fg.sweep(*[[data(0), data(1)] if word == "graphs" else word for word in given], **keys)
 
 
 def test_choices_name_every_method_with_its_paper():
@@ -627,10 +627,10 @@ def test_predictions_are_those_that_were_scored_and_name_the_classes():
 def test_a_clients_own_model_is_the_one_that_predicts():
     run = fg.run(graphs=[data(0), data(1)], strategy="ditto", rounds=2, progress=False)
     graph = load_client(run.config, 1)
-    own, shared = (model(model.prepare(graph)) for model in (run.model(1), run.model()))
-    assert torch.equal(own, run.predict(client=1).logits)
+    own_logits, shared = (model(model.prepare(graph)) for model in (run.model(1), run.model()))
+    assert torch.equal(own_logits, run.predict(client=1).logits)
     assert torch.equal(shared, run.predict(graph).logits)
-    assert not torch.equal(own, shared)
+    assert not torch.equal(own_logits, shared)
 
 
 def hetero(seed: int, edges: int = 40) -> HeteroData:

@@ -69,8 +69,8 @@ def written(path, value, more=""):
     path = path.parent / path.stem / path.name  # tables of one folder share rows
     path.parent.mkdir(exist_ok=True)
     path.write_text((TEXT.replace("seeds: [0, 1, 2]\n", "") if "seeds:" in more else TEXT) + more)
-    sweep, found = load(path), {}
-    while cells := [cell for cell in sweep.cells(found) if cell.identity not in found]:
+    sweep, stored_rows = load(path), {}
+    while cells := [cell for cell in sweep.cells(stored_rows) if cell.identity not in stored_rows]:
         for cell in cells:
             row = {**cell.row, "headline": "test_accuracy at best_val", "value": value(cell), "validation": value(cell)}
             if cell.method != "Majority":
@@ -79,11 +79,11 @@ def written(path, value, more=""):
                 row |= {"cpu_seconds": 4}
             if math.isnan(row["value"] or 0):
                 row |= {"headline": "failed: the loss is not finite", "validation": ""}
-            found[cell.identity] = row
+            stored_rows[cell.identity] = row
     with sweep.results.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(row for row in found.values() if row["value"] is not None)
+        writer.writerows(row for row in stored_rows.values() if row["value"] is not None)
     return board_rows.Board(path)
 
 
@@ -129,8 +129,8 @@ def test_advice_speaks_only_if_it_beats_fedavg_on_data_it_has_not_seen():
     points = {f"{kind}{i}": [float(kind == "b"), 0.1 * i] for kind in "ab" for i in range(4)}
     groups = {name: name for name in points}
     apart = {n: {"FedAvg": 0.0, "Local": 5.0 + 0.1 * int(n[1]) if n[0] == "b" else -5.0} for n in points}
-    found = board_advice.Adviser(points, apart, groups)
-    assert found.left_out() == pytest.approx({n: max(apart[n].values()) for n in points})
+    adviser = board_advice.Adviser(points, apart, groups)
+    assert adviser.left_out() == pytest.approx({n: max(apart[n].values()) for n in points})
     assert board_advice.Adviser(points, apart, {n: n[0] for n in points}).left_out() == {
         "a": -5,
         "b": 0,
@@ -161,19 +161,19 @@ def test_left_out_advice_equals_loops_over_every_choice():
             (best,) = [m for m in gains[near] if all(gains[near][m] >= other for other in gains[near].values())]
             advised.append(gains[s][best])
         expected[group] = sum(advised) / len(advised)
-    found = board_advice.Adviser(points, gains, groups)
-    assert found.left_out() == pytest.approx(expected)
+    adviser = board_advice.Adviser(points, gains, groups)
+    assert adviser.left_out() == pytest.approx(expected)
     interval = stats.ttest_1samp(list(expected.values()), 0).confidence_interval()
-    assert found.speaks() == (interval.low > 0)
+    assert adviser.speaks() == (interval.low > 0)
 
 
 def test_advice_counts_settings_of_one_data_set_once_and_methods_that_ended_everywhere(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(board_advice, "properties", lambda: {"A": [0.0], "B": [1.0]})
-    found = board_advice.adviser(whole)
-    assert found.groups == {"A": "csbm", "B": "demo"}
-    assert found.gains["A"].keys() == {"FedAvg", "Local"}, "a method that failed once is no advice"
-    assert found.left_out() == {"csbm": 0.0, "demo": 0.0}  # FedAvg is the best everywhere
-    assert not found.speaks()
+    adviser = board_advice.adviser(whole)
+    assert adviser.groups == {"A": "csbm", "B": "demo"}
+    assert adviser.gains["A"].keys() == {"FedAvg", "Local"}, "a method that failed once is no advice"
+    assert adviser.left_out() == {"csbm": 0.0, "demo": 0.0}  # FedAvg is the best everywhere
+    assert not adviser.speaks()
     monkeypatch.setattr(board_rows.Board, "complete", property(lambda self: ["A"]))
     assert board_advice.adviser(whole).left_out() == {}
     assert board_advice.advise(whole, []).startswith("No advice: on 0 left-out data sets")
@@ -188,9 +188,9 @@ def test_groups_of_ranks_within_a_critical_difference_equal_all_subsets():
 
 
 def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path, monkeypatch):
-    found, page = board.plots(whole), board.pages([whole])["board-scores.md"]
-    assert found.keys() == {"whole_ranks", "whole_cost"}
-    for name, (content, draw) in found.items():
+    plots, page = board.plots(whole), board.pages([whole])["board-scores.md"]
+    assert plots.keys() == {"whole_ranks", "whole_cost"}
+    for name, (content, draw) in plots.items():
         figure = draw()
         texts = [text.get_text().strip() for text in figure.axes[0].texts]
         assert all(any(text.startswith(m) for text in texts) for m in whole.methods)
@@ -199,7 +199,7 @@ def test_plots_show_every_method_and_store_what_they_show(whole, tmp_path, monke
         assert f"]({name}.png)" in page
     assert board_views.content_of(tmp_path / "none.png") == ""
     changed = written(tmp_path / "whole.yaml", lambda cell: scores(cell) + (0.2 if cell.method == "Local" else 0))
-    assert all(board.plots(changed)[name][0] != found[name][0] for name in found)
+    assert all(board.plots(changed)[name][0] != plots[name][0] for name in plots)
     assert [one.ratio for one in whole.standings(["A", "B"])] == pytest.approx([0.5, 0.5, 1])
     monkeypatch.setattr(board_rows.Board, "pools", lambda self, method: method == "Local")
     front = {one.method: one.front for one in changed.standings(["A", "B"])}
@@ -250,8 +250,10 @@ def test_answers_follow_from_the_rows(whole, small, tmp_path):
 def test_a_verdict_is_that_of_the_interval_and_of_the_correction(tmp_path, gaps, expected):
     shift = dict(enumerate(gaps))
     path = tmp_path / "four.yaml"
-    found = written(path, lambda c: 0.5 + (shift[c.seed] / 100 if c.method == "Other" else 0), "seeds: [0, 1, 2, 3]\n")
-    assert found.verdicts("Other", "FedAvg", ["A", "B"]) == {"A": expected, "B": expected}
+    small_board = written(
+        path, lambda c: 0.5 + (shift[c.seed] / 100 if c.method == "Other" else 0), "seeds: [0, 1, 2, 3]\n"
+    )
+    assert small_board.verdicts("Other", "FedAvg", ["A", "B"]) == {"A": expected, "B": expected}
     low, high = stats.t.interval(0.95, 3, np.mean(gaps), stats.sem(gaps))
     assert (low > 0) == (expected in ("better", "level"))
     assert (high < 0) == (expected == "worse")
@@ -311,12 +313,12 @@ def test_rows_are_repeated_to_the_bit_on_the_same_machine_and_within_a_tolerance
 
 def test_ci_repeats_three_stored_rows():
     stored = json.loads(board.REPEATED.read_text())
-    found = {
+    labelled_rows = {
         f"{row['setting']}/{row['method']}/{row['seed']}": row for row in read(board.FOLDER / "results" / "board.csv")
     }
     assert len(stored["rows"]) == 3
-    assert sum(float(found[label]["cpu_seconds"]) for label in stored["rows"]) < 20
-    assert all(found[label]["parameters"] for label in stored["rows"])
+    assert sum(float(labelled_rows[label]["cpu_seconds"]) for label in stored["rows"]) < 20
+    assert all(labelled_rows[label]["parameters"] for label in stored["rows"])
     for path in (".ci/run", ".github/workflows/ci.yml"):
         assert "python -m simulations.board repeat" in (board.ROOT / path).read_text().replace(
             '"$work/venv/bin/python"', "python"
@@ -333,5 +335,5 @@ def test_pages_and_plots_are_what_the_rows_say():
     assert [m for m in boards[0].methods if boards[0].pools(m)] == ["Central"]
     for name, text in board.pages(boards, tuned).items():
         assert board.place(name).read_text() == text
-    drawn = {name: content for each in boards for name, (content, _) in board.plots(each).items()}
+    drawn = {name: content for scoreboard in boards for name, (content, _) in board.plots(scoreboard).items()}
     assert {name: board_views.content_of(board.RESULTS / f"{name}.png") for name in drawn} == drawn

@@ -63,17 +63,17 @@ class Block:
 
 def blocks(page: str) -> list[Block]:
     """The blocks of a page, in their order."""
-    found = re.findall(
+    matches = re.findall(
         r"(?:^<!-- ((?:not run|checked|words|instead):.*?) -->\n)?^```(\w*)\n(.*?)^```$",
         (ROOT / page).read_text(),
         re.M | re.S,
     )
-    return [Block(language, text, mark) for mark, language, text in found]
+    return [Block(language, text, mark) for mark, language, text in matches]
 
 
 def commands(script: str) -> list[str]:
     """A script's commands, each with its continued lines and its here-document."""
-    found, lines = [], iter(script.splitlines())
+    statements, lines = [], iter(script.splitlines())
     for line in lines:
         while line.endswith("\\"):
             line = line[:-1] + next(lines)
@@ -83,8 +83,8 @@ def commands(script: str) -> list[str]:
                 body.append(part)
             line = "\n".join([*body, heredoc[1]])
         if line.strip() and not line.lstrip().startswith("#"):
-            found.append(line)
-    return found
+            statements.append(line)
+    return statements
 
 
 class Shell:
@@ -281,8 +281,8 @@ def test_search_works_from_a_folder(site):
 
 def index_of(folder: Path) -> str:
     """Return the tables of methods by purpose, without the table of what goes with what."""
-    text, found, _ = (folder / "methods.html").read_text().partition('id="what-goes-with-what"')
-    assert found
+    text, separator, _ = (folder / "methods.html").read_text().partition('id="what-goes-with-what"')
+    assert separator
     return text
 
 
@@ -310,8 +310,8 @@ def test_every_method_has_a_page_with_its_equations_and_every_key_a_row(site):
         keys = [key.name for key in own_keys_of("strategy", group_path("strategy", name))]
         assert not [key for key in keys if f"<code>{key}</code>" not in text], name
         places = [ROOT / package / side / f"{name}.py" for package in PACKAGES for side in ("strategies", "clients")]
-        own = [path.read_text().split('"""')[1] for path in places if path.is_file()]
-        written = any(re.search(r"^    \S.*=", text, re.M) for text in own)
+        docstrings = [path.read_text().split('"""')[1] for path in places if path.is_file()]
+        written = any(re.search(r"^    \S.*=", text, re.M) for text in docstrings)
         assert page.tags.get("math", 0) > 0 or not written, name
         assert not re.search(r">[^<]*\w_\{[^<]*<", text), f"{name}: a formula that was not drawn"
     keys = (folder / "keys.html").read_text()

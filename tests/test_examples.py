@@ -110,8 +110,8 @@ def test_the_grid_prints_a_table_of_every_training(tmp_path, monkeypatch, capsys
     written = tmp_path / "scores.csv"
     run(grid, monkeypatch, tmp_path, "--cases", 8, "--seeds", 1, "--rounds", 5, "--write", written)
     scores = pd.read_csv(written)
-    trainings = [("gcn", each) for each in ("own", "FedAvg", "FedGCN", "pooled")]
-    trainings += [("sage", each) for each in ("own", "FedAvg", "pooled")]
+    trainings = [("gcn", method) for method in ("own", "FedAvg", "FedGCN", "pooled")]
+    trainings += [("sage", method) for method in ("own", "FedAvg", "pooled")]
     assert scores[["model", "method"]].apply(tuple, axis=1).tolist() == trainings
     assert scores["score"].between(0, 1).all()
     assert "| sage | pooled |" in capsys.readouterr().out

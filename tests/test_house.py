@@ -73,10 +73,10 @@ def imports() -> grimp.ImportGraph:
 
 
 def test_no_file_has_marks_of_a_merge():
-    found = subprocess.run(
+    search = subprocess.run(
         ["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert not found.stdout
+    assert not search.stdout
 
 
 def test_no_import_circle():
@@ -156,31 +156,31 @@ def test_baselines_are_a_plug_in(imports, monkeypatch):
         assert not imports.find_shortest_chains(importer=f"{BASELINES}.{one}", imported=f"{BASELINES}.{other}")
         assert not imports.find_shortest_chains(importer=f"{BASELINES}.{one}", imported=f"fedgraph_flwr.{other}")
     names = set(group_names("strategy"))
-    own = {path.stem for path in (ROOT / BASELINES / "conf/strategy").glob("*.yaml")}
+    baselines = {path.stem for path in (ROOT / BASELINES / "conf/strategy").glob("*.yaml")}
     monkeypatch.setattr(composition, "packages", dict)
-    assert set(group_names("strategy")) == names - own
-    assert own < names
+    assert set(group_names("strategy")) == names - baselines
+    assert baselines < names
 
 
 def test_no_method_reaches_into_the_privates_of_its_base():
     """A name with an underscore belongs to the class that wrote it."""
-    wrong, found = [], set()
+    wrong, names = [], set()
     for folder in ("strategies", "clients"):
-        own = {"base", "loop", "exchange", "session", "connection", "privacy", "scoring", "state", "__init__"}
+        base_modules = {"base", "loop", "exchange", "session", "connection", "privacy", "scoring", "state", "__init__"}
         base = {
             node.name if isinstance(node, ast.FunctionDef) else node.attr
             for node in ast.walk(ast.parse((PACKAGE / folder / "base.py").read_text()))
             if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.Attribute) and is_self(node))
         }
         private = {name for name in base if name.startswith("_") and not name.startswith("__")}
-        found |= base
+        names |= base
         for path in sorted([*(PACKAGE / folder).glob("*.py"), *(ROOT / BASELINES / folder).glob("*.py")]):
-            if path.stem not in own:
+            if path.stem not in base_modules:
                 for node in ast.walk(ast.parse(path.read_text())):
                     name = getattr(node, "attr", None) or getattr(node, "name", None)
                     if isinstance(node, ast.Attribute | ast.FunctionDef) and name in private:
                         wrong.append(f"{folder}/{path.name}: {name}")
-    assert found
+    assert names
     assert wrong == []
 
 
@@ -280,7 +280,7 @@ def test_the_type_checker_reads_every_file():
     checked, known = {(ROOT / line).resolve() for line in done.stdout.splitlines()}, tracked("*.py")
     assert checked == known, differing(checked, known)
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
-    assert not [each["module"] for each in settings["overrides"] if each.get("ignore_errors")]
+    assert not [override["module"] for override in settings["overrides"] if override.get("ignore_errors")]
 
 
 def test_no_file_of_the_repository_is_ignored():

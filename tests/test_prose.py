@@ -22,29 +22,29 @@ The server tells `answer` [nobody](answers.md). One more sentence; it is short.
 
 
 def count_of(paragraphs) -> prose.Count:
-    found = prose.Count()
+    tally = prose.Count()
     for paragraph in paragraphs:
-        found.add("page", paragraph)
-    return found
+        tally.add("page", paragraph)
+    return tally
 
 
 def test_markdown_is_counted_without_code_comments_and_targets():
-    found = count_of(prose.markdown(PAGE))
-    hits = sorted(hit.split("'")[1] for hit in found.hits)
+    tally = count_of(prose.markdown(PAGE))
+    hits = sorted(hit.split("'")[1] for hit in tally.hits)
     assert hits == ["nobody", "tells", "words"]  # not the capitalised heading
-    assert len(found.semicolons) == 1
+    assert len(tally.semicolons) == 1
 
 
 def test_python_is_counted_by_docstrings_comments_and_strings():
     source = '"""What it tells."""\n\nanswer = "no word"  # goes on\n'
     source += 'print(f"a figure of {answer} words")\nasked = "beside=1 x y"\n'
-    found = count_of(prose.python(source))
-    assert sorted(hit.split("'")[1] for hit in found.hits) == ['"""What', "figure", "goes on", "tells", "words"]
+    tally = count_of(prose.python(source))
+    assert sorted(hit.split("'")[1] for hit in tally.hits) == ['"""What', "figure", "goes on", "tells", "words"]
 
 
 def test_adjacent_comments_of_yaml_are_one_paragraph():
-    found = [" ".join(text.split()) for text in prose.comments("a: 1  # of nodes\nb: 2\n# one\n# two\nc: 'x#y'\n")]
-    assert found == ["of nodes", "one two"]
+    paragraphs = [" ".join(text.split()) for text in prose.comments("a: 1  # of nodes\nb: 2\n# one\n# two\nc: 'x#y'\n")]
+    assert paragraphs == ["of nodes", "one two"]
 
 
 def test_a_sentence_is_long_above_25_words():

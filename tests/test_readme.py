@@ -129,8 +129,8 @@ def rows(text: str) -> list[list[str]]:
 def mean(table: str, setting: str, column: str) -> float:
     """Of a table's runs in percent, from their CSV."""
     with (RESULTS / f"{table}.csv").open(newline="") as file:
-        found = [r["value"] for r in csv.DictReader(file) if (r["setting"], r["method"]) == (setting, column)]
-    return 100 * statistics.mean(map(float, filter(None, found)))
+        values = [r["value"] for r in csv.DictReader(file) if (r["setting"], r["method"]) == (setting, column)]
+    return 100 * statistics.mean(map(float, filter(None, values)))
 
 
 def ours(table: str, setting: str, column: str) -> str:
@@ -172,8 +172,8 @@ def by_seed(table: str, setting: str, column: str) -> dict[str, float]:
 def gain(table: str, setting: str, column: str, other: str) -> tuple[float, float]:
     """The mean difference of two columns over seeds, and the half-width of its 95 % interval by scipy."""
     scores, others = by_seed(table, setting, column), by_seed(table, setting, other)
-    found = stats.ttest_rel([scores[seed] for seed in sorted(scores)], [others[seed] for seed in sorted(scores)])
-    low, high = found.confidence_interval(0.95)
+    comparison = stats.ttest_rel([scores[seed] for seed in sorted(scores)], [others[seed] for seed in sorted(scores)])
+    low, high = comparison.confidence_interval(0.95)
     return (low + high) / 2, (high - low) / 2
 
 
@@ -196,7 +196,10 @@ def test_the_story_of_the_results_is_in_their_tables():
         ]
         for table, pair in STORY.items()
     }
-    ahead = {table: (sum(mean > half for mean, half in found), len(found)) for table, found in gains.items()}
+    ahead = {
+        table: (sum(mean > half for mean, half in differences), len(differences))
+        for table, differences in gains.items()
+    }
     assert ahead["fedomd_table4"][0] == 0
     wins, of = ahead["fedstruct_table1"]
     told = f"FedStruct is ahead of FedAvg in {wins} of {of} settings"
@@ -282,7 +285,7 @@ def older_than(commit: str, change: str) -> bool:
     def git(*words: str) -> int:
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True).returncode
 
-    known = all(git("cat-file", "-e", f"{each}^{{commit}}") == 0 for each in (commit, change))
+    known = all(git("cat-file", "-e", f"{revision}^{{commit}}") == 0 for revision in (commit, change))
     return known and git("merge-base", "--is-ancestor", change, commit) == 1
 
 
@@ -358,9 +361,9 @@ def test_versions_that_the_page_of_support_names_are_those_of_ci():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
     matrix = jobs["test"]["strategy"]["matrix"]["include"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert f"| Python | {', '.join(each['python'] for each in matrix)} |" in page
+    assert f"| Python | {', '.join(entry['python'] for entry in matrix)} |" in page
     assert project["requires-python"] == ">=3.11,<3.14"
-    flower = next(each for each in project["dependencies"] if each.startswith("flwr"))
+    flower = next(entry for entry in project["dependencies"] if entry.startswith("flwr"))
     oldest, below = re.fullmatch(r"flwr\[simulation\]>=([\d.]+),<([\d.]+)", flower).groups()
     assert f"| Flower | {oldest}, and the newest below {below} |" in page
     assert f"flwr[simulation]=={oldest}" in matrix[0]["versions"]
@@ -373,4 +376,4 @@ def test_versions_that_the_page_of_support_names_are_those_of_ci():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (cited["version"], cited["license"]) == (project["version"], "Apache-2.0")
     assert cited["keywords"] == project["keywords"]
-    assert all(each["url"].startswith("https://arxiv.org/abs/") for each in cited["references"])
+    assert all(entry["url"].startswith("https://arxiv.org/abs/") for entry in cited["references"])

@@ -77,7 +77,7 @@ def test_what_a_target_needs_by_hand():
     target = budget.targets(histories, 0.9)
     assert target == {"0": pytest.approx(0.9 * (0.7 + 0.3) / 2), "1": pytest.approx(0.9 * (0.9 + 0.65) / 2)}
     need = budget.needed(histories[::-1], {"0": 0.65, "1": 0.65})
-    assert {name: set(found) for name, found in need.items()} == {
+    assert {name: set(costs) for name, costs in need.items()} == {
         "a": {(2, 2_000_005), (1, 1_000_005)},
         "b": {None, (3, 3_000_005)},
     }
@@ -93,11 +93,11 @@ def test_a_curve_ends_with_the_bytes_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(budget, "WORDS", words)
     from fedgraph_flwr.launch.runner import run
 
-    own = run(compose([*words, "strategy=fedprox", "seed=1", f"out={tmp_path / 'own'}"]))
+    summary = run(compose([*words, "strategy=fedprox", "seed=1", f"out={tmp_path / 'own'}"]))
     rows = budget.curve("fedprox", 1)
     assert [row["round"] for row in rows] == [1, 2, 3]
-    assert rows[-1]["bytes"] == own["bytes_up"] + own["bytes_down"]
-    assert max(row["validation"] for row in rows) == own["metrics"]["best_val"]["val_accuracy"]
+    assert rows[-1]["bytes"] == summary["bytes_up"] + summary["bytes_down"]
+    assert max(row["validation"] for row in rows) == summary["metrics"]["best_val"]["val_accuracy"]
     parameters = sum(
         tensor.numel() for tensor in read_tensors(tmp_path / "own" / "model_final.safetensors")[0].values()
     )
@@ -127,8 +127,8 @@ def test_on_the_whole_graph_the_pooled_model_keeps_its_score_and_one_shared_mode
     predictor = load_predictor(tmp_path / "fedavg", None)
     hit = predictor.logits(graph).argmax(1) == graph.y
     assert scores["fedavg"] == pytest.approx(float(hit[graph.test_mask].double().mean()))
-    own = [load_predictor(tmp_path / "local", i).logits(graph).argmax(1) == graph.y for i in range(3)]
-    assert scores["local"] == pytest.approx(np.mean([float(hit[graph.test_mask].double().mean()) for hit in own]))
+    hits = [load_predictor(tmp_path / "local", i).logits(graph).argmax(1) == graph.y for i in range(3)]
+    assert scores["local"] == pytest.approx(np.mean([float(hit[graph.test_mask].double().mean()) for hit in hits]))
 
 
 def test_on_the_whole_graph_fedsage_is_scored_without_generated_neighbours(tmp_path):
@@ -150,9 +150,9 @@ def test_on_the_whole_graph_fedsage_is_scored_without_generated_neighbours(tmp_p
 
 def test_the_stored_table_of_the_whole_graph_is_what_its_rows_say():
     sweep = load(FOLDER / "federatedscope.yaml")
-    found = whole_graph.read(FOLDER / "results" / "federatedscope_whole.csv")
-    assert {row["words"] for row in found} == {" ".join(cell.overrides) for cell in sweep.cells({})}
-    assert (FOLDER / "results" / "federatedscope_whole.md").read_text() == whole_graph.table(sweep, found)
+    stored_rows = whole_graph.read(FOLDER / "results" / "federatedscope_whole.csv")
+    assert {row["words"] for row in stored_rows} == {" ".join(cell.overrides) for cell in sweep.cells({})}
+    assert (FOLDER / "results" / "federatedscope_whole.md").read_text() == whole_graph.table(sweep, stored_rows)
 
 
 def test_private_rows_have_the_epsilon_of_their_setting():

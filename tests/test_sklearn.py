@@ -43,9 +43,11 @@ def test_a_classifier_predicts_as_its_run(graphs, folder):
     assert not any(folder.iterdir())  # the run's folder is gone
     keys = {"strategy": {"name": "fedprox", "prox": {"mu": 0.5}}, "train": {"lr": 0.05}, "seed": 3}
     run = fg.run(graphs[:2], rounds=2, model={"hidden": 8}, progress=False, **keys)
-    expected = [run.predict(each) for each in graphs]
+    expected = [run.predict(party_graph) for party_graph in graphs]
     np.testing.assert_array_equal(estimator.predict_proba(graphs[2]), expected[2].probabilities)
-    np.testing.assert_array_equal(estimator.predict(graphs), np.concatenate([each.codes for each in expected]))
+    np.testing.assert_array_equal(
+        estimator.predict(graphs), np.concatenate([party_graph.codes for party_graph in expected])
+    )
     assert estimator.score_ == run.score
     assert estimator.history_.equals(run.rounds) or list(estimator.history_.test_accuracy) == list(
         run.rounds.test_accuracy
@@ -99,11 +101,14 @@ def test_a_regressor_predicts_as_its_run():
     graphs = [graph(client, number=True) for client in range(2)]
     graphs[0].y[3] = torch.nan
     estimator = FederatedRegressor(**KEYS).fit(graphs)
-    named = [Data(x=each.x, edge_index=each.edge_index, targets=each.y[:, None]) for each in graphs]
+    named = [
+        Data(x=party_graph.x, edge_index=party_graph.edge_index, targets=party_graph.y[:, None])
+        for party_graph in graphs
+    ]
     run = fg.run(named, task="nodes-regression", rounds=2, model={"hidden": 8}, progress=False)
-    expected = np.concatenate([run.predict(each).values[:, 0] for each in named])
+    expected = np.concatenate([run.predict(party_graph).values[:, 0] for party_graph in named])
     np.testing.assert_array_equal(estimator.predict(graphs), expected)
-    y = torch.cat([each.y for each in graphs]).numpy()
+    y = torch.cat([party_graph.y for party_graph in graphs]).numpy()
     known = ~np.isnan(y)
     rest = np.square(y - expected)[known].sum() / np.square(y[known] - y[known].mean()).sum()
     assert estimator.score(graphs) == pytest.approx(1 - rest)

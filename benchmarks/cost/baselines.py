@@ -93,12 +93,12 @@ def stored() -> dict[str, dict[str, str]]:
         return {row["row"]: row for row in csv.DictReader(file)}
 
 
-def keep(found: dict[str, dict[str, str]]) -> None:
+def keep(rows: dict[str, dict[str, str]]) -> None:
     """Write the rows in the order of `ROWS`."""
     with PATH.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found[name] for name in ROWS if name in found)
+        writer.writerows(rows[name] for name in ROWS if name in rows)
 
 
 def table() -> str:
@@ -147,10 +147,10 @@ def main() -> None:
         return
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in ROWS if args.only in ("", name)}
     for _ in range(TURNS):
-        for name, found in runs.items():
-            found.append(measured(ROWS[name]))
-    for name, found in runs.items():
-        figures = {key: f"{statistics.median(run[key] for run in found):.4g}" for key in found[0]}
+        for name, measurements in runs.items():
+            measurements.append(measured(ROWS[name]))
+    for name, measurements in runs.items():
+        figures = {key: f"{statistics.median(run[key] for run in measurements):.4g}" for key in measurements[0]}
         print(name, figures, flush=True)
         keep(stored() | {name: {"row": name, **figures, "words": " ".join([*CORA, *ROWS[name]])}})
 

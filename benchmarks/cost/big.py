@@ -184,18 +184,18 @@ def child(words: list[str]) -> None:
     def watch() -> None:
         while True:
             lines = Path("/proc/self/status").read_text().splitlines()
-            found = {line.split(":")[0]: line for line in lines}
+            entries = {line.split(":")[0]: line for line in lines}
             for name in peak:
-                peak[name] = max(peak[name], int(found[name].split()[1]) // 1024)
+                peak[name] = max(peak[name], int(entries[name].split()[1]) // 1024)
             time.sleep(0.02)
 
     threading.Thread(target=watch, daemon=True).start()
     with tempfile.TemporaryDirectory() as out:
         summary = run(compose([*words, f"out={out}"]))
     time.sleep(0.05)
-    found = {"setup_seconds": summary["setup_seconds"], "seconds_per_round": summary["seconds_per_round"]}
+    costs = {"setup_seconds": summary["setup_seconds"], "seconds_per_round": summary["seconds_per_round"]}
     accuracy = summary.get("final", {}).get("test_accuracy", summary.get("test_accuracy", ""))
-    print(json.dumps(found | {"resident": peak["VmHWM"], "own": peak["RssAnon"], "test_accuracy": accuracy}))
+    print(json.dumps(costs | {"resident": peak["VmHWM"], "own": peak["RssAnon"], "test_accuracy": accuracy}))
 
 
 def measured(row: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def measured(row: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with code {done.returncode}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    figures = json.loads(done.stdout.splitlines()[-1])
     return {
         "row": row,
         "clients": args.clients,
@@ -232,11 +232,11 @@ def measured(row: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
         "rounds": args.rounds,
         "gigabytes": round(size / 1e9, 2),
         "write_seconds": "" if present else round(wrote, 1),
-        "setup_seconds": round(found["setup_seconds"], 1),
-        "seconds_per_round": round(found["seconds_per_round"], 1),
-        "resident_megabytes": found["resident"],
-        "own_megabytes": found["own"],
-        "test_accuracy": found["test_accuracy"],
+        "setup_seconds": round(figures["setup_seconds"], 1),
+        "seconds_per_round": round(figures["seconds_per_round"], 1),
+        "resident_megabytes": figures["resident"],
+        "own_megabytes": figures["own"],
+        "test_accuracy": figures["test_accuracy"],
         "overrides": " ".join([*SAMPLED, *args.overrides]),
     }
 
@@ -246,7 +246,7 @@ def keep(row: dict[str, Any]) -> None:
     kept: dict[str, Any] = {}
     if RESULT.exists():
         with RESULT.open(newline="") as file:
-            kept = {found["row"]: found for found in csv.DictReader(file)}
+            kept = {entry["row"]: entry for entry in csv.DictReader(file)}
     kept[row["row"]] = row
     with RESULT.open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
@@ -303,11 +303,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        found = measured(args.row or "other", args, folder)
-    for name, value in found.items():
+        row = measured(args.row or "other", args, folder)
+    for name, value in row.items():
         print(f"{name:<20} {value}")
     if args.row:
-        keep(found)
+        keep(row)
     return None
 
 

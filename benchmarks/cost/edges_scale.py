@@ -56,10 +56,10 @@ def child(out: str, overrides: list[str]) -> None:
             began = time.process_time()
             spent.setdefault("set_up", began)
             report()
-            found = plain(*arguments)
+            output = plain(*arguments)
             spent[name] = spent.get(name, 0.0) + time.process_time() - began
             report()
-            return found
+            return output
 
         setattr(owner, method, measured)
 
@@ -113,20 +113,20 @@ def main() -> None:
         words = [sys.executable, "-m", "benchmarks.cost.edges_scale", "--child", folder, *overrides]
         environment = {**os.environ, "FEDGRAPH_DATA": f"{folder}/data", "OMP_NUM_THREADS": "1"}
         subprocess.run(words, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-        found = json.loads(Path(folder, "figures.json").read_text())
+        figures = json.loads(Path(folder, "figures.json").read_text())
     head = subprocess.run(
         ["git", "rev-parse", "--short=8", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
     row = {
         "payments": given.payments,
         "accounts": given.accounts,
-        "peak_gb": f"{found['peak_gb']:.2f}",
-        "set_up_cpu_seconds": f"{found['set_up']:.0f}",
-        "epoch_cpu_seconds": f"{found['epoch']:.0f}",
-        "scoring_cpu_seconds": f"{found['scoring']:.0f}",
-        "epoch_per_million": f"{found['epoch'] / (0.6e-6 * given.payments):.0f}",  # of training payments
-        "scoring_per_million": f"{found['scoring'] / (1e-6 * given.payments):.0f}",
-        "average_precision": f"{found['average_precision']:.4f}",
+        "peak_gb": f"{figures['peak_gb']:.2f}",
+        "set_up_cpu_seconds": f"{figures['set_up']:.0f}",
+        "epoch_cpu_seconds": f"{figures['epoch']:.0f}",
+        "scoring_cpu_seconds": f"{figures['scoring']:.0f}",
+        "epoch_per_million": f"{figures['epoch'] / (0.6e-6 * given.payments):.0f}",  # of training payments
+        "scoring_per_million": f"{figures['scoring'] / (1e-6 * given.payments):.0f}",
+        "average_precision": f"{figures['average_precision']:.4f}",
         "overrides": " ".join(given.overrides),
         "commit": head.stdout.strip(),
     }

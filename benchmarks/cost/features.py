@@ -25,8 +25,8 @@ SHAPES = ("pays everyone", "pays one other", "pays and is paid alike")
 
 def used() -> str:
     """Return CPU seconds and peak memory of this process."""
-    found = resource.getrusage(resource.RUSAGE_SELF)
-    return f"{found.ru_utime + found.ru_stime:.1f} CPU s, peak {found.ru_maxrss / 1e6:.2f} GB"
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return f"{usage.ru_utime + usage.ru_stime:.1f} CPU s, peak {usage.ru_maxrss / 1e6:.2f} GB"
 
 
 def write_tables(folder: Path, records: int) -> None:
@@ -86,13 +86,15 @@ def one_account(records: int, shape: str) -> None:
     from fedgraph_flwr.data.features import Book, Recipe, edge_columns, node_columns
 
     rng = np.random.default_rng(0)
-    own, other = (
+    account, other = (
         np.zeros(records, dtype=np.int64),
         1 + rng.integers(1 if shape == "pays one other" else records, size=records),
     )
     back = rng.random(records) < (0.5 if shape == "pays and is paid alike" else 0)
     cents = np.full(records, 10_000) if shape == "pays and is paid alike" else rng.integers(1, 10**7, records)
-    book = Book(np.where(back, other, own), np.where(back, own, other), rng.integers(0, 90 * DAY, records), cents)
+    book = Book(
+        np.where(back, other, account), np.where(back, account, other), rng.integers(0, 90 * DAY, records), cents
+    )
     edge_columns(book, Recipe())
     node_columns(book, Recipe(), book.accounts)
     print(f"one account {shape}: {used()}")

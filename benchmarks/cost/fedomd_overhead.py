@@ -35,10 +35,10 @@ def main(words: list[str]) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     rows: dict[str, tuple[float, float]] = {}
     for _ in range(TURNS):
-        for name, own in VARIANTS.items():
+        for name, overrides in VARIANTS.items():
             with tempfile.TemporaryDirectory() as out:
                 common = ["protocol=fedomd", "rounds=60", "evaluation.patience=0"]
-                cfg = compose([*common, *own, *words, f"out={out}"])
+                cfg = compose([*common, *overrides, *words, f"out={out}"])
                 stamps: list[float] = []
                 summary = run(cfg, partial(_stamp, stamps))
             seconds[name].append(statistics.median(b - a for a, b in pairwise(stamps)))

@@ -34,9 +34,9 @@ def main(words: list[str]) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     sent: dict[str, tuple[float, float]] = {}
     for _ in range(TURNS):
-        for name, own in VARIANTS.items():
+        for name, overrides in VARIANTS.items():
             with tempfile.TemporaryDirectory() as out:
-                cfg = compose(["protocol=fedspa", f"rounds={ROUNDS}", *own, *words, f"out={out}"])
+                cfg = compose(["protocol=fedspa", f"rounds={ROUNDS}", *overrides, *words, f"out={out}"])
                 summary = run(cfg)
                 rounds = [json.loads(line) for line in (Path(out) / "rounds.jsonl").read_text().splitlines()]
             seconds[name] += [r["seconds"] for r in rounds[1:]]

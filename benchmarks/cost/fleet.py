@@ -70,8 +70,8 @@ def _records(path: Path) -> list[dict[str, Any]]:
 def _model(folder: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
-    found: dict[str, np.ndarray] = load_file(folder / "model_final.safetensors")
-    return found
+    tensors: dict[str, np.ndarray] = load_file(folder / "model_final.safetensors")
+    return tensors
 
 
 def _family(fleet: Any, name: str) -> list[psutil.Process]:

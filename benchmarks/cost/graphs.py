@@ -58,7 +58,7 @@ class Net(nn.Module):
     def linears(self) -> list[nn.Linear]:
         """Return the linear layers in the order of ours."""
         inner: list[Any] = [layer.nn for layer in self.layers]
-        return [self.pre, *(part for own in inner for part in (own[0], own[2])), self.post, self.head]
+        return [self.pre, *(part for network in inner for part in (network[0], network[2])), self.post, self.head]
 
 
 class Client:
@@ -81,20 +81,20 @@ class Client:
     @staticmethod
     def single(graph: ClientGraph, place: int) -> Data:
         """Return one graph."""
-        own = selected(graph, torch.tensor([place]))
-        return Data(x=own.x, edge_index=own.edge_index, y=own.y[:1])
+        member = selected(graph, torch.tensor([place]))
+        return Data(x=member.x, edge_index=member.edge_index, y=member.y[:1])
 
     def round(self) -> list[float]:
         """Score the model and train it for an epoch."""
         self.model.eval()
         with torch.no_grad():
-            found = [float((self.model(data).argmax(1) == data.y).float().mean()) for data in self.scored]
+            accuracies = [float((self.model(data).argmax(1) == data.y).float().mean()) for data in self.scored]
         self.model.train()
         for data in self.loader if self.batches is None else random.sample(self.batches, len(self.batches)):
             self.optimizer.zero_grad()
             F.cross_entropy(self.model(data), data.y).backward()
             self.optimizer.step()
-        return found
+        return accuracies
 
 
 def loop(clients: list[Client]) -> None:

@@ -58,11 +58,11 @@ def rounds_of(words: list[str], rounds: int, profile: cProfile.Profile | None = 
 def divided(profile: cProfile.Profile, rounds: int) -> tuple[float, dict[str, float]]:
     """Return the seconds per round in torch's and NumPy's own code, and Python's seconds by caller under the profile."""
     kernels, places = 0.0, Counter[str]()
-    for (file, _, name), (_, _, own, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+    for (file, _, name), (_, _, spent, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         if file != "~":
-            places[_place(file)] += own
+            places[_place(file)] += spent
         elif any(word in name for word in KERNELS):
-            kernels += own
+            kernels += spent
         else:  # of the interpreter: whoever calls it
             for (caller, _, _), entry in callers.items():
                 places[_place(caller)] += entry[2]

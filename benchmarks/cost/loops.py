@@ -128,12 +128,14 @@ class DualChannel(nn.Module):
 
     def __init__(self, graph: Any, cfg: RunConfig):
         super().__init__()
-        own, h, wide = cfg.model.params, cfg.model.hidden, graph.num_features
+        params, h, wide = cfg.model.params, cfg.model.hidden, graph.num_features
         self.x, self.edge_index, self.eye = graph.x, graph.edge_index, torch.eye(graph.num_nodes)
         self.distance = torch.cdist(graph.x, graph.x).square()
-        self.k, self.alpha, self.dropout = own["k"], own["alpha"], cfg.model.dropout
+        self.k, self.alpha, self.dropout = params["k"], params["alpha"], cfg.model.dropout
         self.learner = GCNConv(wide, h, cached=True)
-        self.left, self.right = (nn.Parameter(nn.init.xavier_uniform_(torch.empty(own["heads"], h))) for _ in range(2))
+        self.left, self.right = (
+            nn.Parameter(nn.init.xavier_uniform_(torch.empty(params["heads"], h))) for _ in range(2)
+        )
         self.projection = nn.Linear(wide, h)
         self.shared = nn.ModuleList([nn.Linear(h, h) for _ in range(cfg.model.layers)])
         self.local = nn.ModuleList([GCNConv(h, h, cached=True) for _ in range(cfg.model.layers)])
@@ -249,10 +251,10 @@ class Orthogonal(nn.Module):
 
     def __init__(self, graph: Any, cfg: RunConfig):
         super().__init__()
-        own, h = cfg.model.params, cfg.model.hidden
+        params, h = cfg.model.params, cfg.model.hidden
         self.x, self.edge_index = graph.x, graph.edge_index
         self.normed = gcn_norm(graph.edge_index, num_nodes=graph.num_nodes)
-        self.steps, self.mix, self.eye = own["newton_steps"], own["mix"], torch.eye(h)
+        self.steps, self.mix, self.eye = params["newton_steps"], params["mix"], torch.eye(h)
         self.first, self.last = GCNConv(graph.num_features, h, cached=True), GCNConv(h, graph.num_classes, cached=True)
         self.middle = nn.ParameterList(
             [nn.init.xavier_uniform_(torch.empty(h, h)) for _ in range(cfg.model.layers - 2)]
@@ -296,10 +298,10 @@ class FedOMD(Loop):
     def exchange(self) -> None:
         """Pool means, moments about them, and the range of each layer (Algorithm 1, lines 3 to 16)."""
         with torch.no_grad():
-            found = [model()[1] for model in self.models]
+            embeddings = [model()[1] for model in self.models]
         self.target, self.span = [], []
         total = sum(self.weights)
-        for layer in zip(*found, strict=True):
+        for layer in zip(*embeddings, strict=True):
             shares = [(w / total, z) for w, z in zip(self.weights, layer, strict=True)]
             mean = sum(share * z.mean(0) for share, z in shares)
             moments = [sum(share * ((z - mean) ** j).mean(0) for share, z in shares) for j in range(2, 6)]
@@ -315,8 +317,8 @@ class FedOMD(Loop):
             loss = loss + params["alpha"] * torch.norm(w @ w.T - self.models[index].eye)
         for z, target, span in zip(hidden, self.target, self.span, strict=True):
             mean = z.mean(0)
-            own = [mean, *(((z - mean) ** j).mean(0) for j in range(2, 6))]
-            for j, (moment, pooled) in enumerate(zip(own, target, strict=True), 1):
+            moments = [mean, *(((z - mean) ** j).mean(0) for j in range(2, 6))]
+            for j, (moment, pooled) in enumerate(zip(moments, target, strict=True), 1):
                 loss = loss + params["beta"] * torch.norm(moment - pooled) / span**j
         return loss
 

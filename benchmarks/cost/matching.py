@@ -61,9 +61,9 @@ class TimedParty(LinkParty):
     def step(self, *given, **more):  # type: ignore[no-untyped-def]
         """As `LinkParty.step`."""
         start = time.process_time()
-        found = super().step(*given, **more)
+        envelopes = super().step(*given, **more)
         self.seconds += time.process_time() - start
-        return found
+        return envelopes
 
 
 def measure(records: int, match: str, ledgers: list[Ledger] | None = None) -> tuple[dict[str, object], list[Ledger]]:
@@ -82,15 +82,15 @@ def measure(records: int, match: str, ledgers: list[Ledger] | None = None) -> tu
     start = time.process_time()
     simulate(parties, relay)
     used = time.process_time() - start
-    found = [party.ledger() for party in parties]
-    assert len(found[0].peers["b"].keys) == shared, parties[0].report()
+    new_ledgers = [party.ledger() for party in parties]
+    assert len(new_ledgers[0].peers["b"].keys) == shared, parties[0].report()
     row = {
         **{"records": records, "match": match, "matched_before": len(kept[0].peers["b"].keys) if ledgers else 0},
         "cpu_seconds_of_both": round(used, 1),
         "cpu_seconds_of_a_party": round(max(party.seconds for party in parties), 1),
         "megabytes_sent_by_each": round(sent / 2e6, 1),
     }
-    return row, found
+    return row, new_ledgers
 
 
 def main() -> None:
@@ -105,15 +105,15 @@ def main() -> None:
     ).stdout.strip()
     for records in args.records:
         row, ledgers = measure(records, args.match)
-        for each in (row, measure(records * 11 // 10, args.match, ledgers)[0]):
-            print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in each.items()), flush=True)
+        for cost in (row, measure(records * 11 // 10, args.match, ledgers)[0]):
+            print(", ".join(f"{key.replace('_', ' ')} {value}" for key, value in cost.items()), flush=True)
             if args.write:
                 fresh = not RESULT.is_file()
                 with RESULT.open("a", newline="") as file:
-                    writer = csv.DictWriter(file, [*each, "commit"], lineterminator="\n")
+                    writer = csv.DictWriter(file, [*cost, "commit"], lineterminator="\n")
                     if fresh:
                         writer.writeheader()
-                    writer.writerow({**each, "commit": commit})
+                    writer.writerow({**cost, "commit": commit})
 
 
 if __name__ == "__main__":

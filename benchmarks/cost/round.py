@@ -123,10 +123,10 @@ def main() -> None:
     if args.scale:
         for clients in (100, 1000):
             for engine in SIMULATIONS:
-                found = scale(clients, engine)
+                costs = scale(clients, engine)
                 print(
-                    f"CSBM, {clients} clients, {engine}: {found['seconds_per_round']:.2f} s a round, "
-                    f"{found['start']:.1f} s to the second round, {found['megabytes']:.0f} MB in all processes",
+                    f"CSBM, {clients} clients, {engine}: {costs['seconds_per_round']:.2f} s a round, "
+                    f"{costs['start']:.1f} s to the second round, {costs['megabytes']:.0f} MB in all processes",
                     flush=True,
                 )
 

@@ -61,9 +61,9 @@ class TorchSampler:
             ranks[full] = torch.arange(fanout).expand(int(full.sum()), -1)
             kept = ranks < degree[:, None]
             source = self.indices[(start[:, None] + ranks)[kept]].long()
-            found = torch.unique(source)
+            sources = torch.unique(source)
             self.local[nodes] = torch.arange(len(nodes))
-            frontier = found[self.local[found] < 0]
+            frontier = sources[self.local[sources] < 0]
             self.local[frontier] = torch.arange(len(nodes), len(nodes) + len(frontier))
             nodes = torch.cat([nodes, frontier])
             total += len(self.local[source])
@@ -73,12 +73,12 @@ class TorchSampler:
 
 def rate(batch: Callable[[int], int], batches: int) -> float:
     """Return the median of edges per second of CPU time over batches, after two that warm up."""
-    found = []
+    rates = []
     for index in range(batches + 2):
         start = time.process_time()
         edges = batch(index)
-        found.append(edges / (time.process_time() - start))
-    return statistics.median(found[2:])
+        rates.append(edges / (time.process_time() - start))
+    return statistics.median(rates[2:])
 
 
 class Steps:
@@ -115,7 +115,7 @@ class Steps:
 
     def shares(self) -> dict[str, float]:
         """Return CPU seconds per step by part, medians after two steps."""
-        found: dict[str, list[float]] = {"sample": [], "gather": [], "matrices": [], "train": []}
+        seconds: dict[str, list[float]] = {"sample": [], "gather": [], "matrices": [], "train": []}
         for index, seeds in enumerate(self.batches):
             times = [time.process_time()]
             block = self.sampler.sample(seeds, index)
@@ -126,9 +126,9 @@ class Steps:
             times.append(time.process_time())
             self.train(Batch(inputs, None, self.y))
             times.append(time.process_time())
-            for name, spent in zip(found, np.diff(times), strict=True):
-                found[name].append(spent)
-        return {name: statistics.median(spent[2:]) for name, spent in found.items()}
+            for name, spent in zip(seconds, np.diff(times), strict=True):
+                seconds[name].append(spent)
+        return {name: statistics.median(spent[2:]) for name, spent in seconds.items()}
 
     def seconds(self, ahead: bool) -> tuple[float, float]:
         """Return time on the clock, and CPU time of this thread, per step after the first two, means."""
@@ -170,8 +170,8 @@ def main() -> None:
             print(f"{name:<20} {1000 * seconds:6.1f} ms of CPU a step  {seconds / sum(spent.values()):5.2f} of a step")
         turns = [(steps.seconds(False), steps.seconds(True)) for _ in range(args.turns)]
         for name, times in zip(("without a thread", "with a thread"), zip(*turns, strict=True), strict=True):
-            clock, own = (1000 * statistics.median(part) for part in zip(*times, strict=True))
-            print(f"{name:<20} {clock:6.1f} ms on the clock, {own:6.1f} ms of CPU in the main thread")
+            clock, cpu = (1000 * statistics.median(part) for part in zip(*times, strict=True))
+            print(f"{name:<20} {clock:6.1f} ms on the clock, {cpu:6.1f} ms of CPU in the main thread")
         return
     sizes = []
 
@@ -195,11 +195,11 @@ def main() -> None:
         "plain torch": lambda index: TorchSampler.__call__(plain, torch.from_numpy(batches[index])),
     }
     plain = TorchSampler(csr, fanout)
-    found = {name: rate(batch, args.batches) for name, batch in cases.items()}
+    rates = {name: rate(batch, args.batches) for name, batch in cases.items()}
     nodes, edges = np.mean(sizes, axis=0)
     print(f"a batch: {nodes:,.0f} nodes, {edges:,.0f} edges")
-    for name, value in found.items():
-        print(f"{name:<20} {value / 1e6:6.1f} M edges/s  {value / found['plain torch']:5.2f} x plain torch")
+    for name, value in rates.items():
+        print(f"{name:<20} {value / 1e6:6.1f} M edges/s  {value / rates['plain torch']:5.2f} x plain torch")
 
 
 if __name__ == "__main__":

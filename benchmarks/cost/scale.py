@@ -140,11 +140,11 @@ def child(words: list[str]) -> None:
     marks: list[dict[str, Any]] = []
 
     def mark(record: dict[str, Any]) -> None:
-        own = psutil.Process()
-        actors = [p for p in own.children(recursive=True) if p.name().startswith("ray::ClientA")]
+        process = psutil.Process()
+        actors = [p for p in process.children(recursive=True) if p.name().startswith("ray::ClientA")]
         used = {p.pid: sum(p.cpu_times()[:2]) for p in actors}
         marks.append(
-            {"time": time.time(), "server": sum(own.cpu_times()[:2]), "actors": used, "seconds": record["seconds"]}
+            {"time": time.time(), "server": sum(process.cpu_times()[:2]), "actors": used, "seconds": record["seconds"]}
         )
 
     summary = run(cfg, mark)
@@ -171,8 +171,8 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
         output = process.stdout.read() if process.stdout else b""
         if process.returncode:
             raise SystemExit(f"{' '.join(command)} ended with code {process.returncode}")
-    found = json.loads(output.splitlines()[-1])
-    marks = found["marks"]
+    report = json.loads(output.splitlines()[-1])
+    marks = report["marks"]
     after = list(itertools.pairwise(marks[skipped - 1 :]))
     actors = [max((b["actors"][pid] - a["actors"].get(pid, 0) for pid in b["actors"]), default=0.0) for a, b in after]
     engine = dict(word.split("=", 1) for word in words).get("engine", "inline")
@@ -185,7 +185,7 @@ def measured(row: str, words: list[str], rounds: int) -> dict[str, Any]:
         "seconds": round(statistics.median(mark["seconds"] for mark in marks[skipped:]), 3),
         "cpu_server": round(statistics.median(b["server"] - a["server"] for a, b in after), 3),
         "cpu_actor": round(statistics.median(actors), 3),
-        "start": round(found["marks"][0]["time"] - found["ready"] - marks[0]["seconds"], 2),
+        "start": round(report["marks"][0]["time"] - report["ready"] - marks[0]["seconds"], 2),
         "first": round(marks[0]["seconds"], 2),
         "megabytes": round(held / 2**20),
         "words": " ".join(words),
@@ -289,9 +289,9 @@ def main() -> None:
         parser.error(f"no row {args.only}; there are: {'; '.join(rows)}")
     for row, words in rows.items():
         if not args.only or args.only == row:
-            found = measured(row, words, args.rounds)
-            print({key: value for key, value in found.items() if key != "words"}, flush=True)
-            write(path, [found])
+            figures = measured(row, words, args.rounds)
+            print({key: value for key, value in figures.items() if key != "words"}, flush=True)
+            write(path, [figures])
     if args.growth:
         draw(path)
 

@@ -53,14 +53,14 @@ def measure(method: str, clients: int, secure: str, words: list[str]) -> str:
     with tempfile.TemporaryDirectory() as out:
         start = time.process_time()
         try:
-            found = run(compose([*chosen, f"privacy.secagg={secure}", f"out={out}", "checkpoint_every=0"]))
+            summary = run(compose([*chosen, f"privacy.secagg={secure}", f"out={out}", "checkpoint_every=0"]))
         except FedGraphError as error:
             return str(error)
-    used = (time.process_time() - start) / found["rounds"]
-    up, down = (found[key] / clients / found["rounds"] / 1e3 for key in ("bytes_up", "bytes_down"))
+    used = (time.process_time() - start) / summary["rounds"]
+    up, down = (summary[key] / clients / summary["rounds"] / 1e3 for key in ("bytes_up", "bytes_down"))
     return (
-        f"{up:8.1f} kB up, {down:8.1f} kB down a client and round; {found['seconds_per_round']:6.2f} s a round,"
-        f" {used:6.2f} s CPU; {found['exchanges_per_round']:g} exchanges"
+        f"{up:8.1f} kB up, {down:8.1f} kB down a client and round; {summary['seconds_per_round']:6.2f} s a round,"
+        f" {used:6.2f} s CPU; {summary['exchanges_per_round']:g} exchanges"
     )
 
 
@@ -184,9 +184,9 @@ def measure_verified(
 ) -> None:
     """Print a row per method and number of members, and store them."""
     rows = [dict(row) for row in csv.DictReader(RESULT.open())] if RESULT.is_file() else []
-    for own, members in (KINDS[method] for method in methods):
+    for overrides, members in (KINDS[method] for method in methods):
         for count in clients or members:
-            row = compare(count, [*own, *words], on_fleet)
+            row = compare(count, [*overrides, *words], on_fleet)
             print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
             place = ("members", "engine", "words")
             rows = [old for old in rows if [old[key] for key in place] != [row[key] for key in place]] + [row]

@@ -37,11 +37,11 @@ def main() -> None:
     torch.set_num_threads(1)
     csbm = ["dataset=csbm", "dataset.nodes_per_client=[100,200]"]
     words = ["rounds=6", "checkpoint_every=0", f"num_clients={args.clients}", *(args.words or csbm)]
-    found: dict[int, list[float]] = {0: [], args.stack: []}
+    timings: dict[int, list[float]] = {0: [], args.stack: []}
     for _ in range(args.blocks):
-        for stack, seconds in found.items():
+        for stack, seconds in timings.items():
             seconds += rounds([*words, f"stack={stack}"])
-    alone, stacked = (statistics.median(seconds) for seconds in found.values())
+    alone, stacked = (statistics.median(seconds) for seconds in timings.values())
     print(f"CPU s per round: {alone:.3f} unstacked, {stacked:.3f} with stack={args.stack}, ratio {stacked / alone:.2f}")
 
 

@@ -172,13 +172,13 @@ def table(rows: list[Row]) -> str:
         seeds = sorted({seed for seed, _ in runs})
         cpu = {at: float(str(one["cpu_seconds"])) for at, one in runs.items()}
         span = LENGTHS[1] - LENGTHS[0]
-        each = fmean((cpu[seed, long] - cpu[seed, short]) / span for seed in seeds)
+        pace = fmean((cpu[seed, long] - cpu[seed, short]) / span for seed in seeds)
         whole = fmean(cpu[seed, short] for seed in seeds)
         memory = max(float(str(one["megabytes"])) for one in runs.values())
         tests = interval([100 * float(str(runs[seed, long]["test"])) for seed in seeds])
         release = runs[seeds[0], long]["version"]
         text.append(
-            f"| {method} | {release} | {each:.3f} | {whole:.1f} | {memory:,.0f} | {tests.mean:.1f} ± {tests.half:.1f} |"
+            f"| {method} | {release} | {pace:.3f} | {whole:.1f} | {memory:,.0f} | {tests.mean:.1f} ± {tests.half:.1f} |"
         )
     trees = [one for one in rows if "Cora" not in str(one["data"])]
     scores = {
@@ -216,7 +216,7 @@ def main() -> None:
         from benchmarks.peers import flower_trees
 
         for seed in range(args.seeds):
-            add(args.out, [row("payments", *names) | found for names, found in flower_trees.rows(seed)])
+            add(args.out, [row("payments", *names) | scores for names, scores in flower_trees.rows(seed)])
     args.out.with_suffix(".md").write_text(table(stored(args.out)))
 
 

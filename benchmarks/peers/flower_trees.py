@@ -36,8 +36,8 @@ def rows(seed: int) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
         summary = api.run(*words, *options, progress=False).summary
     scores = summary["metrics"]["best_val"]
     common = {"seed": seed, "bytes": summary["bytes_up"] + summary["bytes_down"], "rounds": summary["rounds"]}
-    found = {"test": scores["test_average_precision"], "validation": scores["val_average_precision"]}
-    yield ("ours", version("fedgraph-flwr")), common | found | {"words": " ".join(words)}
+    precisions = {"test": scores["test_average_precision"], "validation": scores["val_average_precision"]}
+    yield ("ours", version("fedgraph-flwr")), common | precisions | {"words": " ".join(words)}
     import xgboost
 
     apart = best([own(banks, *values) for values in GRID])
@@ -92,8 +92,8 @@ def own(banks: list[Bank], rate: float, depth: int) -> dict[str, Any]:
         path = [precision(model, [bank], "val", trees) for trees in range(1, ROUNDS + 1)]
         val.append(max(path))
         test.append(precision(model, [bank], "test", 1 + int(np.argmax(path))))
-    found = {"validation": float(np.mean(val)), "test": float(np.mean(test)), "rounds": ROUNDS}
-    return found | {"words": json.dumps(rules(rate, depth))}
+    scores = {"validation": float(np.mean(val)), "test": float(np.mean(test)), "rounds": ROUNDS}
+    return scores | {"words": json.dumps(rules(rate, depth))}
 
 
 def bagged(banks: list[Bank], rate: float, depth: int) -> dict[str, Any]:
@@ -111,17 +111,17 @@ def bagged(banks: list[Bank], rate: float, depth: int) -> dict[str, Any]:
         """Add a tree to the received model, and send it alone."""
         arrays: Any = message.content["arrays"]
         received = arrays["0"].numpy().tobytes()
-        own = data[int(context.node_config["partition-id"])]
+        matrix = data[int(context.node_config["partition-id"])]
         if received:
             model = xgboost.Booster(rules(rate, depth), model_file=bytearray(received))
-            model.update(own, model.num_boosted_rounds())
+            model.update(matrix, model.num_boosted_rounds())
             model = model[model.num_boosted_rounds() - 1 :]
         else:
-            model = xgboost.train(rules(rate, depth), own, 1)
+            model = xgboost.train(rules(rate, depth), matrix, 1)
         text = bytes(model.save_raw("json"))
         sent.append(len(received) + len(text))
         trees = ArrayRecord([np.frombuffer(text, dtype=np.uint8)])
-        metrics = MetricRecord({"num-examples": own.num_row()})
+        metrics = MetricRecord({"num-examples": matrix.num_row()})
         return Message(RecordDict({"arrays": trees, "metrics": metrics}), reply_to=message)
 
     strategy = FedXgbBagging(fraction_evaluate=0.0, min_train_nodes=len(banks), min_available_nodes=len(banks))
@@ -132,5 +132,5 @@ def bagged(banks: list[Bank], rate: float, depth: int) -> dict[str, Any]:
     model = xgboost.Booster(rules(rate, depth), model_file=bytearray(result.arrays["0"].numpy().tobytes()))
     path = [precision(model, banks, "val", len(banks) * trees) for trees in range(1, ROUNDS + 1)]
     trees = 1 + int(np.argmax(path))
-    found = {"validation": max(path), "test": precision(model, banks, "test", len(banks) * trees)}
-    return found | {"rounds": trees, "bytes": sum(sent[: len(banks) * trees]), "words": json.dumps(rules(rate, depth))}
+    scores = {"validation": max(path), "test": precision(model, banks, "test", len(banks) * trees)}
+    return scores | {"rounds": trees, "bytes": sum(sent[: len(banks) * trees]), "words": json.dumps(rules(rate, depth))}

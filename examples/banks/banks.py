@@ -78,11 +78,11 @@ def train(methods: list[str], rounds: int, *where: str) -> str:
 
 def look_at(predictions: str) -> None:
     """Compare the predictions with the true labels."""
-    found = pd.read_csv(predictions).merge(pd.read_csv("tables/new_truth.csv"), on="id")
-    print(f"\n{found.sort_values('p_fraud', ascending=False).head(5).round(3).to_string(index=False)}")
-    named, real = found["class"] == "fraud", found["label"] == "fraud"
+    customers = pd.read_csv(predictions).merge(pd.read_csv("tables/new_truth.csv"), on="id")
+    print(f"\n{customers.sort_values('p_fraud', ascending=False).head(5).round(3).to_string(index=False)}")
+    named, real = customers["class"] == "fraud", customers["label"] == "fraud"
     print(
-        f"\n{len(found)} new customers: {named.sum()} predicted as fraud, "
+        f"\n{len(customers)} new customers: {named.sum()} predicted as fraud, "
         f"{(named & real).sum()} of the {real.sum()} fraudulent ones",
         flush=True,
     )

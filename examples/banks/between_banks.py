@@ -48,8 +48,8 @@ def payments(
     params = compose([*words, f"dataset.cross={crossing}", *more]).dataset.params
     share = accounts / params["accounts"]
     sizes = {key: max(round(params[key] * share), 1) for key in ("accounts", "background", "per_kind")}
-    own = {key: value for key, value in (params | sizes).items() if key in vars(PaymentsSpec())}
-    spec = typed(PaymentsSpec, own, "dataset=payments")
+    keys = {key: value for key, value in (params | sizes).items() if key in vars(PaymentsSpec())}
+    spec = typed(PaymentsSpec, keys, "dataset=payments")
     return generate(spec, seed=seed, banks=banks), spec
 
 
@@ -86,8 +86,8 @@ def tables(folder: Path, p: Payments, spec: PaymentsSpec, seed: int, find: str, 
         book["label"] = np.where(p.label, "fraud", "ok")
     for letter in letters:
         accounts[bank == letter].to_csv(folder / f"{letter}_accounts.csv", index=False)
-        own = (book["from_bank"] == letter) | (book["to_bank"] == letter)
-        book[own].to_csv(folder / f"{letter}_payments.csv", index=False)
+        mask = (book["from_bank"] == letter) | (book["to_bank"] == letter)
+        book[mask].to_csv(folder / f"{letter}_payments.csv", index=False)
     return letters
 
 
@@ -117,16 +117,16 @@ def link(place: str, letters: list[str], find: str, features: str, days: int, sh
 
 def methods(find: str, features: str, shares: list[str]) -> dict[str, list[str]]:
     """Return the methods that train, with their keys; with a recipe, networks of accounts are the default ones."""
-    found = {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
-    found = {name: [word for word in words if not features or word != "model=gcn"] for name, words in found.items()}
-    return found | {f"{SHARED} {share}": found["FedAvg"] for share in shares}
+    choices = {name: words for name, words in TABLES[find]["methods"].items() if name != "Majority"}
+    choices = {name: [word for word in words if not features or word != "model=gcn"] for name, words in choices.items()}
+    return choices | {f"{SHARED} {share}": choices["FedAvg"] for share in shares}
 
 
 def train(place: str, seed: int, rounds: int, find: str, features: str, shares: list[str]) -> dict[str, float]:
     """Train each method on the linked files, and blend two; return average precision on test items, in %."""
     common = [word for word in TABLES[find]["common"] if word.startswith(("evaluation.", "train.", "model."))]
     common += ["task=edges"] if find == "payments" else []
-    found, runs = {}, {}
+    precisions, runs = {}, {}
     graphs = {f"{SHARED} {share}": f"shared_{number}" for number, share in enumerate(shares)}
     for number, (name, words) in enumerate(methods(find, features, shares).items()):
         out = runs[name] = f"{place}/run_{number}"
@@ -141,9 +141,9 @@ def train(place: str, seed: int, rounds: int, find: str, features: str, shares: 
             "--quiet",
             "--no-report",
         )
-        found[name] = average_precision(out)
+        precisions[name] = average_precision(out)
     go("blend", runs["FedAvg"], runs["Boosting"], "--out", f"{place}/blend")
-    return found | {"FedAvg and boosting, blended": average_precision(f"{place}/blend")}
+    return precisions | {"FedAvg and boosting, blended": average_precision(f"{place}/blend")}
 
 
 def average_precision(run: str) -> float:
@@ -195,8 +195,8 @@ def main() -> None:
             ("5.1f", [row[name] for row in rows]),
             ("+6.1f", [row[name] - row["FedAvg"] for row in rows]),
         ):
-            found = interval(values)
-            cells.append(f"{found.mean:{form}}" + (f" ± {found.half:.1f}" if args.seeds > 1 else ""))
+            estimate = interval(values)
+            cells.append(f"{estimate.mean:{form}}" + (f" ± {estimate.half:.1f}" if args.seeds > 1 else ""))
         print(f"  {name:30s} {'  '.join(cells)}")
     number = list(methods(args.find, args.features, args.share)).index(
         "FedGCN" if args.find == "accounts" else "FedAvg"

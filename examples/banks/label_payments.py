@@ -99,13 +99,13 @@ def _import(letter: str) -> list[str]:
 
 def look_at(scored: str) -> None:
     """Compare the scored payments with the true labels."""
-    found = pd.read_csv(scored).merge(pd.read_csv("tables/new_truth.csv"), left_on="edge", right_on="reference")
-    top = found.sort_values("p_laundering", ascending=False)
+    rows = pd.read_csv(scored).merge(pd.read_csv("tables/new_truth.csv"), left_on="edge", right_on="reference")
+    top = rows.sort_values("p_laundering", ascending=False)
     print(f"\n{top.drop(columns='reference').head(5).round(3).to_string(index=False)}")
-    real = (found["label"] == "laundering").sum()
+    real = (rows["label"] == "laundering").sum()
     hits = (top["label"].head(real) == "laundering").sum()
     print(
-        f"\n{len(found)} new payments, {real} of them laundering: {hits} of the {real} with the highest scores",
+        f"\n{len(rows)} new payments, {real} of them laundering: {hits} of the {real} with the highest scores",
         flush=True,
     )
 

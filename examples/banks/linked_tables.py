@@ -56,15 +56,15 @@ def payments(tables: dict[str, pd.DataFrame], count: int, rng: np.random.Generat
 
 def book(rows: pd.DataFrame, letter: str, rng: np.random.Generator) -> pd.DataFrame:
     """Return the payments as one bank books them."""
-    own = rows[(rows["from_bank"] == letter) | (rows["to_bank"] == letter)]
-    own = own[rng.random(len(own)) > 0.01].sample(frac=1, random_state=int(rng.integers(2**31))).copy()
-    own["booked_at"] = rng.integers(0, 86_400, len(own))
-    day = own["value_date"].dt.strftime("%d.%m.%Y" if letter == "b" else "%Y-%m-%d")
-    amount = own["amount"].map("{:.2f}".format)
-    own["value_date"], own["amount"] = day, amount.str.replace(".", ",") if letter == "b" else amount
+    bookings = rows[(rows["from_bank"] == letter) | (rows["to_bank"] == letter)]
+    bookings = bookings[rng.random(len(bookings)) > 0.01].sample(frac=1, random_state=int(rng.integers(2**31))).copy()
+    bookings["booked_at"] = rng.integers(0, 86_400, len(bookings))
+    day = bookings["value_date"].dt.strftime("%d.%m.%Y" if letter == "b" else "%Y-%m-%d")
+    amount = bookings["amount"].map("{:.2f}".format)
+    bookings["value_date"], bookings["amount"] = day, amount.str.replace(".", ",") if letter == "b" else amount
     if letter == "c":
-        own[["source", "target"]] = own[["source", "target"]].apply(lambda column: column.str.upper())
-    return own
+        bookings[["source", "target"]] = bookings[["source", "target"]].apply(lambda column: column.str.upper())
+    return bookings
 
 
 def main() -> None:

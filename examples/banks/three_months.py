@@ -67,8 +67,8 @@ def books(folder: Path, accounts: int, seed: int = 0) -> pd.DataFrame:
 
 def booked_by(table: pd.DataFrame, bank: str, start: float, end: float) -> pd.DataFrame:
     """Return the rows that a bank books, from one day to another."""
-    own = (table[["from_bank", "to_bank"]] == bank).any(axis=1)
-    return table[own & (table["time"] >= moment(start)) & (table["time"] < moment(end))]
+    mask = (table[["from_bank", "to_bank"]] == bank).any(axis=1)
+    return table[mask & (table["time"] >= moment(start)) & (table["time"] < moment(end))]
 
 
 def link(month: int, table: pd.DataFrame, banks: str, start: int) -> Path:
@@ -127,15 +127,15 @@ def month_1(table: pd.DataFrame, rounds: int) -> pd.DataFrame:
 
 def days(table: pd.DataFrame, count: int) -> pd.DataFrame:
     """Score the first days of month 2 at bank a, each with the two days before; return the alerts, with what was true."""
-    found = []
+    daily_alerts = []
     for day in range(MONTH, MONTH + count):
         booked_by(table, "a", max(day - 2, MONTH), day + 1).to_csv("today.csv", index=False)
         given = ["--nodes", "a.csv", "--edges", "today.csv", "--reasons", 2, "--explained", 3]
         go("alerts", "runs/month_1", "--client", 0, *given, "--out", "alerts.csv")
         truth = table[["reference", "label"]]
         alerts = pd.read_csv("alerts.csv").merge(truth, left_on="edge", right_on="reference")
-        found.append(alerts[alerts["time"] >= moment(day)].assign(day=day))
-    listed = pd.concat(found, ignore_index=True)
+        daily_alerts.append(alerts[alerts["time"] >= moment(day)].assign(day=day))
+    listed = pd.concat(daily_alerts, ignore_index=True)
     print(f"\n{count} days: {len(listed)} alerts, {(listed['label'] == 'fraud').sum()} of them right", flush=True)
     return listed
 

@@ -103,11 +103,11 @@ def test_assignment_and_target_by_hand():
     z, centres = rng.normal(size=(7, 2)), rng.normal(size=(3, 2))
     q = np.array([[(1 + sum((a - b) ** 2 for a, b in zip(row, mu, strict=True))) ** -1 for mu in centres] for row in z])
     q = np.array([row / row.sum() for row in q])
-    found = soft_assignment(torch.from_numpy(z), torch.from_numpy(centres))
-    np.testing.assert_allclose(found, q, rtol=1e-12)
+    assignment = soft_assignment(torch.from_numpy(z), torch.from_numpy(centres))
+    np.testing.assert_allclose(assignment, q, rtol=1e-12)
     size = q.sum(0)
     p = np.array([[row[k] ** 2 / size[k] for k in range(3)] for row in q])
-    np.testing.assert_allclose(target_distribution(found), [row / row.sum() for row in p], rtol=1e-12)
+    np.testing.assert_allclose(target_distribution(assignment), [row / row.sum() for row in p], rtol=1e-12)
 
 
 def test_clusters_are_the_blobs():
@@ -136,9 +136,9 @@ def test_recovery_by_hand():
     known[4] = False
     arrays = [torch.from_numpy(array) for array in (made, count, targets, known)]
     made_by = arrays[0].requires_grad_()
-    found = recovery(made_by, *arrays[1:])
-    assert found.item() == pytest.approx(recovery_by_hand(made, count, targets, known), rel=1e-12)
-    found.backward()
+    loss = recovery(made_by, *arrays[1:])
+    assert loss.item() == pytest.approx(recovery_by_hand(made, count, targets, known), rel=1e-12)
+    loss.backward()
     assert made_by.grad.isfinite().all()
     assert not made_by.grad[4].any()
     assert not made_by.grad[0].any()
@@ -155,20 +155,20 @@ def test_gradients_for_a_peer_are_those_of_its_recovery():
     u = sent["embeddings"]["rows"]
     assert u.shape == (sender.impaired.kept.numel(), D)
     groups = {"generator": {f"0.{name}": array for name, array in w.items()}, "embeddings": {"0": u}}
-    found = judge.judge(groups, {})[0]["gradients"]
-    assert not any(found[name].any() for name in found if name.startswith("1."))
-    assert not any("count" in name for name in found)
+    gradients = judge.judge(groups, {})[0]["gradients"]
+    assert not any(gradients[name].any() for name in gradients if name.startswith("1."))
+    assert not any("count" in name for name in gradients)
 
     torch.manual_seed(derive_seed(0, 1, "judge", 0, 0))
     node, slot = torch.randint(N, (len(u),)).tolist(), torch.randint(P, (len(u), P)).tolist()
     noise = torch.randn(len(u), D, dtype=torch.float64).numpy()
     hidden = sorted(set(range(N)) - set(judge.impaired.kept.tolist()))
     edges = judge.graph.edge_index.T.tolist()
-    own, targets = judge.prototypes.numpy(), np.zeros((len(u), P, H))
+    prototypes, targets = judge.prototypes.numpy(), np.zeros((len(u), P, H))
     for row, v in enumerate(node):
         lost = [] if v in hidden else [source for source, target in edges if target == v and source in hidden][:P]
         for t, p in enumerate(slot[row]):
-            targets[row, t] = own[lost[p]] if p < len(lost) else own[v]
+            targets[row, t] = prototypes[lost[p]] if p < len(lost) else prototypes[v]
 
     def loss(w, targets=targets):
         count = np.maximum(u @ w["count.weight"] + w["count.bias"], 0)[:, 0].astype(int)
@@ -177,16 +177,18 @@ def test_gradients_for_a_peer_are_those_of_its_recovery():
         return recovery_by_hand(made, count, targets, np.ones((len(u), P), bool)) / judge.cfg.num_clients
 
     w["count.bias"] = w["count.bias"] + 2  # slots are in use
-    assert abs(loss(w) - loss(w, np.repeat(own[node][:, None], P, 1))) > 1e-3
-    found = judge.judge({**groups, "generator": {f"0.{name}": array for name, array in w.items()}}, {})[0]["gradients"]
+    assert abs(loss(w) - loss(w, np.repeat(prototypes[node][:, None], P, 1))) > 1e-3
+    gradients = judge.judge({**groups, "generator": {f"0.{name}": array for name, array in w.items()}}, {})[0][
+        "gradients"
+    ]
     for name in ("layers.0.weight", "head.weight", "head.bias"):
-        assert found[f"0.{name}"].any()
+        assert gradients[f"0.{name}"].any()
         for at in ((0,) * w[name].ndim, (-1,) * w[name].ndim):
             up, down = ({**w, name: w[name].copy()} for _ in range(2))
             up[name][at] += 1e-6
             down[name][at] -= 1e-6
             expected = (loss(up) - loss(down)) / 2e-6
-            assert found[f"0.{name}"][at] == pytest.approx(expected, rel=1e-5, abs=1e-10)
+            assert gradients[f"0.{name}"][at] == pytest.approx(expected, rel=1e-5, abs=1e-10)
 
 
 def test_a_step_takes_the_local_gradient_twice_and_the_peers_once():

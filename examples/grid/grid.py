@@ -72,8 +72,8 @@ def simulate(number: int, seed: int = 0) -> Cases:
         net.line.loc[line, "in_service"] = False
         spare += [] if unsupplied_buses(net) else [line]
         net.line.loc[line, "in_service"] = True
-    found: list[tuple[np.ndarray, ...]] = []
-    while len(found) < number:
+    cases: list[tuple[np.ndarray, ...]] = []
+    while len(cases) < number:
         factor = rng.uniform(0.8, 1.35, 3)[area[loads]] * rng.normal(1, 0.15, len(loads)).clip(0.5, 1.5)
         net.load[["p_mw", "q_mvar"]] = usual * factor[:, None]
         share = rng.normal(1, 0.2, len(plants)).clip(0.4, 1.6)
@@ -88,8 +88,8 @@ def simulate(number: int, seed: int = 0) -> Cases:
         np.add.at(power[:, 2], plants, net.gen.p_mw.to_numpy())
         live = np.concatenate([net.line.in_service.to_numpy(), np.ones(len(trafos), dtype=bool)])
         percent = np.concatenate([net.res_line.loading_percent, net.res_trafo.loading_percent])
-        found.append((power, live, live & (percent > 100)))
-    return Cases(area, ends, rating, *map(np.stack, zip(*found, strict=True)))
+        cases.append((power, live, live & (percent > 100)))
+    return Cases(area, ends, rating, *map(np.stack, zip(*cases, strict=True)))
 
 
 def stored(folder: Path, number: int) -> Cases:
@@ -116,13 +116,13 @@ def graph(cases: Cases, seed: int) -> Data:
         np.add.at(capacity[k], cases.ends[live].ravel(), cases.rating[live].repeat(2))
         out[k, cases.ends[~live].ravel()] = 1
         y[k, cases.ends[over].ravel()] = 1
-    x = np.concatenate([cases.power, *(each[..., None] for each in (degree, capacity, out))], axis=2)
+    x = np.concatenate([cases.power, *(column[..., None] for column in (degree, capacity, out))], axis=2)
     order = np.random.default_rng(seed).permutation(number)
     split = np.split(order, [round(TRAIN * number), round((TRAIN + VAL) * number)])
     for area in np.unique(cases.area):
-        own = cases.area == area
-        known = x[np.ix_(split[0], own)].reshape(-1, x.shape[2])
-        x[:, own] = (x[:, own] - known.mean(0)) / known.std(0).clip(1e-3)
+        members = cases.area == area
+        known = x[np.ix_(split[0], members)].reshape(-1, x.shape[2])
+        x[:, members] = (x[:, members] - known.mean(0)) / known.std(0).clip(1e-3)
     names = np.broadcast_to(np.eye(buses), (number, buses, buses))
     rows, branches = np.nonzero(cases.live)
     edges = (cases.ends[branches] + rows[:, None] * buses).T
@@ -176,8 +176,8 @@ def table(rows: pd.DataFrame) -> str:
     lines = ["| model | training | average precision | minus own |", "|---" * 4 + "|"]
     by_seed = rows.set_index("seed")
     for (model, method), group in by_seed.groupby(["model", "method"], sort=False):
-        own = by_seed[(by_seed["model"] == model) & (by_seed["method"] == "own")]["score"]
-        difference = "" if method == "own" else cell(group["score"] - own, "+")
+        own_scores = by_seed[(by_seed["model"] == model) & (by_seed["method"] == "own")]["score"]
+        difference = "" if method == "own" else cell(group["score"] - own_scores, "+")
         lines.append(f"| {model} | {method} | {cell(group['score'])} | {difference} |")
     return "\n".join(lines)
 
@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="CSV of the scores")
     args = parser.parse_args()
     cases = stored(args.folder, args.cases)
-    rows = [row for each in MODELS for row in compared(cases, each, range(args.seeds), args.rounds, args.folder)]
+    rows = [row for model in MODELS for row in compared(cases, model, range(args.seeds), args.rounds, args.folder)]
     print(table(pd.DataFrame(rows)))
     if args.write:
         pd.DataFrame(rows).round(4).to_csv(args.write, index=False)

@@ -91,7 +91,7 @@ def private(seed: int, noise: float, rounds: int, folder: Path) -> dict[str, Any
         predicted = torch.tensor(run.predict(graph, client=client).to_frame()["class"].astype(int).to_numpy())
         right.append((predicted == graph.y)[graph.test_mask].double())
     method = f"federated, ε = {run.summary['privacy']['epsilon']:.1f}"
-    scores = [each.mean().item() for each in (torch.cat(right), *right)]
+    scores = [hits.mean().item() for hits in (torch.cat(right), *right)]
     return dict(zip(COLUMNS, ["linear", method, seed, *scores], strict=True))
 
 
@@ -130,8 +130,8 @@ def table(rows: pd.DataFrame) -> str:
     lines = ["| model | training | all patients | minus own | hospital A | hospital B | hospital C |", "|---" * 7 + "|"]
     by_seed = rows.set_index("seed")
     for (model, method), group in by_seed.groupby(["model", "method"], sort=False):
-        own = by_seed[(by_seed["model"] == model) & (by_seed["method"] == "own")]["all"]
-        difference = "" if method == "own" else cell(group["all"] - own, "+")
+        own_scores = by_seed[(by_seed["model"] == model) & (by_seed["method"] == "own")]["all"]
+        difference = "" if method == "own" else cell(group["all"] - own_scores, "+")
         cells = [model, method, cell(group["all"]), difference, *(cell(group[key]) for key in "ABC")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -129,12 +129,14 @@ def predicted(graph: str, keys: list[str], seed: int) -> float:
     run = ["run", f"graph={graph}", *COMMON, *ROWS, *keys, f"seed={seed}", f"out={graph}_rows", "overwrite=true"]
     go(*run, "--quiet", "--no-report")
     go("predict", f"{graph}_rows", "--client", 0, "--out", f"{graph}_rows.csv")
-    held, found = (
+    held, predictions = (
         load(Path(graph, "client_0000.safetensors")),
         pd.read_csv(f"{graph}_rows.csv").set_index("edge").sort_index(),
     )
     test = (held.edge_split == 2).numpy()
-    return average_precision(np.log(found[["p_no", "p_yes"]].to_numpy() + 1e-300)[test], held.edge_y.numpy()[test])
+    return average_precision(
+        np.log(predictions[["p_no", "p_yes"]].to_numpy() + 1e-300)[test], held.edge_y.numpy()[test]
+    )
 
 
 def protected(args: argparse.Namespace) -> None:
@@ -157,15 +159,15 @@ def protected(args: argparse.Namespace) -> None:
         print(f"At this size ε = {args.epsilon:g} is not useful: the network alone, without privacy, does better.")
 
 
-def table(found: dict[str, dict[str, list[float]]]) -> str:
+def table(precisions: dict[str, dict[str, list[float]]]) -> str:
     """Return the mean average precision by form and method, in %, and its place between alone and exact."""
     lines = ["| attributes | " + " | ".join(f"{name} | place" for name in METHODS) + " |", "|---" * 5 + "|"]
     for form in FORMS:
         cells = [form]
-        for scores in found.values():
-            low, high, own = (np.mean(scores[key]) for key in ("alone", "exact", form))
+        for scores in precisions.values():
+            low, high, mean = (np.mean(scores[key]) for key in ("alone", "exact", form))
             spread = f" ± {np.std(scores[form]):.3f}" if len(scores[form]) > 1 else ""
-            cells += [f"{own:.3f}{spread}", f"{(own - low) / (high - low):.2f}" if high > low else "-"]
+            cells += [f"{mean:.3f}{spread}", f"{(mean - low) / (high - low):.2f}" if high > low else "-"]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -190,7 +192,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.epsilon:
         return protected(args)
-    found: dict[str, dict[str, list[float]]] = {name: {form: [] for form in FORMS} for name in METHODS}
+    precisions: dict[str, dict[str, list[float]]] = {name: {form: [] for form in FORMS} for name in METHODS}
     for seed in range(1 if args.scale else args.seeds):
         place = f"{args.folder}/{seed}"
         banks = make(Path(place), args.payments, args.accounts, args.banks, args.fraud, seed)
@@ -204,9 +206,9 @@ def main() -> None:
             for name, words in METHODS.items():
                 rounds = [f"rounds={args.rounds}"] if name == "FedAvg" else []
                 ap = score(graph, f"{graph}_{name}", [*words, *rounds], seed)
-                found[name][form].append(ap)
+                precisions[name][form].append(ap)
         go("predict", f"{place}/exact_FedAvg", "--client", 0, "--out", f"{place}/predictions.csv")
-    print(table(found))
+    print(table(precisions))
 
 
 if __name__ == "__main__":

@@ -154,10 +154,10 @@ def test_the_confidence_by_hand():
     a /= np.sqrt(np.outer(a.sum(1), a.sum(1)))
     first = np.full((N, C), 1 / C)
     first[known] = np.eye(C)[y[known]]
-    found = first
+    labels = first
     for _ in range(10):
-        found = (first + a @ found) / 2
-    assert client.homophily == np.mean(found[asked].argmax(1) == y[asked])
+        labels = (first + a @ labels) / 2
+    assert client.homophily == np.mean(labels[asked].argmax(1) == y[asked])
     client.train_nodes = client.train_nodes[:1]
     client.__dict__.pop("homophily")
     assert client.homophily == 0.5

@@ -77,16 +77,16 @@ def test_the_fused_convolution_by_hand():
     h = np.maximum(h, 0)
     new = torch.stack([N + torch.arange(3), at])
     mixed = mean_by_hand(torch.cat([graph.edge_index, new], 1), N + 3)[:N]
-    found = (
+    logits = (
         h @ w["head.itself.weight"]
         + w["head.itself.bias"]
         + mixed @ np.concatenate([h, z]) @ w["head.neighbours.weight"]
     )
-    np.testing.assert_allclose(client.predict(), found, rtol=1e-10)
+    np.testing.assert_allclose(client.predict(), logits, rtol=1e-10)
     others = [v for v in range(N) if v not in (0, 5)]
     client.memory = {"z": client.memory["z"][:0], "at": at[:0]}
     alone = FedDEPClient(client.cfg, graph).predict()
-    np.testing.assert_allclose(found[others], alone[others], rtol=1e-10)
+    np.testing.assert_allclose(logits[others], alone[others], rtol=1e-10)
 
 
 def test_the_objective_by_hand(monkeypatch):
@@ -107,24 +107,24 @@ def test_the_objective_by_hand(monkeypatch):
     peers = [torch.randn(4, H, dtype=torch.float64), torch.randn(2, H, dtype=torch.float64)]
     torch.manual_seed(1)
     count, u = made(part)
-    own = client.impaired
-    rows = made.rows(u, own.owner, own.place)
-    trains = own.trains.tolist()
-    gaps = [abs(float(count[v]) - int(own.count[v])) for v in trains]
+    impaired = client.impaired
+    rows = made.rows(u, impaired.owner, impaired.place)
+    trains = impaired.trains.tolist()
+    gaps = [abs(float(count[v]) - int(impaired.count[v])) for v in trains]
     smooth = np.mean([gap**2 / 2 if gap < 1 else gap - 0.5 for gap in gaps])
     apart = 0.0
-    for r, truth in enumerate(own.truth.tolist()):
+    for r, truth in enumerate(impaired.truth.tolist()):
         apart += min(float((rows[r] - whole[t]).square().sum()) for t in truth if t >= 0)
         apart += sum(min(float((rows[r] - c).square().sum()) for c in peer) for peer in peers)
-    assert own.owner.numel() > 2
+    assert impaired.owner.numel() > 2
     torch.manual_seed(1)
-    found = client.objective(made, part, inputs, whole, Peers.of(peers)).item()
-    assert found == pytest.approx(smooth + apart / (len(trains) * P * H) + 3, rel=1e-10)
-    (logits, y), kept = seen[0], own.kept[own.trains]
+    loss = client.objective(made, part, inputs, whole, Peers.of(peers)).item()
+    assert loss == pytest.approx(smooth + apart / (len(trains) * P * H) + 3, rel=1e-10)
+    (logits, y), kept = seen[0], impaired.kept[impaired.trains]
     assert torch.equal(y, client.graph.y[kept])
     node, place = places(client.whole(count))
-    fused = fused_inputs(inputs, own.graph.edge_index, len(part), made.rows(u, node, place), node)
-    torch.testing.assert_close(logits, client.model(fused)[own.trains])
+    fused = fused_inputs(inputs, impaired.graph.edge_index, len(part), made.rows(u, node, place), node)
+    torch.testing.assert_close(logits, client.model(fused)[impaired.trains])
 
 
 @pytest.mark.parametrize("block", [1, 2**22])
@@ -135,10 +135,10 @@ def test_rows_go_to_the_nearest_prototype_of_each_peer(monkeypatch, block):
     peers = [torch.randn(k, H, dtype=torch.float64) for k in (4, 1, 3)]
     rows, same = (torch.randn(9, H, dtype=torch.float64).requires_grad_() for _ in range(2))
     same.data = rows.detach().clone()
-    found = Peers.of(peers).apart(rows)
+    total = Peers.of(peers).apart(rows)
     wanted = sum((same[r] - peer).square().sum(1).min() for r in range(9) for peer in peers)
-    assert found.item() == pytest.approx(wanted.item(), rel=1e-12)
-    found.backward()
+    assert total.item() == pytest.approx(wanted.item(), rel=1e-12)
+    total.backward()
     wanted.backward()
     torch.testing.assert_close(rows.grad, same.grad, rtol=1e-12, atol=1e-12)
     assert Peers.of([]).apart(rows).item() == 0
@@ -200,20 +200,20 @@ def test_a_reloaded_client_has_the_same_generated_neighbours():
 
 def test_few_nodes_tell_no_prototype():
     client = client_of("strategy.min_nodes=4", "strategy.prototypes=10")
-    found = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]
+    prototypes = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]
     free = client_of("strategy.prototypes=10").prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]
     few = free["count"] < 4
     assert few.any()
-    assert not found["mean"][few].any()
-    np.testing.assert_array_equal(found["count"], np.where(few, 0, free["count"]))
+    assert not prototypes["mean"][few].any()
+    np.testing.assert_array_equal(prototypes["count"], np.where(few, 0, free["count"]))
 
 
 def test_prototypes_cross_once_and_before_them_it_is_fedavg(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = run(*WORDS, "rounds=4", "strategy.encoder_rounds=2")
     fedavg = run("strategy=fedavg", "model=sage", f"model.hidden={H}", "rounds=2")
-    found = finished.summary["bytes_by_phase"]
-    assert found["prototype"]["exchanges"] == found["mend"]["exchanges"] == 1
+    phases = finished.summary["bytes_by_phase"]
+    assert phases["prototype"]["exchanges"] == phases["mend"]["exchanges"] == 1
     downs = [c for way, _, c in messages if way == "down" and "prototypes" in c.array_records]
     assert [sorted(from_record(c["prototypes"])) for c in downs] == [["1", "2"], ["0", "2"], ["0", "1"]]
     encoder = from_record(downs[0]["encoder"])
@@ -254,10 +254,10 @@ def test_wrong_keys_are_refused(word):
 
 def test_a_nodes_owner_may_ask_for_more_nodes_than_the_run():
     client = client_of("strategy.prototypes=4")
-    found = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
+    counts = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
     client.policy = Policy(min_nodes=5)
     hidden = client.prototype({"encoder": encoder_of(client)}, {})[0]["prototypes"]["count"]
-    assert hidden.tolist() == np.where(found >= 5, found, 0).tolist() != found.tolist()
+    assert hidden.tolist() == np.where(counts >= 5, counts, 0).tolist() != counts.tolist()
 
 
 def test_counts_that_are_no_numbers_are_one_sentence():

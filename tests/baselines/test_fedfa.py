@@ -56,8 +56,8 @@ def shaken(h, groups, layer, seed):
         for row, (key, value) in enumerate((("mean", mean), ("std", std))):
             w = [1 / (1 + 1 / (s + EPS)) for s in groups["spread"][key][layer]]
             gamma = H * w[j] / sum(w)
-            own = np.var(value, ddof=1) if count > 1 else (value[0] - running[key][j]) ** 2
-            new[key] = value + noise[row, :, j] * np.sqrt((1 + gamma) * (own + EPS))
+            variance = np.var(value, ddof=1) if count > 1 else (value[0] - running[key][j]) ** 2
+            new[key] = value + noise[row, :, j] * np.sqrt((1 + gamma) * (variance + EPS))
             running[key][j] = ALPHA * running[key][j] + (1 - ALPHA) * value.mean()
         for v in range(n):
             k = member[v]
@@ -70,9 +70,9 @@ def shaken(h, groups, layer, seed):
 def test_features_are_drawn_anew_by_groups(nodes, layer):
     client, groups, h = client_of(nodes)
     torch.manual_seed(5)
-    found = client.model.after_hidden(h, layer)
+    features = client.model.after_hidden(h, layer)
     expected, running = shaken(h.numpy(), groups, layer, 5)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10)
+    np.testing.assert_allclose(features.numpy(), expected, rtol=1e-10)
     for key in running:
         np.testing.assert_allclose(client.running[key][layer].numpy(), running[key], rtol=1e-12)
         np.testing.assert_array_equal(client.running[key][1 - layer].numpy(), groups["running"][key][1 - layer])
@@ -110,36 +110,36 @@ def test_shares_of_channels_sum_to_their_number():
     torch.testing.assert_close(sharing(torch.zeros(5), 1e-6), torch.ones(5))
 
 
-def aggregated(found, *overrides, counts=(6, 3, 8)):
+def aggregated(values, *overrides, counts=(6, 3, 8)):
     """The memory of a server whose clients replied with ``values`` [M, L-1, H] as either statistic."""
     server = FedFA(configured(*overrides))
     server.setup()
     server.clients = {i: ClientInfo(i, i, {"num_train": n}) for i, n in enumerate(counts)}
     before = server.memory["running"]
     replies = []
-    for i, a in enumerate(found):
+    for i, a in enumerate(values):
         gaps = {"mean": a - before["mean"], "std": 2 * a - before["std"]}
         group = {f"gap {key}": gap for key, gap in gaps.items()} | {
             f"square {key}": gap**2 for key, gap in gaps.items()
         }
         groups = {"running": {"mean": a, "std": 2 * a}, "gaps": group, MODEL: {"w": a[0]}}
         replies.append(Reply(i, groups, {"num_train": counts[i]}))
-    server.step({"w": found[0][0]}, reduced(server, "train", replies))
+    server.step({"w": values[0][0]}, reduced(server, "train", replies))
     return server.memory
 
 
 def test_variances_over_clients():
-    found = np.random.default_rng(0).uniform(size=(3, 2, H))
-    memory = aggregated(found)
-    mean = (6 * found[0] + 3 * found[1] + 8 * found[2]) / 17
-    middle = found.sum(0) / 3
-    variance = sum((a - middle) ** 2 for a in found) / 2
+    statistics = np.random.default_rng(0).uniform(size=(3, 2, H))
+    memory = aggregated(statistics)
+    mean = (6 * statistics[0] + 3 * statistics[1] + 8 * statistics[2]) / 17
+    middle = statistics.sum(0) / 3
+    variance = sum((a - middle) ** 2 for a in statistics) / 2
     for key, factor in (("mean", 1), ("std", 2)):
         np.testing.assert_allclose(memory["running"][key], factor * mean, rtol=1e-12)
         np.testing.assert_allclose(memory["spread"][key], factor**2 * variance, rtol=1e-12)
-    one = aggregated(found, "strategy.variance=scalar")["spread"]["mean"]
+    one = aggregated(statistics, "strategy.variance=scalar")["spread"]["mean"]
     for layer in range(2):
-        values = found[:, layer].ravel()
+        values = statistics[:, layer].ravel()
         np.testing.assert_allclose(one[layer], sum((values - values.mean()) ** 2) / (3 * H - 1), rtol=1e-12)
 
 

@@ -55,13 +55,13 @@ def test_what_is_sent_and_known_is_of_the_whole_graph(kind):
     """The sums of all clients add up to Â X, and every external neighbour's row is its row of Â X."""
     a, x, degree = whole(kind)
     for client in clients_after(kind):
-        own = client.graph.node_id.numpy()
-        known = np.concatenate([own, client.incoming.nodes])
+        ids = client.graph.node_id.numpy()
+        known = np.concatenate([ids, client.incoming.nodes])
         np.testing.assert_allclose(client.memory["z"].numpy(), (a @ x)[known], atol=1e-13)
-        np.testing.assert_allclose(client.degree, degree[own], rtol=1e-13)
+        np.testing.assert_allclose(client.degree, degree[ids], rtol=1e-13)
         np.testing.assert_allclose(client.memory["degree"].numpy(), degree[client.incoming.nodes], rtol=1e-13)
-        np.testing.assert_allclose(client.inputs.adj.to_dense()[: own.size].numpy(), a[own][:, known], atol=1e-15)
-        assert not np.delete(a[own], known, axis=1).any()
+        np.testing.assert_allclose(client.inputs.adj.to_dense()[: ids.size].numpy(), a[ids][:, known], atol=1e-15)
+        assert not np.delete(a[ids], known, axis=1).any()
 
 
 @pytest.mark.parametrize("kind", ["undirected", "directed"])
@@ -82,10 +82,10 @@ def test_one_hop_by_hand():
     """The first layer is exact; the second misses the cut edges, and its degrees are the whole graph's."""
     a, x, _ = whole("undirected")
     for client in clients_after("undirected", "strategy.hops=1"):
-        own = client.graph.node_id.numpy()
+        ids = client.graph.node_id.numpy()
         w = {name: p.detach().numpy() for name, p in client.model.named_parameters()}
-        h = np.maximum(a[own] @ x @ w["layers.0.weight"] + w["layers.0.bias"], 0)
-        expected = a[np.ix_(own, own)] @ h @ w["head.weight"] + w["head.bias"]
+        h = np.maximum(a[ids] @ x @ w["layers.0.weight"] + w["layers.0.bias"], 0)
+        expected = a[np.ix_(ids, ids)] @ h @ w["head.weight"] + w["head.bias"]
         np.testing.assert_allclose(client.predict().numpy(), expected, atol=1e-13)
 
 
@@ -183,10 +183,10 @@ def test_sums_over_small_groups_are_left_out(least, by_policy):
     rows = relay(clients, "smooth", sums)
     answers = set()
     for k, client in enumerate(clients):
-        for sender, found in rows[k]["degrees"].items():
+        for sender, array in rows[k]["degrees"].items():
             i = int(sender)
             sources = [v for v in clients[i].graph.node_id.tolist() if any(owner[t] == k for t in behind[v])]
-            for v, d in zip(sources, found, strict=True):
+            for v, d in zip(sources, array, strict=True):
                 hidden = sum(
                     len(values[j][v]) for j in range(len(clients)) if j == i or (j != k and len(values[j][v]) >= least)
                 )
@@ -195,8 +195,8 @@ def test_sums_over_small_groups_are_left_out(least, by_policy):
                 )  # the server, which relays rows, could invent the others
                 assert d == (degree[v] if hidden >= least and held else 0)
                 answers.add(bool(d))
-        for sender, found in rows[k]["rows"].items():
-            assert (found[rows[k]["degrees"][sender] == 0] == 0).all()
+        for sender, array in rows[k]["rows"].items():
+            assert (array[rows[k]["degrees"][sender] == 0] == 0).all()
         client.extend(rows[k], {})
         external = client.inputs.adj.to_dense()[:, client.graph.num_nodes :]
         assert ((external[: client.graph.num_nodes] != 0).any(0).numpy() == (client.memory["degree"] > 0).numpy()).all()
@@ -207,10 +207,10 @@ def test_rows_that_do_not_fit_the_edges_name_the_sender(train, monkeypatch):
     sums = FedGCNClient.sums
 
     def short(self, groups, config):
-        found, numbers = sums(self, groups, config)
+        reply, numbers = sums(self, groups, config)
         if self.graph.client == 1:
-            found["sums"]["0"] = found["sums"]["0"][1:]
-        return found, numbers
+            reply["sums"]["0"] = reply["sums"]["0"][1:]
+        return reply, numbers
 
     short.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedGCNClient, "sums", short)

@@ -34,17 +34,17 @@ def test_labels_and_edges_by_hand():
     assert pseudo_labels(np.array([[0, 0.6, 0], [0, 0, 0], [0.3, 0, 0.7]])).tolist() == [1, -1, 2]
     h = np.array([[1.0, 0.1], [2, 0], [0.3, 1], [-1, -0.2], [1, 1.2]])
     row, col, weight = pseudo_graph(h, 2)
-    found = {(r, c): w for r, c, w in zip(row.tolist(), col.tolist(), weight.tolist(), strict=True)}
+    weights = {(r, c): w for r, c, w in zip(row.tolist(), col.tolist(), weight.tolist(), strict=True)}
     expected = {}
     for u in range(5):
         near = sorted((v for v in range(5) if v != u), key=lambda v: -(h[u] @ h[v]))[:2]
         total = sum(max(h[u] @ h[v], 0) for v in near)
         expected |= {(u, v): h[u] @ h[v] / total for v in near if h[u] @ h[v] > 0}
-    assert found == pytest.approx(expected)
-    assert not any(3 in pair for pair in found)
-    own = among(np.array([10, 20, 30, 40, 50]), np.array([20, 50]), (row, col, weight))
-    values = {(r, c): w for r, c, w in zip(*(own[name].tolist() for name in ("row", "col", "weight")), strict=True)}
-    assert values == {((u, v) == (4, 1) and (1, 0)) or (0, 1): w for (u, v), w in found.items() if {u, v} == {1, 4}}
+    assert weights == pytest.approx(expected)
+    assert not any(3 in pair for pair in weights)
+    entries = among(np.array([10, 20, 30, 40, 50]), np.array([20, 50]), (row, col, weight))
+    values = {(r, c): w for r, c, w in zip(*(entries[name].tolist() for name in ("row", "col", "weight")), strict=True)}
+    assert values == {((u, v) == (4, 1) and (1, 0)) or (0, 1): w for (u, v), w in weights.items() if {u, v} == {1, 4}}
     assert values
 
 
@@ -71,10 +71,10 @@ def test_the_objective_and_the_propagation_by_hand():
     np.testing.assert_allclose(client.predict(), logits, rtol=1e-10)
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     train, y = graph.train_mask.numpy(), graph.y.numpy()
-    found = label[::-1]
-    others = [v for v in range(N) if not train[v] and found[v] >= 0]
+    labels = label[::-1]
+    others = [v for v in range(N) if not train[v] and labels[v] >= 0]
     expected = -np.mean([log_p[v, y[v]] for v in np.flatnonzero(train)]) - 0.3 * np.mean(
-        [log_p[v, found[v]] for v in others]
+        [log_p[v, labels[v]] for v in others]
     )
     assert client.loss().item() == pytest.approx(expected, rel=1e-10)
     sent = client.send()[0]["nodes"]
@@ -94,11 +94,11 @@ def test_what_is_found_is_of_the_cohort_and_others_keep_theirs(monkeypatch):
         Reply(1, {"nodes": {"z": np.array([[0.2, 0.8], [0.59, 0.41]]), "h": h}}, {}),
     ]
     server.discover(replies)
-    found = server.memory["pseudo"]
-    assert found["0"]["label"].tolist() == [0, 1]  # node 4: client 0 is not sure, client 1 is
-    assert found["1"]["label"].tolist() == [1, -1]
-    assert found["2"]["label"].tolist() == [7]
-    assert set(found["0"]["row"].tolist()) <= {0, 1}
+    supervision = server.memory["pseudo"]
+    assert supervision["0"]["label"].tolist() == [0, 1]  # node 4: client 0 is not sure, client 1 is
+    assert supervision["1"]["label"].tolist() == [1, -1]
+    assert supervision["2"]["label"].tolist() == [7]
+    assert set(supervision["0"]["row"].tolist()) <= {0, 1}
 
 
 def server_of(*overrides):
@@ -110,7 +110,7 @@ def server_of(*overrides):
 
 
 def replies_of(server, z, h):
-    values = ({"z": np.array(own), "h": np.array(said)} for own, said in zip(z, h, strict=True))
+    values = ({"z": np.array(prediction), "h": np.array(said)} for prediction, said in zip(z, h, strict=True))
     return [Reply(i, {"model": server.arrays, "nodes": group}, {}) for i, group in enumerate(values)]
 
 
@@ -120,14 +120,14 @@ def test_what_clients_say_is_weighed_as_their_models_are():
     z = [[[0.9, 0.1], [0.9, 0.1]], [[0.3, 0.7], [0.3, 0.7]]]
     h = [[[1.0, 0.5], [2.0, 0.0]], [[0.0, 1.0], [1.0, 3.0]]]
     server.discover(replies_of(server, z, h))
-    found = server.memory["pseudo"]
-    assert found["0"]["label"].tolist() == [0, 1]
-    assert found["1"]["label"].tolist() == [1, 1]
+    supervision = server.memory["pseudo"]
+    assert supervision["0"]["label"].tolist() == [0, 1]
+    assert supervision["1"]["label"].tolist() == [1, 1]
     mean = np.array([[1.0, 0.5], [(2 + 3 * 0) / 4, (0 + 3 * 1) / 4], [1.0, 3.0]])
     share = mean @ mean.T * (1 - np.eye(3))
     share /= share.sum(1, keepdims=True)
     for client, first in (("0", 0), ("1", 1)):
-        entries = zip(*(found[client][name].tolist() for name in ("row", "col", "weight")), strict=True)
+        entries = zip(*(supervision[client][name].tolist() for name in ("row", "col", "weight")), strict=True)
         expected = {(0, 1): share[first, first + 1], (1, 0): share[first + 1, first]}
         assert {(r, c): w for r, c, w in entries} == pytest.approx(expected)
 
@@ -176,13 +176,13 @@ def test_fresh_clients_and_a_resumption_end_alike(run, monkeypatch):
 
 def test_what_is_not_of_the_clients_nodes_is_refused():
     none = np.zeros(0, np.int64)
-    for found in (
+    for supervision in (
         {"label": np.zeros(N - 1, np.int64), "row": none, "col": none, "weight": np.zeros(0)},
         {"label": np.zeros(N, np.int64), "row": np.array([N]), "col": np.array([0]), "weight": np.ones(1)},
         {"label": np.zeros(N, np.int64), "row": np.array([0]), "col": none, "weight": np.ones(1)},
     ):
         with pytest.raises(FedGraphError, match=r"does not match the 16 nodes of client 0|the server sent pseudo with"):
-            client_of().receive({"pseudo": found})
+            client_of().receive({"pseudo": supervision})
     with pytest.raises(FedGraphError, match=r"client 1 .*not ascending"):
         FedGL.verify("identify", Reply(1, {"ids": {"node": np.array([3, 3])}}, {}), None)
 

@@ -102,9 +102,9 @@ def test_cosines():
     vectors = np.array([[1.0, 0, 0], [3, 4, 0], [0, 0, 0], [-2, 0, 0]])
     expected = [[1, 0.6, 0, -1], [0.6, 1, 0, -0.6], [0, 0, 1, 0], [-1, -0.6, 0, 1]]
     np.testing.assert_allclose(cosines(vectors), expected, atol=1e-15)
-    found = cosines(np.random.default_rng(0).normal(size=(9, 40)).astype(np.float32))
-    np.testing.assert_array_equal(found, found.T)
-    np.testing.assert_array_equal(found.diagonal(), np.ones(9))
+    similarities = cosines(np.random.default_rng(0).normal(size=(9, 40)).astype(np.float32))
+    np.testing.assert_array_equal(similarities, similarities.T)
+    np.testing.assert_array_equal(similarities.diagonal(), np.ones(9))
 
 
 def replies_of(vectors, weights):
@@ -138,7 +138,7 @@ def test_a_round_by_hand(run, monkeypatch):
     assert {frozenset(c.array_records) for c in up} == {frozenset({MODEL, "smoothed"})}
     values = [from_record(c["smoothed"])["moments"].ravel() for c in up]
     h = [c["metrics"]["confidence"] for c in up]
-    own = read_tensors(finished.out / "models_final.safetensors")[0]
+    tensors = read_tensors(finished.out / "models_final.safetensors")[0]
     sizes = []
     for i, mine in enumerate(values):
         likes = [float(mine @ a) / math.sqrt(float(mine @ mine) * float(a @ a)) for a in values]
@@ -146,7 +146,7 @@ def test_a_round_by_hand(run, monkeypatch):
         sizes.append(len(accepted))
         for name, array in finished.arrays.items():
             total = sum(h[j] * up[j][MODEL][name].numpy() for j in accepted) / sum(h[j] for j in accepted)
-            np.testing.assert_allclose(own[f"{i}/{name}"].numpy(), total, rtol=1e-10, err_msg=name)
+            np.testing.assert_allclose(tensors[f"{i}/{name}"].numpy(), total, rtol=1e-10, err_msg=name)
             assert array.shape == total.shape
     assert sorted(sizes) == [1, 2, 2]
 

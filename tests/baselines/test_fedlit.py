@@ -44,9 +44,9 @@ def test_types_and_centroids_by_loops():
     rows = embedded(z, pairs)
     types = [closest(e, centroids) for e in rows]
     given = torch.from_numpy(z), torch.from_numpy(pairs.T)
-    found = assigned(*given, torch.from_numpy(centroids))
-    assert found.tolist() == types
-    moved = means(*given, found, torch.from_numpy(centroids)).numpy()
+    assignment = assigned(*given, torch.from_numpy(centroids))
+    assert assignment.tolist() == types
+    moved = means(*given, assignment, torch.from_numpy(centroids)).numpy()
     for r in range(K + 1):
         members = [e for e, t in zip(rows, types, strict=True) if t == r]
         expected = np.mean(members, axis=0) if members else centroids[r]
@@ -74,11 +74,11 @@ def test_a_clients_round_by_hand():
     for r in range(K):
         kept = [[a, b] for a, b in edges.T.tolist() if types[min(a, b), max(a, b)] == r]
         smooth = dense_gcn_adjacency(torch.tensor(kept).T, N).numpy()
-        own = np.maximum(z @ w["branches.0.weight"][r] + w["branches.0.bias"][r], 0)
+        hidden = np.maximum(z @ w["branches.0.weight"][r] + w["branches.0.bias"][r], 0)
         for layer in (1, 2):
-            own = np.maximum(smooth @ own @ w[f"branches.{layer}.weight"][r] + w[f"branches.{layer}.bias"][r], 0)
+            hidden = np.maximum(smooth @ hidden @ w[f"branches.{layer}.weight"][r] + w[f"branches.{layer}.bias"][r], 0)
         ends = {v for edge in kept for v in edge}
-        h = h + own * np.array([[v in ends or v not in linked] for v in range(N)])
+        h = h + hidden * np.array([[v in ends or v not in linked] for v in range(N)])
     logits = h @ w["head.weight"] + w["head.bias"]
     train, y = client.graph.train_mask.numpy(), client.graph.y.numpy()
     loss = (np.log(np.exp(logits).sum(1)) - logits[np.arange(N), y])[train].mean()
@@ -125,12 +125,12 @@ def test_branches_read_all_links_or_random_ones_for_comparison():
         client.type_links(torch.zeros(client.pairs[0].size(1), dtype=torch.int64))
     torch.testing.assert_close(every.model.encode(every.inputs), K * one.model.encode(one.inputs))
     drawn = client_of("strategy.links=random")
-    found = []
+    matrices = []
     for types in (0, 1):
         drawn.type_links(torch.full((drawn.pairs[0].size(1),), types))
-        found.append(drawn.inputs.adj @ torch.eye(K * N, dtype=torch.float64))
-    assert torch.equal(*found)
-    blocks = found[0].view(K, N, K, N)[range(K), :, range(K)]
+        matrices.append(drawn.inputs.adj @ torch.eye(K * N, dtype=torch.float64))
+    assert torch.equal(*matrices)
+    blocks = matrices[0].view(K, N, K, N)[range(K), :, range(K)]
     apart = (blocks > 0).sum(0) - K * torch.eye(N)
     edges = drawn.graph.edge_index
     assert (apart[edges[0], edges[1]] == 1).all()  # each link in one branch
@@ -155,8 +155,8 @@ def test_branches_start_equal_and_by_init_apart():
 def test_a_matching_is_found_whatever_the_order(order):
     """Cyclic orders too, which are not their own inverse."""
     centres = np.random.default_rng(1).normal(size=(K, 8))
-    found = matched(centres[order], centres)
-    assert [order[cluster] for cluster in found] == [0, 1, 2]
+    matching = matched(centres[order], centres)
+    assert [order[cluster] for cluster in matching] == [0, 1, 2]
     assert sorted(matched(np.ones((K, 8)), centres)) == [0, 1, 2]
     assert sorted(matched(np.zeros((K, 8)), centres)) == [0, 1, 2]
 
@@ -172,9 +172,9 @@ def server_of():
 
 def reply_of(client, arrays, centroids, count, order=(0, 1, 2)):
     order = list(order)
-    own = {name: a[order] if name.startswith("branches.") else a for name, a in arrays.items()}
+    parameters = {name: a[order] if name.startswith("branches.") else a for name, a in arrays.items()}
     links = {"centroids": centroids[order], "count": np.array(count)[order]}
-    return Reply(client, {"model": own, "links": links}, {"num_train": 2 + client})
+    return Reply(client, {"model": parameters, "links": links}, {"num_train": 2 + client})
 
 
 def test_the_average_by_hand_and_in_any_order_of_types():
@@ -237,7 +237,7 @@ def test_clients_are_scored_by_the_centres_of_the_last_round(run, monkeypatch):
         for side in ("up", "down")
     )
     assert [c["config"]["phase"] for c, _ in downs] == ["train"] * 3 + ["evaluate"] * 3
-    wanted = np.mean([own[matched(own, downs[0][1])] for _, own in ups[-3:]], axis=0)
+    wanted = np.mean([centroids[matched(centroids, downs[0][1])] for _, centroids in ups[-3:]], axis=0)
     assert (wanted != downs[0][1]).any()
     for _, centres in downs[3:]:
         np.testing.assert_allclose(centres, wanted)

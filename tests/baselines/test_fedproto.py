@@ -106,7 +106,9 @@ def test_the_mean_of_prototypes_weighs_by_nodes():
 
     def learn(means, counts):
         group = [{"sum": m * n[:, None], "count": n.astype(float)} for m, n in zip(means, counts, strict=True)]
-        server.step({}, reduced(server, "train", [Reply(i, {"prototypes": found}) for i, found in enumerate(group)]))
+        server.step(
+            {}, reduced(server, "train", [Reply(i, {"prototypes": prototypes}) for i, prototypes in enumerate(group)])
+        )
 
     means = np.random.default_rng(0).normal(size=(2, 3, C, D))
     first, second = np.array([[4, 0, 1], [2, 3, 0], [0, 0, 0]]), np.array([[0, 5, 0], [0, 1, 0], [0, 0, 0]])
@@ -146,11 +148,13 @@ def test_prototypes_travel_and_nothing_of_the_model(run, monkeypatch, tmp_path, 
     assert {"global_test_accuracy", "test_accuracy"} <= set(finished.rounds[-1]["metrics"])
     sent = {name for _, _, content in messages for name, record in content.array_records.items() if len(record)}
     assert sent == {"prototypes"}
-    found = [from_record(c["prototypes"]) for way, _, c in messages if way == "up" and "prototypes" in c.array_records]
-    assert len(found) == 8
-    assert (max(group["count"].max() for group in found) == 1) == (method == "fedtgp")
+    uploads = [
+        from_record(c["prototypes"]) for way, _, c in messages if way == "up" and "prototypes" in c.array_records
+    ]
+    assert len(uploads) == 8
+    assert (max(group["count"].max() for group in uploads) == 1) == (method == "fedtgp")
     values = "mean" if method == "fedtgp" else "sum"
-    assert all(not group[values][group["count"] == 0].any() for group in found)
+    assert all(not group[values][group["count"] == 0].any() for group in uploads)
 
 
 def test_what_was_told_goes_down_in_the_next_round(run, monkeypatch, tmp_path):

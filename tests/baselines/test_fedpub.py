@@ -173,12 +173,12 @@ def test_a_round_by_hand_and_no_mask_in_any_message(run, monkeypatch):
     assert {name for *_, c in messages for name in c.array_records.get(MODEL, {})} == set(finished.arrays)
     up = [c for way, _, c in messages if way == "up" and MODEL in c.array_records][-3:]
     e = [from_record(c["embedding"])["mean"] for c in up]
-    own = read_tensors(finished.out / "models_final.safetensors")[0]
+    models = read_tensors(finished.out / "models_final.safetensors")[0]
     for i, mine in enumerate(e):
         alpha = [np.exp(3 * mine @ a / np.sqrt((mine @ mine) * (a @ a))) for a in e]
         for name in finished.arrays:
             mean = sum(w * c[MODEL][name].numpy() for w, c in zip(alpha, up, strict=True)) / sum(alpha)
-            np.testing.assert_allclose(own[f"{i}/{name}"].numpy(), mean, rtol=1e-9, err_msg=name)
+            np.testing.assert_allclose(models[f"{i}/{name}"].numpy(), mean, rtol=1e-9, err_msg=name)
     kept = [read_tensors(path)[0] for path in sorted((finished.out / "state").rglob("*.safetensors"))]
     for name in MATRICES:
         masks = [tensors[f"method/masks/{name}"] for tensors in kept]

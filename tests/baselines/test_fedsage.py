@@ -47,28 +47,30 @@ def hidden_of(graph):
 
 def test_what_the_impaired_graph_lacks_by_hand(monkeypatch):
     client = client_of()
-    graph, own = client.graph, client.impaired
+    graph, impaired = client.graph, client.impaired
     hidden = hidden_of(graph)
     kept = np.flatnonzero(~hidden)
-    assert own.kept.tolist() == kept.tolist()
+    assert impaired.kept.tolist() == kept.tolist()
     edges = graph.edge_index.T.tolist()
-    assert {(kept[a], kept[b]) for a, b in own.graph.edge_index.T.tolist()} == {
+    assert {(kept[a], kept[b]) for a, b in impaired.graph.edge_index.T.tolist()} == {
         (a, b) for a, b in edges if not hidden[a] and not hidden[b]
     }
     rows = {}
     for place, v in enumerate(kept):
         lost = [a for a, b in edges if b == v and hidden[a]]
-        assert own.count[place] == min(len(lost), P)
+        assert impaired.count[place] == min(len(lost), P)
         if graph.train_mask[v]:
             rows[place] = lost
     assert any(map(len, rows.values()))
-    for owner, place, truth in zip(own.owner.tolist(), own.place.tolist(), own.truth.tolist(), strict=True):
+    for owner, place, truth in zip(
+        impaired.owner.tolist(), impaired.place.tolist(), impaired.truth.tolist(), strict=True
+    ):
         known = [t for t in truth if t >= 0]
-        assert len(known) == own.count[owner]
+        assert len(known) == impaired.count[owner]
         assert place < len(known)
         assert set(known) <= set(rows[owner])
         assert len(set(known)) == len(known)
-    assert own.owner.numel() == sum(min(len(lost), P) for lost in rows.values())
+    assert impaired.owner.numel() == sum(min(len(lost), P) for lost in rows.values())
     monkeypatch.setattr("fedgraph_baselines.methods.impaired.HIDDEN_SHARE", 0.5)
     half = client_of().impaired.kept
     assert N - half.numel() == round(hidden.sum() / 2)
@@ -84,9 +86,9 @@ def test_the_nearest_of_candidates_by_loops(monkeypatch, stored):
     candidates[:, 0] = candidates[:, 0].clamp(min=0)
     candidates[3] = -1
     kept, searched = rows.clone(), x if stored == "dense" else SparseMatrix(x.numpy())
-    found = nearest(rows, candidates, searched)
-    differences = apart(rows, found, searched)
-    for row, some, best, differs in zip(rows, candidates.tolist(), found.tolist(), differences, strict=True):
+    indices = nearest(rows, candidates, searched)
+    differences = apart(rows, indices, searched)
+    for row, some, best, differs in zip(rows, candidates.tolist(), indices.tolist(), differences, strict=True):
         lengths = {c: float((row - x[c]).square().sum()) for c in some if c >= 0}
         assert best == (min(lengths, key=lengths.get) if lengths else -1)
         torch.testing.assert_close(differs, row - x[best] if lengths else torch.zeros_like(row), rtol=0, atol=0)
@@ -121,8 +123,8 @@ def exchanged(clients, step, monkeypatch):
     )
     for client in clients:
         client.exchange = step
-    found = clients[0].generate({}, {})[0]
-    rows, owner = found["proposed"]["rows"], found["owners"]["rows"]
+    groups = clients[0].generate({}, {})[0]
+    rows, owner = groups["proposed"]["rows"], groups["owners"]["rows"]
     asked = {"proposed": {"0": rows}, "owners": {"0": owner}}
     torch.manual_seed(3)
     answers = [client.judge(asked, {})[0]["apart"]["0"] for client in clients]
@@ -172,15 +174,15 @@ def test_m_is_of_the_run_and_not_of_the_partition():
 def test_the_own_part_of_the_objective_by_hand(monkeypatch):
     monkeypatch.setattr("fedgraph_baselines.clients.fedsage.task_loss", lambda *_: 3.0)
     client = client_of()
-    own = client.impaired
+    impaired = client.impaired
     with client.noise(0):
         count, rows, h = client.predicted()
-    trains = own.trains.tolist()
-    gaps = [abs(float(count[v]) - int(own.count[v])) for v in trains]
+    trains = impaired.trains.tolist()
+    gaps = [abs(float(count[v]) - int(impaired.count[v])) for v in trains]
     smooth = np.mean([gap**2 / 2 if gap < 1 else gap - 0.5 for gap in gaps])
     x = client.graph.x.double()
     greedy = 0.0
-    for r, truth in enumerate(own.truth.tolist()):
+    for r, truth in enumerate(impaired.truth.tolist()):
         greedy += min(float((rows[r] - x[t]).square().sum()) for t in truth if t >= 0)
     expected = smooth + greedy / (len(trains) * P * 5) + 3
     assert client.objective(count, rows, h, client.trainable[1]).item() == pytest.approx(expected, rel=1e-10)
@@ -358,9 +360,9 @@ def test_secure_sums_hide_single_peers_and_change_nothing_else(run, monkeypatch)
         secure = run(*overrides, "privacy.secagg=true", "privacy.reveal=[proposed,owners,metrics]")
     for name, array in plain.arrays.items():
         np.testing.assert_allclose(secure.arrays[name], array, atol=1e-3)
-    found = [c.array_records["apart"] for way, _, c in messages if way == "up" and "apart" in c.array_records]
-    assert found
-    assert all(array.dtype == np.uint64 for record in found for array in from_record(record).values())
+    records = [c.array_records["apart"] for way, _, c in messages if way == "up" and "apart" in c.array_records]
+    assert records
+    assert all(array.dtype == np.uint64 for record in records for array in from_record(record).values())
 
 
 @pytest.mark.slow

@@ -67,8 +67,8 @@ def test_foreign_nodes_are_not_handed_out(train, monkeypatch):
     wanted = FedSageTrueClient.wanted
 
     def nosy(self, groups, config):
-        found, metrics = wanted(self, groups, config)
-        return {"wanted": {k: ids + 1 for k, ids in found["wanted"].items()}}, metrics
+        reply, metrics = wanted(self, groups, config)
+        return {"wanted": {k: ids + 1 for k, ids in reply["wanted"].items()}}, metrics
 
     nosy.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedSageTrueClient, "wanted", nosy)

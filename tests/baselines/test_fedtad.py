@@ -38,9 +38,9 @@ def test_the_reliability_by_hand():
         cosines = [values[v] @ values[u] / np.linalg.norm(values[v]) / np.linalg.norm(values[u]) for u in around]
         total[graph.y[v]] += np.mean(cosines)
     assert (total > 0).sum() == 2
-    found = reliability(graph)
-    np.testing.assert_allclose(found, total, rtol=1e-12)
-    assert found[3] == 0
+    scores = reliability(graph)
+    np.testing.assert_allclose(scores, total, rtol=1e-12)
+    assert scores[3] == 0
     graph.train_mask[:] = False
     assert not reliability(graph).any()
 
@@ -124,8 +124,8 @@ def test_the_losses_by_hand(monkeypatch):
     pairs = [((z[a] - z[b]) ** 2).mean().item() * (x[a] - x[b]).abs().mean().item() for a in range(7) for b in range(7)]
     spread = np.exp(-np.mean(pairs))
     assert diversity(z, x).item() == pytest.approx(spread, rel=1e-10)
-    found = server.generator_loss(x, z, y, student, teachers, share)
-    assert found.item() == pytest.approx(known - 0.7 * apart + 0.3 * 2 * spread, rel=1e-9)
+    loss = server.generator_loss(x, z, y, student, teachers, share)
+    assert loss.item() == pytest.approx(known - 0.7 * apart + 0.3 * 2 * spread, rel=1e-9)
     values = [torch.from_numpy(s) for s in say[1:]]
     assert disagreement(torch.from_numpy(say[0]), values, y, share).item() == pytest.approx(apart, rel=1e-12)
 
@@ -169,8 +169,8 @@ def test_the_generators_gradient_goes_through_the_networks():
 
 def test_teachers_like_the_student_teach_nothing():
     server = server_of()
-    found = server.step(server.arrays, reduced(server, "train", replies_of(server, 1, 1)))
-    for name, array in found.items():
+    arrays = server.step(server.arrays, reduced(server, "train", replies_of(server, 1, 1)))
+    for name, array in arrays.items():
         np.testing.assert_allclose(array, server.arrays[name], atol=1e-12, err_msg=name)
 
 
@@ -253,9 +253,9 @@ def test_classes_of_few_nodes_are_told_as_unknown():
     graph = client_graph(0, N, num_classes=C)
     count = graph.y[graph.train_mask].bincount(minlength=C)
     few = int(count.max())
-    found = reliability(graph, min_nodes=few)
+    scores = reliability(graph, min_nodes=few)
     assert (count < few).sum() > 0
-    assert not found[(count < few).numpy()].any()
+    assert not scores[(count < few).numpy()].any()
 
 
 def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
@@ -264,10 +264,10 @@ def test_a_teacher_that_is_beyond_numbers_teaches_nothing(caplog):
     memory = server.memory
     replies = replies_of(server, 1, 1e200)
     mean = weighted_mean([reply.arrays for reply in replies], server.weights([reply.client for reply in replies]))
-    found = server.step(server.arrays, reduced(server, "train", replies))
-    assert all(np.isfinite(array).all() for array in found.values())
+    arrays = server.step(server.arrays, reduced(server, "train", replies))
+    assert all(np.isfinite(array).all() for array in arrays.values())
     for name, array in mean.items():
-        np.testing.assert_array_equal(found[name], array)
+        np.testing.assert_array_equal(arrays[name], array)
         assert not np.array_equal(before[name], array)
     assert server.memory is memory
     assert "using the average without distillation" in caplog.text

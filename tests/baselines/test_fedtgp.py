@@ -24,7 +24,7 @@ def server_of(*overrides):
     return server
 
 
-def trained(state, found, y, delta, orders):
+def trained(state, prototypes, y, delta, orders):
     """P̂ and what it is made of after SGD on batches in these orders; gradients of Eq. (10) written out."""
     state = {name: value.copy() for name, value in state.items()}
     for order in orders:
@@ -35,11 +35,11 @@ def trained(state, found, y, delta, orders):
             made = hidden @ state["outer.weight"].T + state["outer.bias"]
             slope = np.zeros_like(made)
             for r in rows:
-                phi = np.sqrt(((found[r] - made) ** 2).sum(1))
+                phi = np.sqrt(((prototypes[r] - made) ** 2).sum(1))
                 power = np.exp(-phi - delta * (np.arange(C) == y[r]))
                 share = power / power.sum()
                 for c in range(C):
-                    slope[c] += ((c == y[r]) - share[c]) * (made[c] - found[r]) / phi[c] / len(rows)
+                    slope[c] += ((c == y[r]) - share[c]) * (made[c] - prototypes[r]) / phi[c] / len(rows)
             back = (slope @ state["outer.weight"]) * (before > 0)
             gradients = {
                 "outer.weight": slope.T @ hidden,
@@ -62,13 +62,13 @@ def test_prototypes_are_trained_round_by_round(monkeypatch):
         server.round = Round(server_round)
         server.learn(means, held)
         pairs = [(i, c) for i in range(3) for c in range(C) if held[i, c]]
-        found, y = [means[pair] for pair in pairs], [c for _, c in pairs]
-        centres = {c: np.mean([p for p, k in zip(found, y, strict=True) if k == c], 0) for c in set(y)}
+        prototypes, y = [means[pair] for pair in pairs], [c for _, c in pairs]
+        centres = {c: np.mean([p for p, k in zip(prototypes, y, strict=True) if k == c], 0) for c in set(y)}
         delta = max(np.linalg.norm(centres[a] - centres[b]) for a in centres for b in centres)
         assert 0 < delta < 100
         stream = torch.Generator().manual_seed(derive_seed(server.cfg.seed, "generator", server_round))
         orders = [torch.randperm(len(y), generator=stream).tolist() for _ in range(2)]
-        made, state = trained(state, found, y, delta, orders)
+        made, state = trained(state, prototypes, y, delta, orders)
         np.testing.assert_allclose(server.memory["prototypes"]["mean"], made, rtol=1e-9, atol=1e-12)
         assert server.memory["prototypes"]["known"].all()
         for name, value in state.items():

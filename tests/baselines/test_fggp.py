@@ -32,8 +32,8 @@ def angles(*degrees):
 
 
 def partition(items):
-    found = finch(items)
-    return {frozenset(np.flatnonzero(found == c).tolist()) for c in range(found.max() + 1)}
+    clusters = finch(items)
+    return {frozenset(np.flatnonzero(clusters == c).tolist()) for c in range(clusters.max() + 1)}
 
 
 def test_finch_by_hand():
@@ -152,8 +152,8 @@ def test_the_alignment_by_hand(negatives):
         score = [cosine(q[c], p[d]) for d in range(C)]
         score += [cosine(q[c], q[d]) for d in range(C) if d != c and negatives == "both"]
         total -= math.log(math.exp(score[c] / 0.5) / sum(math.exp(s / 0.5) for s in score))
-    found = alignment(torch.from_numpy(q), torch.from_numpy(p), 0.5, negatives)
-    assert found.item() == pytest.approx(total / C, rel=1e-12)
+    loss = alignment(torch.from_numpy(q), torch.from_numpy(p), 0.5, negatives)
+    assert loss.item() == pytest.approx(total / C, rel=1e-12)
     one = torch.from_numpy(q[:1])
     assert alignment(one, one, 0.5, negatives).item() == pytest.approx(0)
     assert alignment(one[:0], one[:0], 0.5, negatives).item() == 0

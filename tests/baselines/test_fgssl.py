@@ -50,16 +50,16 @@ def test_both_contrasts_of_equal_rows():
 
 
 def test_the_own_contrast_by_hand():
-    z, found = features(0), features(1)
+    z, targets = features(0), features(1)
     total = 0.0
     for v in range(V):
-        s = [math.exp(cosine(z[v].numpy(), found[u].numpy()) / T) for u in range(V)]
+        s = [math.exp(cosine(z[v].numpy(), targets[u].numpy()) / T) for u in range(V)]
         away = sum(s[n] for n in range(V) if Y[n] != Y[v])
         positives = [p for p in range(V) if Y[p] == Y[v]]
         assert v in positives
         total += -sum(math.log(s[p] / (s[p] + away)) for p in positives) / len(positives)
-    assert contrast(z, found, torch.tensor(Y), T, "own").item() == pytest.approx(total / V, rel=1e-12)
-    alone = contrast(z, found, torch.zeros(V, dtype=torch.int64), T, "own")  # one class: nothing to tell apart
+    assert contrast(z, targets, torch.tensor(Y), T, "own").item() == pytest.approx(total / V, rel=1e-12)
+    alone = contrast(z, targets, torch.zeros(V, dtype=torch.int64), T, "own")  # one class: nothing to tell apart
     assert alone.item() == pytest.approx(0, abs=1e-12)
 
 
@@ -71,8 +71,8 @@ def test_the_divergence_of_neighbours_by_hand():
         p, q = (np.array([math.exp(cosine(h[v], h[u]) / T) for u in around]) for h in (z, received))
         p, q = p / p.sum(), q / q.sum()
         total += float((q * np.log(q / p)).sum())
-    found = neighbour_divergence(torch.from_numpy(z), torch.from_numpy(received), pattern(), T)
-    assert found.item() == pytest.approx(total / len(hearing), rel=1e-10)
+    divergence = neighbour_divergence(torch.from_numpy(z), torch.from_numpy(received), pattern(), T)
+    assert divergence.item() == pytest.approx(total / len(hearing), rel=1e-10)
 
 
 def test_the_divergence_of_edges_by_hand():
@@ -82,8 +82,8 @@ def test_the_divergence_of_edges_by_hand():
         p, q = (np.exp(np.abs(h[v] - h[u]) / T) for h in (z, received))
         p, q = p / p.sum(), q / q.sum()
         total += float((q * np.log(q / p)).sum())
-    found = edge_divergence(torch.from_numpy(z), torch.from_numpy(received), pattern(), T)
-    assert found.item() == pytest.approx(total / len(PAIRS), rel=1e-10)
+    divergence = edge_divergence(torch.from_numpy(z), torch.from_numpy(received), pattern(), T)
+    assert divergence.item() == pytest.approx(total / len(PAIRS), rel=1e-10)
 
 
 @pytest.mark.parametrize("divergence", [neighbour_divergence, edge_divergence])
@@ -113,11 +113,11 @@ def test_the_objective_is_the_sum_of_its_terms_and_the_teacher_stays(monkeypatch
     def spy(self):
         loss = step(self)
         seen.append((loss.item(), [t.clone() for t in self.teacher.state_dict().values()]))
-        z, found = (m.encode(self.inputs).detach() for m in (self.model, self.teacher))
+        z, targets = (m.encode(self.inputs).detach() for m in (self.model, self.teacher))
         rows = self.train_nodes
         expected = self.task_loss(self.logits(self.inputs)).item()
-        expected += 0.7 * contrast(z[rows], found[rows], self.y[rows], 0.1).item()
-        expected += 0.4 * neighbour_divergence(z, found, self.pairs, 0.1).item()
+        expected += 0.7 * contrast(z[rows], targets[rows], self.y[rows], 0.1).item()
+        expected += 0.4 * neighbour_divergence(z, targets, self.pairs, 0.1).item()
         assert loss.item() == pytest.approx(expected, rel=1e-12)
         return loss
 

@@ -127,9 +127,9 @@ def warped(a: list[float], b: list[float]) -> float:
 def test_warped_distances():
     series = np.random.default_rng(0).normal(size=(7, 5))
     series[3] = np.append(series[2, :1], series[2, :4])  # a step late: near, though its values differ
-    found = distances(series)
-    np.testing.assert_allclose(found, [[warped(a, b) for b in series.tolist()] for a in series.tolist()], atol=1e-12)
-    assert found[2, 3] < np.linalg.norm(series[2] - series[3]) / 1.5
+    matrix = distances(series)
+    np.testing.assert_allclose(matrix, [[warped(a, b) for b in series.tolist()] for a in series.tolist()], atol=1e-12)
+    assert matrix[2, 3] < np.linalg.norm(series[2] - series[3]) / 1.5
 
 
 def smallest_cut(likeness: np.ndarray) -> tuple[float, list[int]]:
@@ -211,12 +211,12 @@ def test_a_round_by_hand(run, monkeypatch):
     likeness = np.array([[1 + a @ b / np.sqrt((a @ a) * (b @ b)) for b in updates] for a in updates])
     side = smallest_cut(likeness)[1]
     train = [c["metrics"]["num_train"] for c in up]
-    own = read_tensors(finished.out / "models_final.safetensors")[0]
+    tensors = read_tensors(finished.out / "models_final.safetensors")[0]
     for group in (side, [i for i in range(5) if i not in side]):
         for client in group:
             for name in first:
                 mean = sum(train[i] * models[i][name] for i in group) / sum(train[i] for i in group)
-                np.testing.assert_allclose(own[f"{client}/{name}"].numpy(), mean, rtol=1e-10, atol=1e-14)
+                np.testing.assert_allclose(tensors[f"{client}/{name}"].numpy(), mean, rtol=1e-10, atol=1e-14)
 
 
 def test_the_last_gradient_is_what_plain_descent_moves_by(run, monkeypatch):

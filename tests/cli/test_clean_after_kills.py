@@ -69,10 +69,10 @@ def test_a_checkpoint_that_rotates_away_meanwhile_is_no_error(old, monkeypatch):
     items = clean._items
 
     def rotated(folder: Path, keep_best: bool) -> list[clean._Item]:
-        found = list(items(folder, keep_best))
+        entries = list(items(folder, keep_best))
         for path in (old / "runs").rglob("round_*"):
             path.unlink()
-        return found
+        return entries
 
     monkeypatch.setattr(clean, "_items", rotated)
     assert main(["clean", "--older-than", "30d", "--unfinished"]) == 0

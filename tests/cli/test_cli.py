@@ -115,7 +115,7 @@ def test_the_help_of_import_lists_every_key_that_no_option_names(capsys):
         "until",
     }
     others = {"match", "share", "agreement", "edge_kinds", "edge_scales"}
-    for key in {each.name for each in fields(PartyFile)} - options - others:
+    for key in {field.name for field in fields(PartyFile)} - options - others:
         assert key in out, key
     assert "--time-column" not in out
 
@@ -349,13 +349,13 @@ def test_a_run_writes_the_scores_of_all_clients(clients, tmp_path, capsys):
     out, table = tmp_path / "run", tmp_path / "scored.csv"
     options = ["rounds=2", f"out={out}", "--no-report", "--quiet", "--predictions", str(table), "strategy=fedper"]
     assert main(["run", *clients, *options]) == 0
-    found = pd.read_csv(table)
+    scores = pd.read_csv(table)
     for client in range(3):
         capsys.readouterr()
         assert main(["predict", str(out), "--client", str(client)]) == 0
         expected = pd.read_csv(io.StringIO(capsys.readouterr().out))
-        own = found[found["client"] == client].drop(columns="client").reset_index(drop=True)
-        pd.testing.assert_frame_equal(own, expected)
+        client_rows = scores[scores["client"] == client].drop(columns="client").reset_index(drop=True)
+        pd.testing.assert_frame_equal(client_rows, expected)
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ def test_full_fanout_equals_the_full_batch(name, layers, graph):
     inputs, sampled = batch(model, graph, seeds, 200)
     whole, part = model(inputs)[torch.from_numpy(seeds)], model(sampled)
     torch.testing.assert_close(part, whole, rtol=0, atol=1e-12)
-    expected, found = grads(whole, model), grads(part, model)
+    expected, gradients = grads(whole, model), grads(part, model)
     for parameter, grad in expected.items():
-        torch.testing.assert_close(found[parameter], grad, rtol=0, atol=1e-12, msg=parameter)
-    assert found.keys() == expected.keys() | found.keys()
+        torch.testing.assert_close(gradients[parameter], grad, rtol=0, atol=1e-12, msg=parameter)
+    assert gradients.keys() == expected.keys() | gradients.keys()
 
 
 def test_both_directions_read_edges_that_were_drawn_for_a_layers_nodes(graph):
@@ -102,13 +102,13 @@ def test_linear_layers_are_unbiased(name, graph, monkeypatch):
     neighbours = model.neighbours(graph, dtype=torch.float64)
     sampler = NeighbourSampler(neighbours.indptr, neighbours.indices, [2, 3][: model.sampled_hops])
     x = inputs.x
-    found = []
+    draws = []
     with torch.no_grad():
         expected = model(inputs)[:10]
         for key in range(600):
             block = sampler.sample(seeds, key)
-            found.append(model(batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)))
-    made = torch.stack(found)
+            draws.append(model(batch_inputs(x[torch.from_numpy(block.nodes)], neighbours, block)))
+    made = torch.stack(draws)
     assert ((made.mean(0) - expected).abs() < 4 * made.std(0) / len(made) ** 0.5 + 1e-9).all()
     assert made.std(0).max() > 0.01
 
@@ -179,13 +179,13 @@ def test_epochs_set_the_steps(graph):
 
 def test_all_training_nodes_and_neighbours_in_a_batch_train_as_the_full_batch(graph):
     """Parameters after three rounds of FedAvg, in float64 and without dropout."""
-    found = []
+    parameters = []
     for overrides in ([], ["train.sampler=neighbors", "train.fanout=[-1,-1]"]):
         client = GraphClient(compose([*overrides, "dtype=float64", "model.dropout=0"]), graph)
         for client.server_round in (1, 2, 3):
             client.train()
-        found.append([p.detach() for p in client.model.parameters()])
-    for mine, other in zip(*found, strict=True):
+        parameters.append([p.detach() for p in client.model.parameters()])
+    for mine, other in zip(*parameters, strict=True):
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-11)
 
 
@@ -251,11 +251,11 @@ def names():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_is_raised_at_its_own_step_and_the_thread_ends(ahead, monkeypatch):
     monkeypatch.setattr(batches, "AHEAD", 1)
-    found = []
+    steps = []
     failing = in_order(partial(of_step, failing=2), 5, ahead)
     with pytest.raises(FedGraphError, match="step 2 failed"):
-        found.extend((int(batch.y), len(names())) for batch in failing)
-    assert found == [(0, int(ahead)), (1, int(ahead))]
+        steps.extend((int(batch.y), len(names())) for batch in failing)
+    assert steps == [(0, int(ahead)), (1, int(ahead))]
     assert not names()
     assert [int(batch.y) for batch in in_order(of_step, 3, ahead)] == [0, 1, 2]
     assert not list(in_order(of_step, 0, ahead))

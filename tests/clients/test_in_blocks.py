@@ -39,8 +39,8 @@ def test_blocks_equal_the_whole_pass(name, graph):
     model = built(name if name in MODELS else name.split()[0], graph, 3, **more).eval()
     with torch.no_grad():
         expected = model(model.prepare(graph, **DOUBLE))
-        found = model(model.graph_inputs(graph, **DOUBLE))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        logits = model(model.graph_inputs(graph, **DOUBLE))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
 
 
 def test_one_layer_and_sparse_features(graph):
@@ -71,12 +71,12 @@ def test_factors_give_the_entries_of_the_matrix(adjacency, graph):
     model = built("gcn", simple)
     model.adjacency = adjacency
     matrix = MatrixNeighbours(SparseMatrix(adjacency(edges, 30)))
-    found = model.neighbours(simple)
-    np.testing.assert_array_equal(found.indptr, matrix.indptr)
-    np.testing.assert_array_equal(found.indices, matrix.indices)
-    np.testing.assert_array_equal(found.diagonal, matrix.diagonal)
-    row = np.repeat(np.arange(30), np.diff(found.indptr))
-    values = found.left[row] * (1 if found.right is None else found.right[found.indices])
+    neighbours = model.neighbours(simple)
+    np.testing.assert_array_equal(neighbours.indptr, matrix.indptr)
+    np.testing.assert_array_equal(neighbours.indices, matrix.indices)
+    np.testing.assert_array_equal(neighbours.diagonal, matrix.diagonal)
+    row = np.repeat(np.arange(30), np.diff(neighbours.indptr))
+    values = neighbours.left[row] * (1 if neighbours.right is None else neighbours.right[neighbours.indices])
     np.testing.assert_array_equal(values.astype(np.float32), matrix.values)
 
 
@@ -122,11 +122,11 @@ def test_a_client_with_a_mapped_file_expands_no_edges(tmp_path, monkeypatch, gra
         assert isinstance(client.inputs, GraphInputs)
         assert client.inputs.x is stored.x
         client.train()
-        found = infer(client)
+        logits = infer(client)
         assert stored.compressed is not None
         with torch.no_grad():
             expected = client.model(client.model.prepare(replace(half, x=half.x.double()), **DOUBLE))
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
 
 
 def test_a_method_with_statistics_of_the_whole_pass_prepares_it(graph):
@@ -154,8 +154,8 @@ def test_the_last_layer_computes_only_the_ends_of_items(name, graph, monkeypatch
     )
     with torch.no_grad():
         expected = model(model.prepare(graph, **DOUBLE))
-        found = model(inputs)
+        logits = model(inputs)
         assert sum(computed) == (0 if name == "mlp" else 30 + 30 + 5)
         none = model(replace(inputs, item_index=ends[:, :0]))
-    torch.testing.assert_close(found[ends], expected[ends], rtol=0, atol=1e-12)
+    torch.testing.assert_close(logits[ends], expected[ends], rtol=0, atol=1e-12)
     torch.testing.assert_close(none, expected, rtol=0, atol=1e-12)

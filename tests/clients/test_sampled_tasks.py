@@ -94,13 +94,13 @@ def test_full_fanout_of_typed_graphs_equals_the_full_batch(kind, of_edges):
     model, inputs, _ = built(kind, typed_client(0, edges=60, of_edges=of_edges), **more)
     seeds = np.array([0, 3, 4, 8])
     sampled = model.sampled_inputs(seeds, [-1, 1000, -1], 7, stable=False)
-    found, whole = [], model(inputs)[seeds]
+    gradients, whole = [], model(inputs)[seeds]
     for logits in (whole, model(sampled)):
         model.zero_grad()
         logits.square().sum().backward()
-        found.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()])
+        gradients.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()])
     torch.testing.assert_close(model(sampled), whole, rtol=0, atol=1e-12)
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-12)
 
 
@@ -124,8 +124,8 @@ def test_draws_of_typed_graphs_are_by_type_and_by_node():
     star = typed_client(0, people=1, papers=50, edges=1)
     index = torch.stack([torch.arange(50), torch.zeros(50, dtype=torch.int64)])
     star.edges = {("paper", "of", "person"): index, ("paper", "by", "person"): index}
-    found = built(RGCN, star)[0].edges.drawn(np.array([50]), 5, 1, 0, False)
-    assert set(found[0][found[2] == 0].tolist()) != set(found[0][found[2] == 1].tolist())
+    edges = built(RGCN, star)[0].edges.drawn(np.array([50]), 5, 1, 0, False)
+    assert set(edges[0][edges[2] == 0].tolist()) != set(edges[0][edges[2] == 1].tolist())
 
 
 def test_a_client_with_a_typed_graph_trains_on_batches():

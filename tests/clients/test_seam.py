@@ -58,8 +58,8 @@ def test_a_function_of_a_client_is_a_seam_too():
 
 def test_a_call_passes_through_no_code_of_the_seam():
     """A deep chain of calls tires whoever reads a traceback."""
-    found = Client().frames()
-    assert [frame.function for frame in found[:2]] == ["frames", "test_a_call_passes_through_no_code_of_the_seam"]
+    frames = Client().frames()
+    assert [frame.function for frame in frames[:2]] == ["frames", "test_a_call_passes_through_no_code_of_the_seam"]
 
 
 def test_the_engine_knows_every_seam():

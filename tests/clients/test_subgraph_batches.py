@@ -39,12 +39,12 @@ def test_all_parts_in_one_batch_are_the_full_batch(name, graph):
     """Logits and gradients, to 1e-12; parts keep the order of nodes and edges."""
     client = client_of(graph, *ALL, *overrides_of(name))
     batch = next(client.batches())
-    found, expected = (client.model(inputs) for inputs in (batch.inputs, client.inputs))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    logits, expected = (client.model(inputs) for inputs in (batch.inputs, client.inputs))
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
     assert batch.nodes.equal(client.train_nodes)
     assert batch.y.equal(client.y[client.train_nodes])
     other = grads(expected, client.model)
-    for parameter, grad in grads(found, client.model).items():
+    for parameter, grad in grads(logits, client.model).items():
         torch.testing.assert_close(grad, other[parameter], rtol=0, atol=1e-12, msg=parameter)
 
 
@@ -64,14 +64,14 @@ def test_a_batch_is_pygs_subgraph(name, graph):
     if name == "gcn":  # PyG adds parallel loops' weights, ours counts one loop per node
         edge_index = edge_index[:, edge_index[0] != edge_index[1]]
     layers = [GCNConv(5, 8), GCNConv(8, 3)] if name == "gcn" else [SAGEConv(5, 8), SAGEConv(8, 3)]
-    for layer, own in zip(layers, (client.model.layers[0], client.model.head), strict=True):
+    for layer, counterpart in zip(layers, (client.model.layers[0], client.model.head), strict=True):
         state = (
-            {"bias": own.bias, "lin.weight": own.weight.T}
+            {"bias": counterpart.bias, "lin.weight": counterpart.weight.T}
             if name == "gcn"
             else {
-                "lin_l.weight": own.neighbours.weight.T,
-                "lin_l.bias": own.itself.bias,
-                "lin_r.weight": own.itself.weight.T,
+                "lin_l.weight": counterpart.neighbours.weight.T,
+                "lin_l.bias": counterpart.itself.bias,
+                "lin_r.weight": counterpart.itself.weight.T,
             }
         )
         layer.double().load_state_dict(state)
@@ -187,10 +187,10 @@ def test_saint_with_all_nodes_is_the_full_batch(name, loss, graph):
     client.sampled.sampler.draws = 10**5
     client.batch = next(client.batches())
     assert len(client.batch.y) == 15
-    found, expected = client.loss(), whole.loss()
+    sampled_loss, expected = client.loss(), whole.loss()
     close = {"rtol": 0, "atol": 1e-7 if loss == "weighted" else 1e-12}  # class weights are float32
-    torch.testing.assert_close(found, expected, **close)
-    for loss_of, owner in ((found, client), (expected, whole)):
+    torch.testing.assert_close(sampled_loss, expected, **close)
+    for loss_of, owner in ((sampled_loss, client), (expected, whole)):
         owner.model.zero_grad()
         loss_of.backward()
     for mine, other in zip(client.model.parameters(), whole.model.parameters(), strict=True):
@@ -206,14 +206,14 @@ def test_saint_is_unbiased_for_a_linear_layer(name, graph):
         for parameter, value in client.model.named_parameters():
             if "phi" in parameter:
                 value.data.zero_()  # its mixture is linear at α = 1/2
-    found = []
+    estimates = []
     with torch.no_grad():
         expected = torch.cat([client.model(client.inputs)[client.train_nodes].mean(0), torch.ones(1)])
         for step in range(600):
             batch = client.sampled.step(1, 0, step)
             logits = client.model(batch.inputs)[batch.nodes]
-            found.append(torch.cat([batch.shares @ logits, batch.shares.sum()[None]]))
-    made = torch.stack(found)
+            estimates.append(torch.cat([batch.shares @ logits, batch.shares.sum()[None]]))
+    made = torch.stack(estimates)
     assert ((made.mean(0) - expected).abs() < 4 * made.std(0) / len(made) ** 0.5).all()
     assert made.std(0).min() > 0.01
 

@@ -50,17 +50,21 @@ class OfNodes(ClientPart):
 
 
 def test_class_attributes_of_a_plug_in_are_its_capabilities():
-    own = Plugin.capabilities
-    assert (own.serves, own.samples, own.stacks) == (frozenset({"nodes", "links"}), "blocks", ("anchor",))
-    assert own.units == {"row"}
-    assert own.makes_graphs
+    capabilities = Plugin.capabilities
+    assert (capabilities.serves, capabilities.samples, capabilities.stacks) == (
+        frozenset({"nodes", "links"}),
+        "blocks",
+        ("anchor",),
+    )
+    assert capabilities.units == {"row"}
+    assert capabilities.makes_graphs
 
 
 def test_a_subclass_declares_again_what_another_training_may_lose():
     """Tasks, samplers and units; and what its objective reads, if it has another objective."""
-    own = Child.capabilities
-    assert (own.serves, own.samples, own.units) == (frozenset({"nodes"}), "", frozenset())
-    assert (own.stacks, own.makes_graphs) == (("anchor",), True)
+    capabilities = Child.capabilities
+    assert (capabilities.serves, capabilities.samples, capabilities.units) == (frozenset({"nodes"}), "", frozenset())
+    assert (capabilities.stacks, capabilities.makes_graphs) == (("anchor",), True)
     assert Overrides.capabilities.stacks is None
     assert GraphClient.capabilities.samples == "blocks"
     assert len(GraphClient.capabilities.serves) == 9
@@ -72,8 +76,13 @@ def test_a_mixin_declares_for_the_classes_that_it_is_mixed_into():
 
 
 def test_a_part_has_the_values_of_its_base_unless_it_declares_others():
-    own = OfNodes.capabilities
-    assert (own.of_nodes, own.samples, own.stacks, own.adds) == (True, False, True, False)
+    capabilities = OfNodes.capabilities
+    assert (capabilities.of_nodes, capabilities.samples, capabilities.stacks, capabilities.adds) == (
+        True,
+        False,
+        True,
+        False,
+    )
 
 
 def test_a_model_may_differ_from_its_class():
@@ -86,8 +95,8 @@ def test_a_model_may_differ_from_its_class():
             self.stacks, self.dense_features = False, True
 
     assert (Changing.capabilities.stacks, Changing.capabilities.dense_features) == (True, False)
-    own = Changing().capabilities
-    assert (own.stacks, own.dense_features, own.drops) == (False, True, False)
+    capabilities = Changing().capabilities
+    assert (capabilities.stacks, capabilities.dense_features, capabilities.drops) == (False, True, False)
 
 
 def test_rows_are_read_alone_by_a_model_that_propagates_nothing():

@@ -55,7 +55,7 @@ def test_every_strategy_composes_and_knows_its_keys(strategy):
     check_method(compose([f"strategy={strategy}"]))
 
 
-def wrong_composition(protocol, strategy, own):
+def wrong_composition(protocol, strategy, default):
     """What is wrong with a method under a protocol; empty: nothing."""
     try:
         cfg = compose([f"protocol={protocol}", f"strategy={strategy}", "num_clients=5"])
@@ -66,7 +66,7 @@ def wrong_composition(protocol, strategy, own):
     try:
         check_method(cfg)
     except FedGraphError as error:
-        if (cfg.model.name, cfg.task.name) == (own.model.name, own.task.name):
+        if (cfg.model.name, cfg.task.name) == (default.model.name, default.task.name):
             return f"is refused with its own network and task: {error}"
         unserved = rf"strategy={strategy} .*(model={cfg.model.name}|task={cfg.task.name})\b"
         return "" if re.match(unserved, str(error)) else f"is refused without its network or task: {error}"
@@ -76,9 +76,9 @@ def wrong_composition(protocol, strategy, own):
 @pytest.mark.slow
 def test_any_method_under_any_protocol():
     """Each composes; one whose network or task the method does not serve is refused by an error that names both."""
-    own = {strategy: compose([f"strategy={strategy}"]) for strategy in group_names("strategy")}
-    pairs = itertools.product(group_names("protocol"), own)
-    wrong = {pair: problem for pair in pairs if (problem := wrong_composition(*pair, own[pair[1]]))}
+    defaults = {strategy: compose([f"strategy={strategy}"]) for strategy in group_names("strategy")}
+    pairs = itertools.product(group_names("protocol"), defaults)
+    wrong = {pair: problem for pair in pairs if (problem := wrong_composition(*pair, defaults[pair[1]]))}
     assert wrong == {}
 
 
@@ -89,8 +89,8 @@ def test_every_choice_of_a_group_composes(group):
 
 
 def test_accounts_with_columns_of_their_own_records_get_a_network_that_keeps_them_apart(tmp_path):
-    for folder, own in ("with", {"recipe": {"name": "payments"}, "nodes": 1}), ("without", {}):
-        replace(client_graph(0, 12), own_columns=own).save(tmp_path / folder / "client_0000.safetensors")
+    for folder, columns in ("with", {"recipe": {"name": "payments"}, "nodes": 1}), ("without", {}):
+        replace(client_graph(0, 12), own_columns=columns).save(tmp_path / folder / "client_0000.safetensors")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "client_0000.safetensors").write_bytes(b"no file of tensors")
     chosen = {

@@ -67,11 +67,11 @@ def by_us(name, value):
 def test_values_are_converted_as_by_omegaconf(name):
     for value in VALUES:
         expected = by_omegaconf(name, value)
-        found = by_us(name, value)
+        outcome = by_us(name, value)
         if (name, repr(value)) in STRICTER:
-            assert (found, expected is MisfitError) == (MisfitError, False), value
+            assert (outcome, expected is MisfitError) == (MisfitError, False), value
         else:
-            assert (found, type(found)) == (expected, type(expected)), (name, value)
+            assert (outcome, type(outcome)) == (expected, type(expected)), (name, value)
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_values_are_converted_as_by_omegaconf(name):
 def test_types_of_a_users_model(hint, value, expected):
     """Keywords of classes that are not ours, such as PyG's."""
     try:
-        found = convert(hint, value, "key")
+        outcome = convert(hint, value, "key")
     except MisfitError:
-        found = MisfitError
-    assert (found, type(found)) == (expected, type(expected))
+        outcome = MisfitError
+    assert (outcome, type(outcome)) == (expected, type(expected))
 
 
 def test_lists_and_dicts_are_copies():
     given: dict[str, Any] = {"counts": [1], "anything": {"a": [1, {"b": 2}]}}
-    found = instance(Keys, given)
-    found.counts.append(2)
-    found.anything["a"][1]["b"] = 3
+    keys = instance(Keys, given)
+    keys.counts.append(2)
+    keys.anything["a"][1]["b"] = 3
     assert given == {"counts": [1], "anything": {"a": [1, {"b": 2}]}}
 
 
@@ -221,7 +221,7 @@ def test_each_refusal_is_reached_and_fills_in_its_values():
     for overrides in REFUSED:
         with pytest.raises(FedGraphError) as refused:
             compose(overrides)
-        found = [row for row in rows if re.fullmatch(row, str(refused.value))]
-        assert found, (overrides, str(refused.value))
-        reached |= set(found)
+        matches = [row for row in rows if re.fullmatch(row, str(refused.value))]
+        assert matches, (overrides, str(refused.value))
+        reached |= set(matches)
     assert rows == reached

@@ -128,7 +128,7 @@ def test_every_kind_is_named_as_module_and_name(own):
     """And what comes of it is what our own do by the same rule."""
     overrides = ["dataset=own_methods:ring", "partition=own_methods:thirds", "model=own_methods:Net", "num_clients=3"]
     overrides += ["model.hidden=8", "rounds=3"]
-    found = go(
+    outcome = go(
         own / "a",
         *overrides,
         *("strategy=own_methods:HalfStep", "strategy.step=1", "strategy.client=own_methods:Patient"),
@@ -136,13 +136,13 @@ def test_every_kind_is_named_as_module_and_name(own):
     )
     plain = go(own / "b", *overrides, "model=gcn", "train.local_steps=1")
     for name, values in plain.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], values, rtol=1e-5, atol=1e-6)
-    assert (found.summary["strategy"], found.summary["dataset"]) == ("HalfStep", "ring")
-    assert found.summary["headline"] == "test_kappa at best_val"
-    assert found.summary["test_kappa"] == found.summary["metrics"]["best_val"]["test_kappa"]
-    total = sum(np.abs(a).sum() for a in found.arrays.values())
-    assert found.summary["attack"] == {"name": "own_methods:norms", "total": pytest.approx(total)}
-    graphs = [partition.load_client(found.cfg, i) for i in range(3)]
+        np.testing.assert_allclose(outcome.arrays[name], values, rtol=1e-5, atol=1e-6)
+    assert (outcome.summary["strategy"], outcome.summary["dataset"]) == ("HalfStep", "ring")
+    assert outcome.summary["headline"] == "test_kappa at best_val"
+    assert outcome.summary["test_kappa"] == outcome.summary["metrics"]["best_val"]["test_kappa"]
+    total = sum(np.abs(a).sum() for a in outcome.arrays.values())
+    assert outcome.summary["attack"] == {"name": "own_methods:norms", "total": pytest.approx(total)}
+    graphs = [partition.load_client(outcome.cfg, i) for i in range(3)]
     assert [g.node_id.tolist() for g in graphs] == [list(range(20 * i, 20 * i + 20)) for i in range(3)]
 
 
@@ -153,9 +153,9 @@ def test_an_own_metric_is_scored_as_scikit_learn_does(own):
     logits, y = rng.normal(size=(40, 3)), rng.integers(3, size=40)
     assert kappa(logits, y) == pytest.approx(cohen_kappa_score(y, logits.argmax(1)))
     overrides = ["dataset=own_methods:ring", "partition=random", "num_clients=2", "rounds=2", "model.hidden=4"]
-    found = go(own / "a", *overrides, "evaluation.metrics=[own_methods:kappa]")
-    assert found.summary["headline"] == "test_accuracy at best_val"
-    assert {"test_kappa", "val_kappa"} <= found.summary["metrics"]["last"].keys()
+    outcome = go(own / "a", *overrides, "evaluation.metrics=[own_methods:kappa]")
+    assert outcome.summary["headline"] == "test_accuracy at best_val"
+    assert {"test_kappa", "val_kappa"} <= outcome.summary["metrics"]["last"].keys()
 
 
 def test_an_own_adversary_lies(own):

@@ -37,11 +37,11 @@ def written_twice(body, defaults):
 @pytest.mark.parametrize("name", METHODS)
 def test_no_default_is_written_twice(name):
     common = {f.name: default_of(f) for f in dataclasses.fields(StrategyConfig)}
-    own = [{f.name: default_of(f) for f in dataclasses.fields(params)} for params in sides(name)]
+    side_defaults = [{f.name: default_of(f) for f in dataclasses.fields(params)} for params in sides(name)]
     body = {
         key: value for key, value in group_file("strategy", name).items() if key not in ("name", "server", "client")
     }
-    for defaults in (common, *own):
+    for defaults in (common, *side_defaults):
         assert written_twice(body, defaults) == [], f"conf/strategy/{name}.yaml repeats defaults"
 
 

@@ -23,11 +23,11 @@ def test_without_more_records_than_the_cap_values_are_those_of_the_recipe(ties):
     some = book(3, records=40, accounts=9, ties=ties)
     full, capped = Recipe(windows=(2.0, 0.25)), Recipe(windows=(2.0, 0.25), last=64)
     expected = dict(zip([c.name for c in full.edge_columns], edge_columns(some, full).T, strict=True))
-    found = dict(zip([c.name for c in capped.edge_columns], edge_columns(some, capped).T, strict=True))
-    assert set(expected) - set(found) == {
+    columns = dict(zip([c.name for c in capped.edge_columns], edge_columns(some, capped).T, strict=True))
+    assert set(expected) - set(columns) == {
         f"{name}_{w}" for name in ("hop2_in", "hop2_out", "flow_in_depth") for w in ("6h", "2d")
     }
-    for name, values in found.items():
+    for name, values in columns.items():
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 

@@ -67,13 +67,13 @@ def test_many_molecules_are_those_of_pyg_with_one_hot_columns(root):
     assert (len(plain), items.num_nodes) == (3, 3)
     assert items.targets[1:].isnan().tolist() == [[True, False], [False, True]]
     for key in ("x", "edge_attr"):
-        expected, found = torch.cat([own[key] for own in plain]), getattr(graph, key)
+        expected, columns = torch.cat([molecule[key] for molecule in plain]), getattr(graph, key)
         widths = (expected.max(0).values + 1).tolist()
-        assert torch.equal(torch.stack([part.argmax(1) for part in found.split(widths, 1)], dim=1), expected)
-        assert torch.equal(found.sum(1), torch.full((len(found),), float(len(widths))))
-    for number, own in enumerate(plain):
-        assert torch.equal(selected(graph, torch.tensor([number])).edge_index, own.edge_index)
-        assert torch.equal(items.targets[number].nan_to_num(9), own.y[0].nan_to_num(9))
+        assert torch.equal(torch.stack([part.argmax(1) for part in columns.split(widths, 1)], dim=1), expected)
+        assert torch.equal(columns.sum(1), torch.full((len(columns),), float(len(widths))))
+    for number, molecule in enumerate(plain):
+        assert torch.equal(selected(graph, torch.tensor([number])).edge_index, molecule.edge_index)
+        assert torch.equal(items.targets[number].nan_to_num(9), molecule.y[0].nan_to_num(9))
 
 
 def test_many_graphs_with_a_class_each(root):

@@ -113,8 +113,8 @@ def test_seed_decides_everything():
     assert torch.equal(one.x, same.x)
     assert torch.equal(one.edge_index, same.edge_index)
     assert not torch.equal(one.x, other.x)
-    own = csbm.load(DatasetConfig(params={"seed": 3, "nodes": 400}), seed=8, num_clients=4)
-    assert torch.equal(own.x, one.x)
+    loaded_graph = csbm.load(DatasetConfig(params={"seed": 3, "nodes": 400}), seed=8, num_clients=4)
+    assert torch.equal(loaded_graph.x, one.x)
 
 
 def test_large_graph_stays_linear_in_nodes_and_edges():

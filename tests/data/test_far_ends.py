@@ -150,9 +150,9 @@ def test_every_task_reads_them(task):
     extra = client.graph.num_nodes - one.num_nodes
     assert extra == one.far_id.numel()
     assert torch.equal(client.graph.x[one.num_nodes :, 1], random_graph().x[client.graph.node_id[one.num_nodes :], 1])
-    own = client.task.masks["train"].nonzero().view(-1)
+    train_nodes = client.task.masks["train"].nonzero().view(-1)
     if task == "nodes":
-        assert int(own.max()) < one.num_nodes
+        assert int(train_nodes.max()) < one.num_nodes
 
 
 def test_methods_that_exchange_rows_keep_to_their_own_nodes():
@@ -195,7 +195,7 @@ def test_means_over_neighbours_are_those_of_a_loop():
     floor = int(degree.median())
     one = shared("1:exact", floor=floor)[0]
     whole = with_far_ends(one)
-    found = neighbour_means(whole)
+    means = neighbour_means(whole)
     source, target = whole.edge_index.tolist()
     for node in (0, 3, one.num_nodes - 1):
         for half, (near, other) in enumerate(((target, source), (source, target))):
@@ -205,10 +205,10 @@ def test_means_over_neighbours_are_those_of_a_loop():
                 for b in ends
                 if b < one.num_nodes or degree[whole.node_id[b]] >= floor
             ]
-            assert found[node, half * whole.num_features + 1].item() == pytest.approx(np.mean(read))
-            own = [graph.x[whole.node_id[b], 0].item() for b in ends if b < one.num_nodes]
-            assert found[node, half * whole.num_features].item() == pytest.approx(
-                np.mean(own) if own else np.nan, nan_ok=True
+            assert means[node, half * whole.num_features + 1].item() == pytest.approx(np.mean(read))
+            local_values = [graph.x[whole.node_id[b], 0].item() for b in ends if b < one.num_nodes]
+            assert means[node, half * whole.num_features].item() == pytest.approx(
+                np.mean(local_values) if local_values else np.nan, nan_ok=True
             )
 
 
@@ -229,8 +229,8 @@ def test_largest_columns_of_edges_are_those_of_a_loop(share):
     ]
     assert {place[name] for name in ("amount", "pair_before", "sum_out_target_2d", "hop2_out_2d")}.isdisjoint(payer)
     for client in make(graph, cfg):
-        own = client.node_id.tolist()
-        expected = np.full((len(own), 2 * width), np.nan)
+        accounts = client.node_id.tolist()
+        expected = np.full((len(accounts), 2 * width), np.nan)
         far = 0
         for ends, attr, sides in (
             (client.edge_index, client.edge_attr, (0, 1)),
@@ -249,7 +249,7 @@ def test_largest_columns_of_edges_are_those_of_a_loop(share):
                     part[:] = np.fmax(part, values)
         assert far > 20
         for read in (client, with_far_ends(client)) if share else (client,):
-            np.testing.assert_array_equal(edge_maxima(read)[: len(own)].numpy(), expected)
+            np.testing.assert_array_equal(edge_maxima(read)[: len(accounts)].numpy(), expected)
 
 
 def test_payments_that_only_the_other_bank_booked_have_no_columns_of_own_records():
@@ -292,8 +292,8 @@ def test_a_partition_tells_what_each_bank_computes_from_its_own_book():
         seen = ((source == 1 - client.client) | (target == 1 - client.client)).nonzero().view(-1)
         theirs = torch.zeros(graph.num_edges, len(names))
         theirs[seen] = torch.from_numpy(edge_columns(Book.of(graph.book[:, seen]), recipe).copy())
-        for cut_edges, end, own in (("cut_out", "target", source), ("cut_in", "source", target)):
-            rows = ((source != target) & (own == client.client)).nonzero().view(-1)
+        for cut_edges, end, owner in (("cut_out", "target", source), ("cut_in", "source", target)):
+            rows = ((source != target) & (owner == client.client)).nonzero().view(-1)
             place = names.index(f"n_in_{end}_2d")
             assert rows.numel() > 20
             assert torch.equal(getattr(client, f"{cut_edges}_edge_time"), graph.edge_time[rows])
@@ -306,8 +306,8 @@ def test_columns_as_of_a_time_are_those_of_a_loop(recipe):
     source, target = rng.integers(6, size=(2, 150))
     time, cents = rng.integers(5 * DAY // 3600, size=150) * 3600, rng.integers(1, 9000, 150)
     book, accounts, times = Book(source, target, time, cents), rng.integers(8, size=90), rng.integers(6 * DAY, size=90)
-    found = columns_at(book, recipe, accounts, times)
-    assert len(found) == 2 + 2 * 3 * len(recipe.windows)
+    columns = columns_at(book, recipe, accounts, times)
+    assert len(columns) == 2 + 2 * 3 * len(recipe.windows)
     for row, (account, at) in enumerate(zip(accounts, times, strict=True)):
         day, past = at // DAY, time // DAY if recipe.whole else time
         for way, (near, far) in {"in": (target, source), "out": (source, target)}.items():
@@ -321,7 +321,7 @@ def test_columns_as_of_a_time_are_those_of_a_loop(recipe):
                 values[f"partners_{way}_{label}"] = np.unique(far[rows]).size
             for name, value in values.items():
                 form = END_FORMS[name.partition("_")[0]]
-                assert found[name][row] == pytest.approx((np.log1p(value) - form.center) / form.scale, abs=1e-6), name
+                assert columns[name][row] == pytest.approx((np.log1p(value) - form.center) / form.scale, abs=1e-6), name
 
 
 @pytest.mark.parametrize(("day", "floor"), [("before", 1), ("whole", 1), ("before", 4)])
@@ -352,7 +352,9 @@ def test_own_and_told_records_join_to_those_of_the_whole_account(day, floor):
         for far, (account, reader) in enumerate((ends, ends[::-1])):
             touching = graph.edge_index[:, (graph.edge_index == account).any(0)]
             met[far, edge] = int((party[touching] != party[reader]).all(0).sum())
-    for far, (read, true, own) in enumerate(((arriving, payers, receivers), (told.edge_attr, receivers, payers))):
+    for far, (read, true, local_view) in enumerate(
+        ((arriving, payers, receivers), (told.edge_attr, receivers, payers))
+    ):
         some = between & ((met[far] >= floor) | torch.tensor(floor == 1))
         none = between & ~some
         assert none.any() == (floor > 1)
@@ -360,4 +362,4 @@ def test_own_and_told_records_join_to_those_of_the_whole_account(day, floor):
         for place in columns["source" if far == 0 else "target"]:
             values = read[:, base + place]
             assert torch.allclose(values[some], torch.from_numpy(true[:, place])[some], atol=1e-5), names[place]
-            assert torch.equal(values[none], torch.from_numpy(own[:, place])[none]), names[place]
+            assert torch.equal(values[none], torch.from_numpy(local_view[:, place])[none]), names[place]

@@ -36,10 +36,10 @@ RECIPE = Recipe(windows=(2.0, 0.25))
 def by_hand(b: Book, recipe: Recipe) -> dict[str, list[float]]:
     """Compute every column of records by loops, before it is transformed."""
     rows = list(zip(b.source.tolist(), b.target.tolist(), b.time.tolist(), b.cents.tolist(), strict=True))
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        columns.setdefault(name, []).append(value)
 
     def touching(way: str, account: int, low: float, high: int) -> list[tuple[int, int, int, int]]:
         near = 0 if way == "out" else 1
@@ -83,18 +83,18 @@ def by_hand(b: Book, recipe: Recipe) -> dict[str, list[float]]:
             add(f"hop2_out_{w}", sum(len(touching("out", r[1], r[2] - round(days * DAY), r[2])) for r in paid))
             between = {r[1] for r in touching("out", s, low, time)} & {r[0] for r in touching("in", t, low, time)}
             add(f"common_{w}", len(between))
-    return found
+    return columns
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_columns_of_records_by_hand(seed):
     b = book(seed, accounts=4 + 3 * (seed % 3), ties=seed % 2 == 0)
     expected = by_hand(b, RECIPE)
-    found = edge_columns(b, RECIPE)
+    columns = edge_columns(b, RECIPE)
     assert {c.name for c in RECIPE.edge_columns} == expected.keys()
     for place, column in enumerate(RECIPE.edge_columns):
         np.testing.assert_allclose(
-            found[:, place], transformed(column.name, expected[column.name]), atol=1e-5, err_msg=column.name
+            columns[:, place], transformed(column.name, expected[column.name]), atol=1e-5, err_msg=column.name
         )
 
 
@@ -104,10 +104,10 @@ def test_common_reads_the_last_records_of_each_end():
     source = np.concatenate([0 * many, many, [0]])
     target = np.concatenate([many, 0 * many + 1, [1]])
     time = np.concatenate([many, 300 - many, [400]])
-    found = edge_columns(Book(source, target, time, 0 * time + 100), Recipe(windows=(1.0,), without=("flow_*",)))
+    columns = edge_columns(Book(source, target, time, 0 * time + 100), Recipe(windows=(1.0,), without=("flow_*",)))
     names = [c.name for c in Recipe(windows=(1.0,), without=("flow_*",)).edge_columns]
     last, first = set(many[-LAST:].tolist()), set(many[:LAST].tolist())
-    assert round(math.expm1(found[-1, names.index("common_1d")] + 1)) == len(last & first) == 29
+    assert round(math.expm1(columns[-1, names.index("common_1d")] + 1)) == len(last & first) == 29
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -161,9 +161,9 @@ def test_order_of_records_of_one_time_changes_nothing(seed):
     source, target = np.where(swap, target, source), np.where(swap, source, target)
     b = Book(source, target, DAY * rng.integers(0, 6, size), rng.integers(1, 9_999, size))
     recipe, order = Recipe(windows=(7.0,), without=("flow_*",)), rng.permutation(size)
-    found, other = edge_columns(b, recipe), edge_columns(b.where(order), recipe)
-    np.testing.assert_array_equal(found[order], other)
-    assert np.unique(found[:, [c.name for c in recipe.edge_columns].index("common_7d")]).size > 3
+    columns, other = edge_columns(b, recipe), edge_columns(b.where(order), recipe)
+    np.testing.assert_array_equal(columns[order], other)
+    assert np.unique(columns[:, [c.name for c in recipe.edge_columns].index("common_7d")]).size > 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -192,10 +192,10 @@ def test_columns_of_accounts_by_hand():
     time, cents = np.array([0, 3600, 7200, 5 * DAY]), np.array([10_000, 9_500, 9_200, 700])
     recipe = Recipe(windows=(1.0,))
     table = node_columns(Book(source, target, time, cents), recipe, 3)
-    found = {column.name: table[:, place] for place, column in enumerate(recipe.node_columns)}
+    columns = {column.name: table[:, place] for place, column in enumerate(recipe.node_columns)}
 
     def read(name: str, form: features.Form) -> list[float]:
-        values = found[name].astype(np.float64) * form.scale + form.center
+        values = columns[name].astype(np.float64) * form.scale + form.center
         return (np.expm1(values) if form.log else values).round(3).tolist()
 
     assert read("n_out", COUNT) == [1, 2, 1]
@@ -230,8 +230,8 @@ def test_money_that_keeps_more_than_90_percent_is_alike():
     )
     recipe = Recipe(windows=(1.0,))
     place = [c.name for c in recipe.edge_columns].index("flow_in_count_1d")
-    found = np.expm1(edge_columns(b, recipe)[many:, place] * COUNT.scale + COUNT.center)
-    np.testing.assert_allclose(found, [1, 0, 1, 1, 0], atol=1e-5)
+    counts = np.expm1(edge_columns(b, recipe)[many:, place] * COUNT.scale + COUNT.center)
+    np.testing.assert_allclose(counts, [1, 0, 1, 1, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -259,8 +259,8 @@ def test_rows_of_alike_records_from_and_to_an_account_by_hand(seed):
         if kind in ("flow_first", "flow_last"):
             days = dict(zip(RECIPE.labels, RECIPE.windows, strict=True))[w]
             near, forward = (0, True) if kind == "flow_first" else (1, False)
-            own = [max((longest(r, days, forward) for r in rows if r[near] == a), default=0) for a in range(6)]
-            np.testing.assert_array_equal(table[:, place] * STEPS.scale + STEPS.center, own, err_msg=column.name)
+            lengths = [max((longest(r, days, forward) for r in rows if r[near] == a), default=0) for a in range(6)]
+            np.testing.assert_array_equal(table[:, place] * STEPS.scale + STEPS.center, lengths, err_msg=column.name)
 
 
 def test_parties_read_their_own_books():
@@ -269,17 +269,17 @@ def test_parties_read_their_own_books():
     party = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2])
     joined = edge_columns(b, RECIPE, party)
     of_nodes = node_columns(b, RECIPE, 9, party)
-    for own in range(3):
-        mine = (party[b.source] == own) | (party[b.target] == own)
+    for member in range(3):
+        mine = (party[b.source] == member) | (party[b.target] == member)
         alone = edge_columns(b.where(mine), RECIPE)
-        sent = party[b.source] == own
+        sent = party[b.source] == member
         np.testing.assert_array_equal(joined[sent], alone[sent[mine]])
-        order = np.argsort(party != own, kind="stable")  # own accounts first, as a party numbers them
+        order = np.argsort(party != member, kind="stable")  # own accounts first, as a party numbers them
         place = np.argsort(order)
         part = b.where(mine)
         part = Book(place[part.source], place[part.target], part.time, part.cents)
-        count = int((party == own).sum())
-        np.testing.assert_array_equal(of_nodes[party == own], node_columns(part, RECIPE, count))
+        count = int((party == member).sum())
+        np.testing.assert_array_equal(of_nodes[party == member], node_columns(part, RECIPE, count))
 
 
 def test_every_column_is_documented():
@@ -311,8 +311,8 @@ def test_many_records_of_one_account(shape):
     swapped = rng.random(size) < 0.5
     source, target = np.where(swapped, target, source), np.where(swapped, source, target)
     cents = np.full(size, 10_000) if shape == "all alike" else rng.integers(1, 10**6, size)
-    found = edge_columns(Book(source, target, rng.integers(0, 2 * DAY, size), cents), Recipe(windows=(1.0,)))
-    assert np.isfinite(found).all()
+    columns = edge_columns(Book(source, target, rng.integers(0, 2 * DAY, size), cents), Recipe(windows=(1.0,)))
+    assert np.isfinite(columns).all()
 
 
 def test_left_out_columns():

@@ -52,9 +52,9 @@ def stages(run: fg.Run) -> list[set[int]]:
     return [{int(v) for x, c in rows for v in x[getattr(c, mask)][:, 0]} for mask in MASKS]
 
 
-def check(found: list[set[int]], given: str) -> None:
+def check(stage_sets: list[set[int]], given: str) -> None:
     """Check that a given mask is a stage of its own, and that the others have the rest."""
-    train, val, test = found
+    train, val, test = stage_sets
     held = set(HELD.nonzero().view(-1).tolist())
     rest = set(range(N)) - held
     if given == "test_mask":

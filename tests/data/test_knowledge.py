@@ -110,8 +110,8 @@ def random_files(entities: int = 20, relations: int = 4, count: int = 240) -> di
     rows = np.stack(np.unravel_index(code, (entities, entities, relations))).T
     cuts = np.split(rows, [count // 2, 3 * count // 4])
     return {
-        part: "".join(f"{h}\t{r}\t{t}\n" for h, t, r in own)
-        for part, own in zip(("train", "valid", "test"), cuts, strict=True)
+        part: "".join(f"{h}\t{r}\t{t}\n" for h, t, r in triples)
+        for part, triples in zip(("train", "valid", "test"), cuts, strict=True)
     }
 
 
@@ -131,9 +131,9 @@ def test_relations_are_shared_out_and_pooled_again(root):
     assert (cfg.partition.name, cfg.split.kind) == ("relations", "public")
     whole = read("RANDOM")
     clients = make(whole, cfg)
-    found = [triples_of(client) for client in clients]
-    assert sum(map(len, found)) == 240
-    assert set.union(*found) == triples_of(whole)
+    triples = [triples_of(client) for client in clients]
+    assert sum(map(len, triples)) == 240
+    assert set.union(*triples) == triples_of(whole)
     for client in clients:
         assert torch.equal(client.edge_index.unique(), torch.arange(client.num_nodes))  # no other entities
         assert torch.equal(client.ids, whole.ids[client.node_id])
@@ -147,9 +147,9 @@ def test_relations_are_shared_out_and_pooled_again(root):
         pooled = pool(clients)
         parties = Triples(cfg, pooled).parties
         for party, client in zip(parties, clients, strict=True):
-            (own,) = Triples(cfg, client).parties
+            (local_party,) = Triples(cfg, client).parties
             assert pooled.node_id[party.entities].tolist() == client.node_id.tolist()
-            for split, rows in own.items.items():
+            for split, rows in local_party.items.items():
                 pairs = [
                     np.stack([ids[t[0]], t[1], ids[t[2]]])
                     for ids, t in ((client.node_id.numpy(), rows), (pooled.node_id.numpy(), party.items[split]))
@@ -170,9 +170,9 @@ def test_the_relation_of_a_given_triple_is_a_class_of_edges(root, split):
         read_in_training = task.until(0).num_edges
         assert read_in_training == (int((client.edge_split == 0).sum()) if split == "public" else client.num_edges)
         for stage, mask in task.masks.items():
-            own = set(map(tuple, torch.cat([task.ends[:, mask], task.y[None, mask]]).T.tolist()))
+            triples = set(map(tuple, torch.cat([task.ends[:, mask], task.y[None, mask]]).T.tolist()))
             rows = pooled.masks[stage] & (pooled.part == number)
-            assert own == set(map(tuple, torch.cat([pooled.ends[:, rows], pooled.y[None, rows]]).T.tolist()))
+            assert triples == set(map(tuple, torch.cat([pooled.ends[:, rows], pooled.y[None, rows]]).T.tolist()))
 
 
 @pytest.mark.parametrize(("task", "strategy"), [("triples", "fedavg"), ("edges", "central")])

@@ -53,13 +53,13 @@ def test_a_mapped_file_gives_the_same_graph_and_digest(tmp_path, monkeypatch):
     graph.save(small)
     monkeypatch.setattr(mapped, "MAPPED_BYTES", 1)
     graph.save(big)
-    found = store.load(big)
-    assert found.compressed is not None
-    assert found.num_edges == graph.edge_index.size(1)
-    assert found.x.data_ptr() % 64 == 0
+    mapped_graph = store.load(big)
+    assert mapped_graph.compressed is not None
+    assert mapped_graph.num_edges == graph.edge_index.size(1)
+    assert mapped_graph.x.data_ptr() % 64 == 0
     assert "big.safetensors" in Path("/proc/self/maps").read_text()
-    assert same(found, graph)
-    assert found.compressed is None
+    assert same(mapped_graph, graph)
+    assert mapped_graph.compressed is None
     assert same(ClientGraph.load(small), graph)  # not aligned for a map: copied
     monkeypatch.undo()
     assert same(ClientGraph.load(big), graph)  # an older reader's way
@@ -90,10 +90,10 @@ def test_rows_of_targets_are_not_copied(tmp_path, all_big, rows):
         tensors["edge_index#symmetric"] = torch.ones(1, dtype=torch.uint8)
     values = '{"kind": "ClientGraph", "num_classes": 4, "client": 0, "num_clients": 1, "num_global_nodes": 40}'
     write_blocks(tmp_path / "a.safetensors", tensors, values, "2")
-    found = store.load(tmp_path / "a.safetensors")
-    assert found.compressed is not None
-    assert found.in_neighbours()[1].ctypes.data == found.compressed.indices.data_ptr()
-    key = found.edge_index[0] * 40 + found.edge_index[1]
+    mapped_graph = store.load(tmp_path / "a.safetensors")
+    assert mapped_graph.compressed is not None
+    assert mapped_graph.in_neighbours()[1].ctypes.data == mapped_graph.compressed.indices.data_ptr()
+    key = mapped_graph.edge_index[0] * 40 + mapped_graph.edge_index[1]
     assert torch.equal(key.sort().values, (graph.edge_index[0] * 40 + graph.edge_index[1]).sort().values)
 
 
@@ -142,10 +142,10 @@ def test_equal_tensors_are_equal_bytes(tmp_path):
     for number in range(8):
         write_tensors(tmp_path / f"{number}", tensors, {"ä": 1, "b": [2]})
     assert len({(tmp_path / f"{number}").read_bytes() for number in range(8)}) == 1
-    found, values = read_tensors(tmp_path / "0")
+    arrays, values = read_tensors(tmp_path / "0")
     assert values == {"ä": 1, "b": [2]}
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert arrays.keys() == tensors.keys()
+    assert all(torch.equal(arrays[name], tensor) for name, tensor in tensors.items())
     assert set(load_file(tmp_path / "0")) == tensors.keys()
 
 

@@ -59,12 +59,12 @@ def test_columns_of_clients_are_those_of_their_books():
         source, target, time, cents = graph.book
         rows = ((bank[source] == client.client) | (bank[target] == client.client)).nonzero().view(-1)
         book = Book.of(graph.book[:, rows])
-        found = dict(zip(rows.tolist(), edge_columns(book, recipe), strict=True))
-        own = (bank[source[rows]] == client.client).numpy()
+        columns = dict(zip(rows.tolist(), edge_columns(book, recipe), strict=True))
+        outgoing = (bank[source[rows]] == client.client).numpy()
         both = torch.cat([client.edge_attr, client.cut_out_edge_attr])[:, base:]
-        expected = np.stack([found[row] for row in rows[own].tolist()])
+        expected = np.stack([columns[row] for row in rows[outgoing].tolist()])
         np.testing.assert_array_equal(sorted(both.tolist()), sorted(expected.tolist()))
-        entering = [found[row] for row in rows[~own].tolist()]
+        entering = [columns[row] for row in rows[~outgoing].tolist()]
         np.testing.assert_array_equal(client.cut_in_edge_attr[:, base:].numpy(), entering)
         place = torch.full_like(bank, -1)
         place[client.node_id] = torch.arange(client.num_nodes)

@@ -94,8 +94,8 @@ def test_default_sizes():
 
 def test_background_pays_from_persons_and_payrolls_only():
     p = draw(background=20_000)
-    own = p.role == BACKGROUND
-    paying, receiving = p.kind[p.source[own]], p.kind[p.target[own]]
+    background = p.role == BACKGROUND
+    paying, receiving = p.kind[p.source[background]], p.kind[p.target[background]]
     assert set(paying) == {PERSON, PAYROLL}
     assert (paying == PAYROLL).mean() == pytest.approx(0.10, abs=0.01)
     assert (receiving[paying == PAYROLL] == PERSON).all()
@@ -217,8 +217,8 @@ def blind_columns(p: Payments) -> dict[str, np.ndarray]:
     ever = window_counts(p.source, p.target, p.time, 30 * DAY, causal=False)
     ever = ever[:, :4] + ever[:, 4:]
     undirected = np.sort(around.reshape(-1, 2, 2, 2).sum(3), axis=2).reshape(-1, 4)
-    own = np.stack([p.amount, p.form], axis=1)
-    return {"own": own, "direction": ever, "time": undirected, "both": around}
+    attributes = np.stack([p.amount, p.form], axis=1)
+    return {"own": attributes, "direction": ever, "time": undirected, "both": around}
 
 
 @pytest.mark.slow
@@ -258,8 +258,8 @@ def test_activity_by_hand():
     p = Payments(
         np.zeros(3, dtype=np.int64), none[:3], source, target, hour * 3600, none + 1.0, none, none > 0, none, none
     )
-    found = np.expm1(activity(p, PaymentsSpec(windows=[1.0]))).round().astype(int)
-    assert found.tolist() == [[3, 0, 1, 0, 2, 0, 0], [1, 3, 1, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1, 0]]
+    counts = np.expm1(activity(p, PaymentsSpec(windows=[1.0]))).round().astype(int)
+    assert counts.tolist() == [[3, 0, 1, 0, 2, 0, 0], [1, 3, 1, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1, 0]]
     np.testing.assert_array_equal(activity(p, PaymentsSpec(window=1.0)), activity(p, PaymentsSpec(windows=[1.0])))
 
 
@@ -277,9 +277,9 @@ def test_chains_and_their_labels(depth):
     np.testing.assert_array_equal(p.label, laundering)
     large = p.amount > 1500
     for i, (members, label) in enumerate(zip(chains.members, chains.label, strict=True)):
-        own = (p.pattern == i) & np.isin(p.source, members) & np.isin(p.target, members) & large
-        assert own.sum() == 2 * depth - 2
-        others = (p.pattern == i) & ~own
+        chain = (p.pattern == i) & np.isin(p.source, members) & np.isin(p.target, members) & large
+        assert chain.sum() == 2 * depth - 2
+        others = (p.pattern == i) & ~chain
         fans = np.bincount(p.target[others], minlength=1500)[members[: depth - 1]].tolist()
         fans += [0, *np.bincount(p.source[others], minlength=1500)[members[depth:]]]
         fans = [size if size > 2 else 0 for size in fans]  # a fan's other end may be a member too
@@ -290,10 +290,10 @@ def test_chains_and_their_labels(depth):
         middle = members[depth - 1]
         assert (laundering & (p.pattern == i)).sum() == 2 * label
         assert (laundering & ((p.source == middle) | (p.target == middle))).sum() == 2 * label
-        own_times = p.time[own]
+        own_times = p.time[chain]
         assert p.time[others].max(initial=0) <= own_times.min()
         assert own_times.max() - p.time[p.pattern == i].min() <= 2 * DAY
-        np.testing.assert_array_equal(p.source[own], members[:-1])  # payments are sorted by time
+        np.testing.assert_array_equal(p.source[chain], members[:-1])  # payments are sorted by time
     assert (p.bank[p.source] != p.bank[p.target]).mean() > 0.7
     inside = generate(PaymentsSpec(**DEEP, depth=depth, fans="own"), seed=1, banks=5)
     fan = (inside.pattern >= 0) & ~np.isin(inside.amount, p.amount[large])

@@ -21,22 +21,22 @@ def toy(edges, y, cls=Graph, **kwargs):
 def test_describe_by_hand():
     # 0-1 (same), 1→2 (different), 2→2 loop, 3 unlabelled, 4 isolated
     graph = toy([(0, 1), (1, 0), (1, 2), (2, 2), (0, 3)], [0, 0, 2, -1, 1])
-    found = describe(graph)
-    assert (found["nodes"], found["edges"]) == (5, 5)
-    assert found["labels"] == [2, 1, 1]
-    assert found["labelled"] == 4
-    assert found["edge_homophily"] == 3 / 4  # (0,1) (1,0) (2,2) of the four with two labels
-    assert found["node_homophily"] == pytest.approx((1 + 1 + 1 / 2) / 3)  # nodes 0, 1, 2 are reached
-    assert (found["isolated"], found["self_loops"], found["undirected"]) == (1, 1, False)
-    assert found["degree"] == 1.0
-    json.dumps(found)
+    description = describe(graph)
+    assert (description["nodes"], description["edges"]) == (5, 5)
+    assert description["labels"] == [2, 1, 1]
+    assert description["labelled"] == 4
+    assert description["edge_homophily"] == 3 / 4  # (0,1) (1,0) (2,2) of the four with two labels
+    assert description["node_homophily"] == pytest.approx((1 + 1 + 1 / 2) / 3)  # nodes 0, 1, 2 are reached
+    assert (description["isolated"], description["self_loops"], description["undirected"]) == (1, 1, False)
+    assert description["degree"] == 1.0
+    json.dumps(description)
 
 
 def test_describe_a_client_counts_cut_edges():
     cut = torch.tensor([[0, 1], [7, 9]])
     client = toy([(0, 1), (1, 0)], [0, 1], ClientGraph, cut_out=cut, cut_in=cut[:, :1], client=4, num_clients=6)
-    found = describe(client)
-    assert (found["client"], found["cut_edges"], found["undirected"]) == (4, 3, True)
+    description = describe(client)
+    assert (description["client"], description["cut_edges"], description["undirected"]) == (4, 3, True)
     assert describe(toy([], [0]))["edge_homophily"] is None
 
 

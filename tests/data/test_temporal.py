@@ -63,10 +63,10 @@ def test_edges_and_nodes_have_their_stage():
 def test_cuts_are_times_so_that_ties_are_of_one_stage():
     g = graph()
     g = replace(g, edge_time=g.edge_time // 100)
-    found = split_graph(g, SplitConfig(kind="temporal"), seed=0)
+    staged_graph = split_graph(g, SplitConfig(kind="temporal"), seed=0)
     for time in range(10):
-        assert found.edge_split[g.edge_time == time].unique().numel() == 1
-    assert float((found.edge_split == 0).float().mean()) == pytest.approx(0.6, abs=0.15)
+        assert staged_graph.edge_split[g.edge_time == time].unique().numel() == 1
+    assert float((staged_graph.edge_split == 0).float().mean()) == pytest.approx(0.6, abs=0.15)
 
 
 @pytest.mark.parametrize(

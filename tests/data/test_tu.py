@@ -53,12 +53,12 @@ def test_graphs_are_those_of_pyg(root, tmp_path):
     graph = read("TINY")
     plain = TUDataset(str(tmp_path / "TUDataset"), "TINY", use_node_attr=True)
     assert len(plain) == len(one_per_graph(graph).y) == 3
-    for place, own in enumerate(plain):
+    for place, counterpart in enumerate(plain):
         one = selected(graph, torch.tensor([place]))
-        assert torch.equal(one.x, own.x)
-        assert torch.equal(one.edge_index, own.edge_index)
-        assert torch.equal(one.edge_attr, own.edge_attr)
-        assert one.y.unique().tolist() == own.y.tolist()
+        assert torch.equal(one.x, counterpart.x)
+        assert torch.equal(one.edge_index, counterpart.edge_index)
+        assert torch.equal(one.edge_attr, counterpart.edge_attr)
+        assert one.y.unique().tolist() == counterpart.y.tolist()
     assert read("TINY", "dataset.attributes=false").num_features == 3  # labels 3, 4 and 5
     assert graph.num_classes == 2
 
@@ -118,8 +118,8 @@ def test_chunks_are_consecutive_graphs_and_the_rest_is_drawn():
     cfg = compose(["partition=chunks", "partition.size=4"]).partition
     parts = assign(graph, cfg, 3, 0)
     items = [graph.graph_id[part].unique() for part in parts]
-    for client, own in enumerate(items):
-        assert set(range(4 * client, 4 * client + 4)) <= set(own.tolist())
+    for client, members in enumerate(items):
+        assert set(range(4 * client, 4 * client + 4)) <= set(members.tolist())
     assert sorted(torch.cat(items).tolist()) == list(range(22))
     assert sum(len(part) for part in parts) == 44  # graphs stay whole
     assert [len(part) for part in assign(graph, compose(["partition=chunks"]).partition, 2, 0)] == [21, 23]

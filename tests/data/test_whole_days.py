@@ -41,10 +41,10 @@ def depth(table: pd.DataFrame, one: pd.Series, days: float, most: int, today: bo
 def by_pandas(b: Book, recipe: Recipe) -> dict[str, list[float]]:
     """Compute every column of records, before it is transformed."""
     table = table_of(b)
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
 
     def add(name: str, value: float) -> None:
-        found.setdefault(name, []).append(value)
+        columns.setdefault(name, []).append(value)
 
     for place, one in table.iterrows():
         others = table.drop(place)
@@ -89,18 +89,18 @@ def by_pandas(b: Book, recipe: Recipe) -> dict[str, list[float]]:
             paid = set(inside.loc[inside["source"] == one["source"], "target"])
             paying = set(inside.loc[inside["target"] == one["target"], "source"])
             add(f"common_{w}", len((paid & paying) - {one["source"], one["target"]}))
-    return found
+    return columns
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_columns_by_pandas(seed):
     b = book(seed, records=90, accounts=4 + 2 * (seed % 3), days=7.0, ties=seed % 2 == 0)
     assert (b.source == b.target).any()
-    expected, found = by_pandas(b, RECIPE), edge_columns(b, RECIPE)
+    expected, columns = by_pandas(b, RECIPE), edge_columns(b, RECIPE)
     assert {c.name for c in RECIPE.edge_columns} == expected.keys()
     for place, column in enumerate(RECIPE.edge_columns):
         values = transformed(column.name, [float(value) for value in expected[column.name]])
-        np.testing.assert_allclose(found[:, place], values, atol=1e-5, err_msg=column.name)
+        np.testing.assert_allclose(columns[:, place], values, atol=1e-5, err_msg=column.name)
 
 
 def test_pairs_of_accounts_by_pandas():
@@ -159,10 +159,10 @@ def test_a_record_does_not_read_itself(seed):
 
 def test_a_record_alone_has_nothing_to_read():
     one = np.array([0]), np.array([1])
-    found = edge_columns(Book(*one, np.array([5 * DAY]), np.array([100])), RECIPE)[0]
+    row = edge_columns(Book(*one, np.array([5 * DAY]), np.array([100])), RECIPE)[0]
     names = [c.name for c in RECIPE.edge_columns]
     counts = [place for place, name in enumerate(names) if name.startswith(("n_", "partners_", "pair", "back", "hop2"))]
-    np.testing.assert_array_equal(found[counts], -1.0)
+    np.testing.assert_array_equal(row[counts], -1.0)
 
 
 def test_common_accounts_leave_the_record_out_of_the_last():
@@ -173,8 +173,8 @@ def test_common_accounts_leave_the_record_out_of_the_last():
     place = [c.name for c in RECIPE.edge_columns].index("common_1d")
     for cents in (1, 10**6):  # the first or the last of its day
         amounts = np.append(np.full(2 * LAST, 500), cents)
-        found = edge_columns(Book(source, target, 0 * source, amounts), RECIPE)
-        assert round(math.expm1(found[-1, place] + 1)) == LAST
+        columns = edge_columns(Book(source, target, 0 * source, amounts), RECIPE)
+        assert round(math.expm1(columns[-1, place] + 1)) == LAST
 
 
 def test_windows_are_whole_days_and_both_ways_round_trip():

@@ -56,8 +56,8 @@ def _outsider(fleet: GuardedFleet, *overrides: str) -> str:
 
 
 def _nodes(fleet: GuardedFleet) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = json.loads(fleet.flwr("supernode", "list", NAME, "--format", "json"))["nodes"]
-    return [node for node in found if node["status"] != "unregistered"]
+    nodes: list[dict[str, str]] = json.loads(fleet.flwr("supernode", "list", NAME, "--format", "json"))["nodes"]
+    return [node for node in nodes if node["status"] != "unregistered"]
 
 
 def test_an_outsider_can_do_nothing_and_the_operator_everything(fleet):
@@ -174,8 +174,8 @@ def test_what_an_outsider_reaches(fleet, tmp_path, shown):
         _keys(tmp_path, 0)
         context.load_cert_chain(tmp_path / "operator.crt", tmp_path / "operator.key")
     for path, wanted in PATHS.items():
-        found = _status(fleet, path, context)
-        assert found == wanted if shown == "nothing" else found in (wanted, 400), (path, found)
+        status = _status(fleet, path, context)
+        assert status == wanted if shown == "nothing" else status in (wanted, 400), (path, status)
 
 
 def test_only_posts_are_passed_on(fleet):

@@ -37,8 +37,8 @@ def go(pool, tmp_path):
     """``go("key=value", ..., actors=2)``: a run whose actors add up; without actors, in this process."""
 
     def run(*overrides, actors=0, on_round=None):
-        own = ["engine=ray", "ray.aggregate=true", f"ray.actors={actors}"] if actors else []
-        cfg = with_folder(compose([*WORDS, *overrides, *own, f"out={tmp_path / str(actors)}"]))
+        options = ["engine=ray", "ray.aggregate=true", f"ray.actors={actors}"] if actors else []
+        cfg = with_folder(compose([*WORDS, *overrides, *options, f"out={tmp_path / str(actors)}"]))
         return Finished(cfg, run_ray(cfg, on_round) if actors else run_inline(cfg))
 
     return run
@@ -152,12 +152,12 @@ def test_a_sum_has_the_same_bits_in_any_order_and_any_parts():
             whole.merge(part)
         return whole.means(shares, fields)["model"]
 
-    found = [total(rng.permutation(40), parts) for parts in (1, 2, 7, 40)]
-    for other in found[1:]:
-        assert_same_arrays(other, found[0])
+    totals = [total(rng.permutation(40), parts) for parts in (1, 2, 7, 40)]
+    for other in totals[1:]:
+        assert_same_arrays(other, totals[0])
     exact = sum(shares[node]["model"] * np.longdouble(values[node]["w"]) for node in shares)
-    np.testing.assert_allclose(found[0]["w"], np.float64(exact), rtol=1e-12)
-    assert found[0]["b"].dtype == np.float32
+    np.testing.assert_allclose(totals[0]["w"], np.float64(exact), rtol=1e-12)
+    assert totals[0]["b"].dtype == np.float32
     some = PartialSum()
     some.add(3, {"model": {"w": values[3]["w"]}}, shares[3])
     np.testing.assert_allclose(

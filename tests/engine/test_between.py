@@ -84,19 +84,19 @@ def assert_same_run(actual, expected):
         assert np.array_equal(actual.arrays[name], array), name
     assert actual.summary["metrics"] == expected.summary["metrics"]
     for client in range(3):
-        found, wanted = (load_predictor(run.out, client) for run in (actual, expected))
-        assert torch.equal(found.predict(found.own).logits, wanted.predict(wanted.own).logits)
+        predictor, wanted = (load_predictor(run.out, client) for run in (actual, expected))
+        assert torch.equal(predictor.predict(predictor.own).logits, wanted.predict(wanted.own).logits)
 
 
 @pytest.mark.slow
 def test_linked_files_are_the_partition(folders):
     for client in range(3):
         name = f"client_{client:04d}.safetensors"
-        found, wanted = (ClientGraph.load(folders / folder / name) for folder in ("linked", "partitioned"))
-        assert found.cut_out.size(1) > 50
+        linked_graph, wanted = (ClientGraph.load(folders / folder / name) for folder in ("linked", "partitioned"))
+        assert linked_graph.cut_out.size(1) > 50
         for f in fields(wanted):
             if isinstance(tensor := getattr(wanted, f.name), Tensor) and f.name not in ("far_name", "book", "book_ids"):
-                assert torch.equal(getattr(found, f.name), tensor), f.name
+                assert torch.equal(getattr(linked_graph, f.name), tensor), f.name
 
 
 @forms
@@ -174,8 +174,8 @@ def test_a_fleet_gives_the_bits_of_the_inline_engine_and_its_parties_predict(fol
                 assert np.array_equal(run.arrays[name], array), (form, name)
             assert run.summary["metrics"] == inline.summary["metrics"], form
             for client in range(3):
-                found, wanted = load_node(tmp_path / f"state_{client}"), load_predictor(inline.out, client)
-                assert found.name == form[0]
-                assert torch.equal(found.predict(found.own).logits, wanted.predict(wanted.own).logits), form
+                predictor, wanted = load_node(tmp_path / f"state_{client}"), load_predictor(inline.out, client)
+                assert predictor.name == form[0]
+                assert torch.equal(predictor.predict(predictor.own).logits, wanted.predict(wanted.own).logits), form
     finally:
         machines.stop()

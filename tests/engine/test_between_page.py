@@ -123,16 +123,16 @@ def test_three_banks_import_link_train_and_predict_by_the_commands_of_the_page(f
             accuracy = []
             for bank, folder in folders.items():
                 here(predict, folder)
-                found = pd.read_csv(folder / "predictions.csv", dtype={"id": str})
-                own = pd.read_csv(folder / "crossing" / f"{bank}_accounts.csv", dtype={"id": str})
-                assert sorted(found["id"]) == sorted(own["id"])  # under their own ids
-                accuracy.append(accuracy_of(found.merge(own[own["part"] == "test"], on="id")))
+                outcome = pd.read_csv(folder / "predictions.csv", dtype={"id": str})
+                accounts = pd.read_csv(folder / "crossing" / f"{bank}_accounts.csv", dtype={"id": str})
+                assert sorted(outcome["id"]) == sorted(accounts["id"])  # under their own ids
+                accuracy.append(accuracy_of(outcome.merge(accounts[accounts["part"] == "test"], on="id")))
             assert scores(out)["best_val"]["test_accuracy"] == pytest.approx(sum(accuracy) / 3), out
         run(again, "--quiet", "--no-report")
-        found, expected = scores(tmp_path / place(again))["last"], scores(tmp_path / place(trained[0]))["best_val"]
+        outcome, expected = scores(tmp_path / place(again))["last"], scores(tmp_path / place(trained[0]))["best_val"]
         compared = [key for key in expected if key.endswith("_accuracy")]
         assert compared
-        assert {key: found[key] for key in compared} == {key: expected[key] for key in compared}
+        assert {key: outcome[key] for key in compared} == {key: expected[key] for key in compared}
     finally:
         fleet.stop()
 
@@ -142,25 +142,25 @@ def check_files(folders, out):
     imported = [folder / "crossing" / f"{bank}.safetensors" for bank, folder in folders.items()]
     assert cli.main(["link", "--simulate", *map(str, imported), "--out", str(out)]) == 0
     for client, file in enumerate(imported):
-        found = ClientGraph.load(file.with_name(f"linked_{file.name}"))
+        linked_graph = ClientGraph.load(file.with_name(f"linked_{file.name}"))
         expected = ClientGraph.load(out / f"client_{client:04d}.safetensors")
-        assert found.cut_out.size(1) > 5
-        assert found.linking | {"link": ""} == expected.linking | {"link": ""}
+        assert linked_graph.cut_out.size(1) > 5
+        assert linked_graph.linking | {"link": ""} == expected.linking | {"link": ""}
         for field in fields(expected):
             if isinstance(tensor := getattr(expected, field.name), torch.Tensor):
-                assert torch.equal(getattr(found, field.name), tensor), field.name
+                assert torch.equal(getattr(linked_graph, field.name), tensor), field.name
 
 
-def check_bits(folders, found, overrides, place):
+def check_bits(folders, fleet_run, overrides, place):
     """A run has the bits of one of the same nodes on the simulated files in this process, and each party that one's predictor."""
     kept = [word for word in overrides if not word.startswith(("engine=", "out="))]
-    cfg = with_folder(compose([*kept, f"graph={place / 'simulated'}", f"out={place / 'inline' / found.out.name}"]))
+    cfg = with_folder(compose([*kept, f"graph={place / 'simulated'}", f"out={place / 'inline' / fleet_run.out.name}"]))
     files, states = sorted((place / "simulated").glob("client_*.safetensors")), Path(f"{cfg.out}-states")
     with pytest.MonkeyPatch.context() as patch:
         party_nodes(patch, files, folders["a"] / "policy.yaml", states)
         expected = Finished(cfg, run_inline(cfg))
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert json.dumps(found.summary["metrics"]) == json.dumps(expected.summary["metrics"])  # some are NaN
+    assert_same_arrays(fleet_run.arrays, expected.arrays)
+    assert json.dumps(fleet_run.summary["metrics"]) == json.dumps(expected.summary["metrics"])  # some are NaN
     for client, folder in enumerate(folders.values()):
         party, wanted = load_node(folder / "party" / "state"), load_node(states / f"state_{client}")
         assert party.name == wanted.name == expected.cfg.strategy.name

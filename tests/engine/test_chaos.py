@@ -118,9 +118,9 @@ def test_the_end_is_that_of_an_undisturbed_run(
 ) -> None:
     """The disturbance comes once in each phase: as nodes say who they are, as they train, as they score."""
     expected: Finished = run(f"graph={fleet.graphs}", f"num_clients={len(SIZES)}", *WORDS)
-    found = _finish(fleet, tmp_path / "out", dict.fromkeys(PHASES, DISTURBANCES[what]))
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
+    disturbed_run = _finish(fleet, tmp_path / "out", dict.fromkeys(PHASES, DISTURBANCES[what]))
+    assert_same_arrays(disturbed_run.arrays, expected.arrays)
+    assert [r["clients"] for r in disturbed_run.rounds] == [r["clients"] for r in expected.rounds]
     assert fleet.switch.dropped > 0
 
 

@@ -58,12 +58,12 @@ SAMPLERS = [
 @pytest.mark.faults
 def test_a_fleet_gives_the_parameters_of_the_inline_engine(fleet, inline, tmp_path):
     overrides = ["rounds=3", "model=gine", *SAMPLERS[0]]
-    found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
+    fleet_run, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
+    assert_same_arrays(fleet_run.arrays, expected.arrays)
+    assert [r["clients"] for r in fleet_run.rounds] == [r["clients"] for r in expected.rounds]
     for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):
-        assert found.summary[key] == expected.summary[key], key
-    assert found.summary["exchanges_per_round"] == 1
+        assert fleet_run.summary[key] == expected.summary[key], key
+    assert fleet_run.summary["exchanges_per_round"] == 1
 
 
 @pytest.mark.parametrize("overrides", [[], ["model=gine"], *SAMPLERS])
@@ -76,10 +76,10 @@ def test_parties_nodes_give_the_parameters_of_the_inline_engine(run, tmp_path, o
     expected = run(*overrides, num_edge_features=2)
     (policy := tmp_path / "policy.yaml").write_text("min_nodes: 0\nsamplers: [none, neighbors, clusters, saint]\n")
     party_nodes(monkeypatch, sorted(Path(expected.cfg.graph).glob("*.safetensors")), policy, tmp_path)
-    found = run(*overrides, f"graph={expected.cfg.graph}")
-    same_result(found, expected)
+    party_run = run(*overrides, f"graph={expected.cfg.graph}")
+    same_result(party_run, expected)
     for key in ("exchanges_per_round", "setup_exchanges", "bytes_up", "bytes_down", "bytes_by_phase", "failures"):
-        assert found.summary[key] == expected.summary[key], key
+        assert party_run.summary[key] == expected.summary[key], key
 
 
 NOISY = ["strategy.weighting=uniform", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.dp=distributed"]
@@ -92,23 +92,23 @@ NOISY += ["privacy.noise_multiplier=4", "privacy.clipping_norm=0.5", "rounds=2",
 def test_distributed_noise_on_a_fleet_is_that_of_the_inline_engine(fleet, inline, tmp_path):
     """With noise that nodes seed, bit for bit; ε is the accountant's of two releases to three clients."""
     overrides = [*NOISY, "strategy.client=tests.engine.seeded:Seeded"]
-    found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
+    fleet_run, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
+    assert_same_arrays(fleet_run.arrays, expected.arrays)
+    assert [r["clients"] for r in fleet_run.rounds] == [r["clients"] for r in expected.rounds]
     for key in ("exchanges_per_round", "setup_exchanges", "failures"):
-        assert found.summary[key] == expected.summary[key], key
+        assert fleet_run.summary[key] == expected.summary[key], key
     rules = PrivacyConfig("distributed", 4, clipping_norm=0.5, secagg=True, secagg_bits=20)
     epsilon = cost(rules, 3, 2)
     booked = {"epsilon": epsilon, "delta": 1e-5, "releases": 2, "noise": "distributed", "relation": RELATION}
-    assert found.summary["privacy"] == booked
-    assert [r["privacy"]["epsilon"] for r in found.rounds] == [cost(rules, 3, t) for t in (1, 2)]
+    assert fleet_run.summary["privacy"] == booked
+    assert [r["privacy"]["epsilon"] for r in fleet_run.rounds] == [cost(rules, 3, t) for t in (1, 2)]
 
 
 @pytest.mark.fleet
 @pytest.mark.faults
 def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
     overrides = ["rounds=3", "strategy.client=tests.engine.misbehaving:Misbehaving"]
-    found, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
+    fleet_run, expected = fleet.run(tmp_path / "found", *overrides), inline(*overrides)
     messages = {
         "error": "RuntimeError (misbehaving.py, line",
         "nan": "not finite",
@@ -116,14 +116,14 @@ def test_answers_that_are_wrong_are_named_and_left_out(fleet, inline, tmp_path):
         "names": "without model/head.bias",
         "phase": "without model/head.bias",
     }
-    for record in found.rounds:
+    for record in fleet_run.rounds:
         wrong = {client: fault for (server_round, client), fault in WRONG.items() if server_round == record["round"]}
         # Scores of a round's model travel with the next round's replies.
         unscored = {client for server_round, client in WRONG if server_round == record["round"] + 1}
         named = {f"{client} (train)" for client in wrong} | {f"{client} (scores)" for client in unscored}
         assert record["failed"].keys() == named
         assert all(messages[fault] in record["failed"][f"{client} (train)"] for client, fault in wrong.items())
-    assert_same_arrays(found.arrays, expected.arrays)
+    assert_same_arrays(fleet_run.arrays, expected.arrays)
 
 
 @pytest.mark.fleet
@@ -200,10 +200,10 @@ def test_a_run_is_resumed_after_the_death_of_its(fleet, inline, tmp_path, victim
     if victim == "SuperLink":
         wait_for_end([server_app])  # until then, its folder is in use
         fleet.start_superlink()
-    found = fleet.run(out, f"resume={out}")
+    resumed_run = fleet.run(out, f"resume={out}")
     expected = inline("rounds=3")
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
+    assert_same_arrays(resumed_run.arrays, expected.arrays)
+    assert [r["clients"] for r in resumed_run.rounds] == [r["clients"] for r in expected.rounds]
 
 
 @pytest.mark.fleet

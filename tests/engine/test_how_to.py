@@ -34,7 +34,7 @@ def _sections() -> dict[str, list[str]]:
     blocks = {
         name: re.findall(r"```bash\n(.*?)```", body, re.S) for name, body in zip(parts[1::2], parts[2::2], strict=True)
     }
-    return {name: "".join(found).splitlines() for name, found in blocks.items() if found}
+    return {name: "".join(scripts).splitlines() for name, scripts in blocks.items() if scripts}
 
 
 def needs_nginx(section: str) -> bool:

@@ -67,10 +67,10 @@ def test_a_run_goes_on_and_the_node_comes_back(fleet, tmp_path, victim, moment):
     wait_for(lambda: _rounds(out), "a round")  # a node without a record of the start begins in round 1 only
     wait_for(_mark(fleet, moment), moment)
     deadline = time.monotonic() + 5.0
-    while not (found := fleet.part(victim)) and time.monotonic() < deadline:
+    while not (part := fleet.part(victim)) and time.monotonic() < deadline:
         time.sleep(0.005)
-    if found:  # a client may have been quicker
-        found.kill()
+    if part:  # a client may have been quicker
+        part.kill()
     killed = len(_rounds(out))
     if victim == "supernode":
         wait_for(lambda: fleet.log("node_1").count("SuperNode ID:") > began, "the node to be admitted again")
@@ -133,9 +133,9 @@ def test_a_node_survives_a_load_balancer_without_a_server(fleet, options):
 
 def test_the_parameters_are_those_of_a_run_in_one_process(fleet, run, tmp_path):
     """After all these deaths."""
-    found = fleet.run(tmp_path / "found", "rounds=3")
+    fleet_run = fleet.run(tmp_path / "found", "rounds=3")
     assert finished(tmp_path / "found").rounds
-    assert_same_arrays(found.arrays, run(f"graph={fleet.graphs}", "rounds=3").arrays)
+    assert_same_arrays(fleet_run.arrays, run(f"graph={fleet.graphs}", "rounds=3").arrays)
 
 
 def test_who_has_no_secret_takes_no_task(fleet):

@@ -33,8 +33,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet.start_superlink()
         fleet.register(*range(len(SIZES)))
         for node in range(len(SIZES)):
-            own = {"policy": str(folder / "policy.yaml")} if node == 1 else {}
-            fleet.start_node(node, key=str(fleet.keys / f"node_{node}"), peers=str(folder / "peers"), **own)
+            options = {"policy": str(folder / "policy.yaml")} if node == 1 else {}
+            fleet.start_node(node, key=str(fleet.keys / f"node_{node}"), peers=str(folder / "peers"), **options)
         yield fleet
     finally:
         fleet.stop()
@@ -66,8 +66,8 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
     assert not last["failed"]
     assert last["clients"]["test-count"] == [3.0, 4.0, 5.0]
-    found = re.search(r"SuperNode ID: (\d+)", fleet.log(f"node_{late}"))
-    assert found[1] == re.search(message, fleet.log("run-inside"))[1]
+    match = re.search(r"SuperNode ID: (\d+)", fleet.log(f"node_{late}"))
+    assert match[1] == re.search(message, fleet.log("run-inside"))[1]
     assert "train message" not in fleet.log(f"node_{late}")
     lines = [
         re.findall(r"keys of clients 0, 1, 2 \(secagg_keys 1 0\): [\d ]{47}", fleet.log(f"node_{i}")) for i in range(3)
@@ -75,4 +75,4 @@ def test_a_run_inside_it_goes_on_though_a_late_node_claims_an_index(fleet, tmp_p
     assert lines[0]
     assert lines[0] == lines[1] == lines[2]
     fleet.kill(f"node_{late}")
-    fleet.flwr("supernode", "unregister", found[1], NAME)  # other tests have three nodes
+    fleet.flwr("supernode", "unregister", match[1], NAME)  # other tests have three nodes

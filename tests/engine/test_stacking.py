@@ -104,15 +104,15 @@ def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_gradient():
     stack = StackedMatrix([SparseMatrix(m, torch.float64) for m in matrices], 6, 6)
     dense = [torch.from_numpy(rng.normal(size=(m.shape[1], 2))) for m in matrices]
     given = padded(dense, 6).requires_grad_()
-    found = torch.func.vmap(lambda own: stack @ own)(given)
-    weight = torch.from_numpy(rng.normal(size=found.shape))
-    (grad,) = torch.autograd.grad((weight * found).sum(), given)
+    product = torch.func.vmap(lambda block: stack @ block)(given)
+    weight = torch.from_numpy(rng.normal(size=product.shape))
+    (grad,) = torch.autograd.grad((weight * product).sum(), given)
     for i, matrix in enumerate(matrices):
         rows = matrix.shape[0]
-        np.testing.assert_allclose(found[i, :rows].detach(), matrix @ dense[i].numpy())
-        assert not found[i, rows:].any()
+        np.testing.assert_allclose(product[i, :rows].detach(), matrix @ dense[i].numpy())
+        assert not product[i, rows:].any()
         np.testing.assert_allclose(grad[i, :rows], matrix.T @ weight[i, :rows].numpy())
-    assert torch.equal(stack @ given.detach(), found)  # without vmap, as where gradients are written out
+    assert torch.equal(stack @ given.detach(), product)  # without vmap, as where gradients are written out
     assert torch.equal(stack.mT @ weight, grad)
 
 

@@ -57,9 +57,9 @@ def train(tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_parties_nodes_give_the_parameters_of_the_inline_engine(train, task):
-    found, expected = train(task, [task]), train(task)
-    assert found.summary["failures"] == {}
-    same_result(found, expected)
+    party_run, expected = train(task, [task]), train(task)
+    assert party_run.summary["failures"] == {}
+    same_result(party_run, expected)
 
 
 def test_a_task_that_the_policy_does_not_list_is_refused_by_name(train):

@@ -145,11 +145,11 @@ def test_success_counts_honest_clients_nodes_of_other_classes(monkeypatch, clien
         return len(nodes) if graph.num_nodes > 20 else 1
 
     monkeypatch.setattr(adversaries, "_taken", taken)
-    found = adversaries.success(cfg, {})
+    rates = adversaries.success(cfg, {})
     plain = [(n, int((g.test_mask & (g.y != 2)).sum())) for n, g in graphs.items() if n != 16]
     assert [s for s in seen if s[0] in graphs] == plain
-    assert found["success"] == 1
-    assert found["without_trigger"] == 2 / expected
+    assert rates["success"] == 1
+    assert rates["without_trigger"] == 2 / expected
 
 
 @pytest.mark.parametrize(

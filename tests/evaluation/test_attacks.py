@@ -131,8 +131,8 @@ def test_the_attacker_computes_without_dropout():
 
 
 def test_features_are_ranked_as_they_are(run):
-    found = run("attack=link_inference", "rounds=1").summary["attack"]["features"]["x"]
-    assert found["auc"] != 0.5
+    scores = run("attack=link_inference", "rounds=1").summary["attack"]["features"]["x"]
+    assert scores["auc"] != 0.5
     with pytest.raises(FedGraphError, match="attack=link_inference needs classes of nodes, and task=graphs has none"):
         run("attack=link_inference", "rounds=1", "task=graphs")
 

@@ -274,11 +274,11 @@ def test_many_clients_are_scored_as_each_is(classes):
     shares = [(0.3, 0.4), (0.0, 0.5), (0.5, 0.0), (0.0, 0.0), (0.1, 0.1)]
     given = [client_to_score(rng, classes, int(rng.integers(1, classes + 1)), shares[i % 5]) for i in range(200)]
     names = metrics.wanted(EvaluationConfig(full=True), classes)
-    many = Segments([own for own, _ in given])
-    found = many.score([logits for _, logits in given], names)
+    many = Segments([scorer for scorer, _ in given])
+    scores = many.score([logits for _, logits in given], names)
     seen: Counter[str] = Counter()
-    for received, (own, logits) in zip(found, given, strict=True):
-        alone = own.score(logits, names)
+    for received, (scorer, logits) in zip(scores, given, strict=True):
+        alone = scorer.score(logits, names)
         assert list(received) == list(alone)
         for name, values in alone.items():
             assert np.array_equal(received[name], values, equal_nan=True) or received[name] == pytest.approx(

@@ -23,9 +23,9 @@ RNG = np.random.default_rng(0)
 
 
 def at(name: str) -> Any:
-    found = point(name)
-    assert found is not None, name
-    return found
+    operating_point = point(name)
+    assert operating_point is not None, name
+    return operating_point
 
 
 def logits_of(scores: Any) -> np.ndarray:
@@ -34,14 +34,14 @@ def logits_of(scores: Any) -> np.ndarray:
 
 def by_trial(kind: str, k: int, scores: Any, y: Any, day: Any) -> float:
     """The mean over all orders of items with equal scores."""
-    found = []
+    rates = []
     for order in itertools.permutations(range(len(y))):
         order = sorted(order, key=lambda i: -scores[i])
         taken = [i for d in set(day) for i in [j for j in order if day[j] == d][:k]]
         hits = sum(y[i] for i in taken)
         rate = {"precision": hits / len(taken), "recall": hits / sum(y), "lift": hits / len(taken) / np.mean(y)}
-        found.append(rate[kind])
-    return float(np.mean(found))
+        rates.append(rate[kind])
+    return float(np.mean(rates))
 
 
 @pytest.mark.parametrize("kind", ["precision", "recall", "lift"])
@@ -161,7 +161,7 @@ def test_they_are_scored_with_their_chance_levels_by_party_and_day(finished):
         assert np.isfinite(table[f"test_{name}"])
         assert np.isfinite(table[f"test_chance_{name}"])
     assert table["test_brier"] < table["test_chance_brier"]
-    found = []
+    precisions = []
     for client in range(2):
         predictor = load_predictor(finished.path, client)
         logits, task = predictor.items(predictor.own)
@@ -169,20 +169,20 @@ def test_they_are_scored_with_their_chance_levels_by_party_and_day(finished):
         assert task.day is not None
         test, day = task.masks["test"].numpy(), task.day.numpy()
         assert len(set(day[test])) > 1
-        found.append(value(at("precision@3"), logits.numpy()[test], task.y.numpy()[test], day[test]))
+        precisions.append(value(at("precision@3"), logits.numpy()[test], task.y.numpy()[test], day[test]))
         times = {}
         for key in ("edge_index", "cut_out"):
-            own = getattr(predictor.own, key)
+            edges = getattr(predictor.own, key)
             ids = (
-                predictor.own.node_id[own]
+                predictor.own.node_id[edges]
                 if key == "edge_index"
-                else torch.stack([predictor.own.node_id[own[0]], own[1]])
+                else torch.stack([predictor.own.node_id[edges[0]], edges[1]])
             )
             seconds = getattr(predictor.own, "edge_time" if key == "edge_index" else "cut_out_edge_time")
             for ends, second in zip(ids.T.tolist(), seconds.tolist(), strict=True):
                 times.setdefault(tuple(ends), set()).add(second // 86_400)
         assert all(int(d) in times[tuple(ends)] for ends, d in zip(task.ends.T.tolist(), day, strict=True))
-    assert finished.summary["test_precision@3"] == pytest.approx(np.mean(found))
+    assert finished.summary["test_precision@3"] == pytest.approx(np.mean(precisions))
     assert finished.summary["chance"] == pytest.approx(table["test_chance_precision@3"])
 
 
@@ -229,8 +229,8 @@ def test_where_they_do_not_apply_they_are_refused(overrides, match):
 def test_more_than_two_classes_are_named(run):
     with pytest.raises(FedGraphError, match=r"precision@3 needs two classes.*this data has 3"):
         run("rounds=1", "evaluation.metrics=[precision@3]")
-    found = run("rounds=1", "evaluation.metrics=[brier,log_loss]").summary["metrics"]["last"]
-    assert found["test_log_loss"] == pytest.approx(found["test_loss"])
+    scores = run("rounds=1", "evaluation.metrics=[brier,log_loss]").summary["metrics"]["last"]
+    assert scores["test_log_loss"] == pytest.approx(scores["test_loss"])
 
 
 def test_stacked_clients_are_scored_alike(run):

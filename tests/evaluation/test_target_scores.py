@@ -32,33 +32,33 @@ def columns(p: np.ndarray, y: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]
 @pytest.mark.parametrize("seed", range(3))
 def test_regression_scores_are_means_over_columns(seed):
     p, y = drawn(seed, binary=False)
-    found, own = targets.regression(p, y), columns(p, y)
-    assert len(own) == 5
-    assert found["rmse"] == pytest.approx(np.mean([root_mean_squared_error(t, q) for t, q in own]))
-    assert found["mae"] == pytest.approx(np.mean([mean_absolute_error(t, q) for t, q in own]))
-    assert found["r2"] == pytest.approx(np.mean([r2_score(t, q) for t, q in own if np.ptp(t) > 0]))
-    level = [root_mean_squared_error(t, np.full_like(t, t.mean())) for t, _ in own]
-    assert found["chance_rmse"] == pytest.approx(np.mean(level))
+    scores, pairs = targets.regression(p, y), columns(p, y)
+    assert len(pairs) == 5
+    assert scores["rmse"] == pytest.approx(np.mean([root_mean_squared_error(t, q) for t, q in pairs]))
+    assert scores["mae"] == pytest.approx(np.mean([mean_absolute_error(t, q) for t, q in pairs]))
+    assert scores["r2"] == pytest.approx(np.mean([r2_score(t, q) for t, q in pairs if np.ptp(t) > 0]))
+    level = [root_mean_squared_error(t, np.full_like(t, t.mean())) for t, _ in pairs]
+    assert scores["chance_rmse"] == pytest.approx(np.mean(level))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_multilabel_scores_equal_those_of_scikit_learn(seed):
     p, y = drawn(seed, binary=True)
-    found, own = targets.multilabel(p, y), columns(p, y)
-    both = [(t, q) for t, q in own if 0 < t.mean() < 1]
+    scores, pairs = targets.multilabel(p, y), columns(p, y)
+    both = [(t, q) for t, q in pairs if 0 < t.mean() < 1]
     assert len(both) == 4  # as in ogb, columns of one class do not count
-    assert found["auc"] == pytest.approx(np.mean([roc_auc_score(t, q) for t, q in both]))
-    assert found["average_precision"] == pytest.approx(np.mean([average_precision_score(t, q) for t, q in both]))
-    assert found["macro_f1"] == pytest.approx(np.mean([f1_score(t, q >= 0) for t, q in own]))
-    pooled = np.concatenate([t for t, _ in own]), np.concatenate([q >= 0 for _, q in own])
-    assert found["micro_f1"] == pytest.approx(f1_score(*pooled))
+    assert scores["auc"] == pytest.approx(np.mean([roc_auc_score(t, q) for t, q in both]))
+    assert scores["average_precision"] == pytest.approx(np.mean([average_precision_score(t, q) for t, q in both]))
+    assert scores["macro_f1"] == pytest.approx(np.mean([f1_score(t, q >= 0) for t, q in pairs]))
+    pooled = np.concatenate([t for t, _ in pairs]), np.concatenate([q >= 0 for _, q in pairs])
+    assert scores["micro_f1"] == pytest.approx(f1_score(*pooled))
 
 
 def test_scores_without_both_classes_are_undefined_and_f1_of_nothing_is_zero():
-    found = targets.multilabel(np.full((4, 2), -1.0), np.zeros((4, 2)))
-    assert np.isnan(found["auc"])
-    assert np.isnan(found["average_precision"])
-    assert (found["macro_f1"], found["micro_f1"]) == (0, 0)
+    scores = targets.multilabel(np.full((4, 2), -1.0), np.zeros((4, 2)))
+    assert np.isnan(scores["auc"])
+    assert np.isnan(scores["average_precision"])
+    assert (scores["macro_f1"], scores["micro_f1"]) == (0, 0)
     assert np.isnan(targets.regression(np.ones((3, 1)), np.full((3, 1), 0.1))["r2"])
 
 

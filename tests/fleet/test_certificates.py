@@ -77,8 +77,8 @@ def test_a_renewed_server_has_the_same_names_and_a_new_key(keys, capsys):
     assert names(keys) == known
     assert not list(keys.glob(".renew-*"))
     with serving(keys) as (host, port):
-        found = reach(host, port, keys / "ca.crt")
-        assert (found.right, found.days) == (True, 399)
+        finding = reach(host, port, keys / "ca.crt")
+        assert (finding.right, finding.days) == (True, 399)
 
 
 def test_old_and_new_copies_of_a_renewed_authority_accept_old_and_new_servers(keys, tmp_path):
@@ -124,9 +124,9 @@ def test_an_expired_certificate_is_named_at_once_and_the_node_waits(keys, monkey
     monkeypatch.setattr("fedgraph_flwr.cli.node.PAUSES", (0.0,))
     with serving(keys) as (_, port):
         monkeypatch.setattr(Node, "_start", lambda self: started.append(self))
-        found = reach("localhost", port, keys / "ca.crt")
-        assert (found.right, found.certificate) == (False, True)
-        assert found.explanation.startswith(f"the certificate of localhost:{port} has expired: the operator runs")
+        finding = reach("localhost", port, keys / "ca.crt")
+        assert (finding.right, finding.certificate) == (False, True)
+        assert finding.explanation.startswith(f"the certificate of localhost:{port} has expired: the operator runs")
         node = Node([], True, 1, ServerAddress("localhost", port, keys / "ca.crt"), once=True)
         looked = []
         node.once = False
@@ -148,9 +148,9 @@ def test_an_expired_authority_of_a_party_is_named(keys):
     make_ca(keys, "ca", 0)
     make_certificate(keys, "server", "ca", named("localhost"), x509.ExtendedKeyUsageOID.SERVER_AUTH, 9)
     with serving(keys) as (_, port):
-        found = reach("localhost", port, keys / "ca.crt")
-    assert "ca.crt expired on" in found.explanation
-    assert "fleet renew --also ca" in found.explanation
+        finding = reach("localhost", port, keys / "ca.crt")
+    assert "ca.crt expired on" in finding.explanation
+    assert "fleet renew --also ca" in finding.explanation
 
 
 def test_a_certificate_of_another_authority_is_renewed_there(keys, capsys):

@@ -243,8 +243,8 @@ def test_status_names_the_server_that_does_not_answer(tmp_path, monkeypatch, cap
 
 
 def test_a_node_that_waits_says_for_which_server(keys, monkeypatch):
-    found = iter(["nothing listens on h:1", ""])
-    monkeypatch.setattr(ServerAddress, "unreachable", lambda self: next(found))
+    answers = iter(["nothing listens on h:1", ""])
+    monkeypatch.setattr(ServerAddress, "unreachable", lambda self: next(answers))
     waiting = Node([], True, 1, ServerAddress("h", 1, keys / "ca.crt"))
     waiting.code = 305
     assert waiting._why() == "no connection to the server h:1: nothing listens on h:1"
@@ -327,8 +327,8 @@ def test_a_server_is_reached_through_a_proxy(keys, server, monkeypatch):
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         monkeypatch.setenv("HTTPS_PROXY", f"http://me:pass%20word@127.0.0.1:{proxy.server_port}")
         monkeypatch.setenv("NO_PROXY", "elsewhere.org")
-        found = reach("example.org", 9090, keys / "ca.crt")
-        assert found.right, found
+        finding = reach("example.org", 9090, keys / "ca.crt")
+        assert finding.right, finding
         assert Proxy.seen == [("example.org:9090", "Basic bWU6cGFzcyB3b3Jk")]
         refused = reach("localhost", 9090, keys / "ca.crt")
         assert (
@@ -349,9 +349,9 @@ def test_a_server_is_reached_through_a_proxy(keys, server, monkeypatch):
 )
 def test_the_clock(ahead, right, message):
     there = datetime.datetime(2026, 5, 1, 12, 0, 0, tzinfo=datetime.UTC)
-    found = clock(format_datetime(there, usegmt=True), there.timestamp() + 0.5 + ahead)
-    assert found.right is right
-    assert message in found.explanation
+    finding = clock(format_datetime(there, usegmt=True), there.timestamp() + 0.5 + ahead)
+    assert finding.right is right
+    assert message in finding.explanation
     assert clock("yesterday", 0.0).right is None
 
 
@@ -362,9 +362,9 @@ def test_versions_are_compared_with_the_servers(keys, tmp_path):
     for name, right in (("flwr", False), ("torch", True), ("fedgraph-flwr", True), ("protocol", False)):
         other = config | {"versions": config["versions"] | {name: "0.1\033[31m"}}
         (tmp_path / "fleet.json").write_text(json.dumps(other))
-        found = same_versions(tmp_path)
-        assert found.right is right
-        assert f"{name} {config['versions'][name]} (server: 0.1?[31m)" in found.explanation
+        finding = same_versions(tmp_path)
+        assert finding.right is right
+        assert f"{name} {config['versions'][name]} (server: 0.1?[31m)" in finding.explanation
     earlier = {name: number for name, number in config["versions"].items() if name != "protocol"}
     for more, right in ({"flwr": "1.41.0"}, True), ({"fedgraph-flwr": "0.1.0"}, False):
         (tmp_path / "fleet.json").write_text(json.dumps(config | {"versions": earlier | more}))
@@ -391,9 +391,9 @@ def test_a_graph_that_was_not_imported_has_no_schema_to_compare(tmp_path):
 )
 def test_a_check_says_whether_a_policy_accepts_the_default_run(tmp_path, text, right, message):
     (tmp_path / "policy.yaml").write_text(text)
-    found = accepts_defaults(tmp_path / "policy.yaml")
-    assert found.right is right
-    assert message in found.explanation
+    finding = accepts_defaults(tmp_path / "policy.yaml")
+    assert finding.right is right
+    assert message in finding.explanation
     if right is None:
         policy = read_policy(str(tmp_path / "policy.yaml"))
         policy.check_run(compose(["engine=fleet", "num_clients=3", "strategy.min_clients=3"]))
@@ -485,8 +485,8 @@ def test_a_removed_key_does_not_wait(keys, monkeypatch):
             (False, "the server does not know this key, or removed it"),
             (True, "waits about a minute"),
         ):
-            found = Finding("registered", right, "the server does not know this key, or removed it")
-            monkeypatch.setattr("fedgraph_flwr.cli.node.admission", lambda *args, found=found: iter([found]))
+            finding = Finding("registered", right, "the server does not know this key, or removed it")
+            monkeypatch.setattr("fedgraph_flwr.cli.node.admission", lambda *args, finding=finding: iter([finding]))
             assert expected in node._why()
     finally:
         node.end()

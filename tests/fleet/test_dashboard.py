@@ -150,10 +150,10 @@ def note_request(state: Path) -> None:
 
 def write_configuration(folder: Path, ports: dict[str, int]) -> None:
     """Write the shipped scrape file with these pages as its targets, each read twice a second."""
-    found = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
-    for job in found["scrape_configs"]:
+    settings = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())
+    for job in settings["scrape_configs"]:
         job["static_configs"] = [{"targets": [f"127.0.0.1:{ports[job['job_name']]}"]}]
-    shutil.copy(FOLDER / found["rule_files"][0], folder)
+    shutil.copy(FOLDER / settings["rule_files"][0], folder)
     (folder / "prometheus.yaml").write_text(
-        yaml.safe_dump(found | {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}})
+        yaml.safe_dump(settings | {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}})
     )

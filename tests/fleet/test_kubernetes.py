@@ -23,8 +23,8 @@ def manifests(name):
 
 def by_kind(objects, kind):
     """The one object of a kind."""
-    (found,) = [one for one in objects if one["kind"] == kind]
-    return found
+    (manifest,) = [one for one in objects if one["kind"] == kind]
+    return manifest
 
 
 @pytest.mark.parametrize("name", NAMES)

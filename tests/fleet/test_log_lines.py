@@ -55,15 +55,15 @@ def test_a_check_that_succeeds_is_no_error_in_the_log_of_the_server():
 )
 def test_json_has_what_a_line_says(line, expected):
     lines = LogLines("json")
-    found = json.loads(lines(line))
-    assert list(found) == ["time", "level", "run", "round", "party", "reason", "message"]
-    assert expected.items() <= found.items()
-    assert all(found[key] is None for key in ("run", "round", "party", "reason") if key not in expected)
+    entry = json.loads(lines(line))
+    assert list(entry) == ["time", "level", "run", "round", "party", "reason", "message"]
+    assert expected.items() <= entry.items()
+    assert all(entry[key] is None for key in ("run", "round", "party", "reason") if key not in expected)
 
 
 def test_a_message_of_a_run_names_it_for_the_lines_that_follow():
     lines = LogLines("json", party="bank_a")
-    found = [
+    entries = [
         json.loads(text)
         for line in (
             "INFO :      [RUN 77, ROUND 4]",
@@ -74,8 +74,8 @@ def test_a_message_of_a_run_names_it_for_the_lines_that_follow():
         )
         if (text := lines(line))
     ]
-    assert [(line["run"], line["round"], line["party"]) for line in found] == [("77", 4, "bank_a")] * 3
-    assert found[-1]["level"] == "INFO"
+    assert [(line["run"], line["round"], line["party"]) for line in entries] == [("77", 4, "bank_a")] * 3
+    assert entries[-1]["level"] == "INFO"
 
 
 def test_a_process_prints_its_lines_and_those_of_its_children_in_one_format(capfd, monkeypatch):
@@ -128,16 +128,16 @@ def test_a_traceback_is_one_line_and_those_of_nginx_stay():
     ]
     *none, last = [lines(line) for line in whole]
     assert none == ["", "", ""]
-    found = json.loads(last)
-    assert (found["level"], found["message"]) == ("ERROR", "ZeroDivisionError: by 0")
-    assert found["traceback"] == "\n".join(whole)
+    entry = json.loads(last)
+    assert (entry["level"], entry["message"]) == ("ERROR", "ZeroDivisionError: by 0")
+    assert entry["traceback"] == "\n".join(whole)
     assert json.loads(lines("INFO :      next"))["level"] == "INFO"
     assert lines("ERROR :    Traceback (most recent call last):") == ""
     assert json.loads(lines.end())["level"] == "ERROR"
-    own = '{"time": "2026-11-28T08:01:40+00:00", "level": "INFO", "operator": "CN=bob"}'
-    assert lines(own) == own
-    found = json.loads(lines("2026/11/29 05:44:27 [warn] 12#12: *1 a buffered file"))
-    assert (found["level"], found["message"]) == ("WARNING", "*1 a buffered file")
+    nginx_line = '{"time": "2026-11-28T08:01:40+00:00", "level": "INFO", "operator": "CN=bob"}'
+    assert lines(nginx_line) == nginx_line
+    entry = json.loads(lines("2026/11/29 05:44:27 [warn] 12#12: *1 a buffered file"))
+    assert (entry["level"], entry["message"]) == ("WARNING", "*1 a buffered file")
     assert json.loads(lines("2026/11/29 05:44:27 [emerg] bind() failed"))["level"] == "CRITICAL"
     text = LogLines()
     assert [text(line) for line in whole] == whole
@@ -157,6 +157,6 @@ def test_a_start_that_fails_is_a_log_of_json_alone(code, tmp_path):
     code = f"import sys; from fedgraph_flwr.cli import main; from fedgraph_flwr.fleet import processes; {code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert found[-1]["level"] == "ERROR"
-    assert ("traceback" in found[-1]) == ("log_as" in code)
+    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    assert entries[-1]["level"] == "ERROR"
+    assert ("traceback" in entries[-1]) == ("log_as" in code)

@@ -275,9 +275,9 @@ def test_an_audit_log_is_rotated_and_stays_one_chain(tmp_path, capsys):
     assert (row["requests"], row["releases"], row["sent"]) == (6, 12, 240)
     assert audit_chain.read_head(tmp_path)["n"] == 6
     for looked in (numbers, AuditNumbers(tmp_path / LOG)):  # a node that was restarted, too
-        found = {metric.name: metric.samples for metric in looked.metrics()}
-        assert found["node_requests_total"] == [({"phase": "train", "result": "replied"}, 6)]
-        assert found["node_epsilon_spent"] == found["node_epsilon_spent"]
+        samples = {metric.name: metric.samples for metric in looked.metrics()}
+        assert samples["node_requests_total"] == [({"phase": "train", "result": "replied"}, 6)]
+        assert samples["node_epsilon_spent"] == samples["node_epsilon_spent"]
         assert looked.booked["x"]
     older = tmp_path / f"{LOG}-20261101"
     whole = older.read_text()
@@ -368,16 +368,18 @@ def test_an_operator_renews_a_certificate_before_its_end_and_a_removal_refuses_b
     assert "the earlier one is valid until" in capsys.readouterr().out
     second = fleet.keys / "dora.crt"
     assert days_left(second) > 80
-    assert [(status(found, LIST), status(found, START)) for found in (first, second)] == [(200, 403)] * 2
+    assert [(status(credential, LIST), status(credential, START)) for credential in (first, second)] == [(200, 403)] * 2
     assert main(["fleet", "operator", str(request), "--role", "run", *keys]) == 0  # other roles, if they are passed
     assert status(second, START) == 200
     assert main(["fleet", "remove", str(second), *keys]) == 0
     fleet.nginx.send_signal(signal.SIGHUP)  # as `certificates.watch` lets the server do
-    wait_for(lambda: {status(found, LIST) for found in (first, second)} == {403}, "nginx to read the list", 20)
+    wait_for(
+        lambda: {status(credential, LIST) for credential in (first, second)} == {403}, "nginx to read the list", 20
+    )
     assert (fleet.keys / "revoked_operators").read_text().count("dora") == 3
     renew(fleet.keys, "operator", 30)
     assert main(["fleet", "remove", str(fleet.keys / "operator.crt"), *keys]) == 0
-    assert all(is_revoked(fleet.keys, read(found)) for found in earlier(fleet.keys / "operator.crt"))
+    assert all(is_revoked(fleet.keys, read(credential)) for credential in earlier(fleet.keys / "operator.crt"))
     assert earlier(fleet.keys / "operator.crt")
     assert make_operator(fleet.keys, "operator", 30)
 

@@ -31,14 +31,14 @@ def _content(values: int = 6) -> RecordDict:
 def test_a_content_comes_out_as_it_went_in_and_as_three_objects():
     content = _content()
     small = packed(content)
-    found = unpacked(small)
-    assert list(found) == list(content)
-    assert found["config"] == content["config"]
-    assert found["metrics"] == content["metrics"]
+    restored_content = unpacked(small)
+    assert list(restored_content) == list(content)
+    assert restored_content["config"] == content["config"]
+    assert restored_content["metrics"] == content["metrics"]
     for name, array in from_record(content["model"]).items():
-        np.testing.assert_array_equal(from_record(found["model"])[name], array)
-        assert from_record(found["model"])[name].dtype == array.dtype
-    assert payload_bytes(found) == payload_bytes(content)
+        np.testing.assert_array_equal(from_record(restored_content["model"])[name], array)
+        assert from_record(restored_content["model"])[name].dtype == array.dtype
+    assert payload_bytes(restored_content) == payload_bytes(content)
     with run_identity(1):
         message, other = Message(small, 1, "train"), Message(content, 1, "train")
     assert len(get_all_nested_objects(message)) == 3

@@ -200,9 +200,9 @@ def test_a_run_whose_process_is_gone_is_lost_and_resumed_totals_continue(folder)
     resumed = RunStatus(folder, 6, rounds=6)
     resumed.add_up(values)
     trained(resumed, 2, 3.0, {22: "no reply within 30 s"})
-    found = read_status(folder)
-    assert (found["state"], found["rounds_done"], found["exchanges"]) == ("running", 3, {"train": [2, 7.0]})
-    assert found["nodes"]["22"]["failures"] == {"no_reply": 2}
+    status = read_status(folder)
+    assert (status["state"], status["rounds_done"], status["exchanges"]) == ("running", 3, {"train": [2, 7.0]})
+    assert status["nodes"]["22"]["failures"] == {"no_reply": 2}
     RunStatus(folder, 7).add_up({"nodes": [], "bytes_up": "x"})  # not a status
 
 
@@ -331,8 +331,8 @@ def test_a_server_writes_no_controls_to_a_terminal(fleet, capsys):
 
 def test_status_as_json_is_what_the_text_has(fleet, capsys):
     assert main(["fleet", "status", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    late = found["nodes"][1]
+    status = json.loads(capsys.readouterr().out)
+    late = status["nodes"][1]
     assert (late["party"], late["client"], late["run"], late["phase"], late["round"]) == (
         "bank_b",
         1,
@@ -341,19 +341,19 @@ def test_status_as_json_is_what_the_text_has(fleet, capsys):
         2,
     )
     assert late["last_error"]["reason"] == "no reply within 30 s"
-    run = found["runs"][0]
+    run = status["runs"][0]
     assert (run["id"], run["waiting"], run["failures"], run["seconds_left"]) == ("5", ["bank_b"], {"bank_b": 1}, 20.0)
-    assert found["runs"][1] == {"id": "4", "state": "finished:completed"}
+    assert status["runs"][1] == {"id": "4", "state": "finished:completed"}
 
 
 def samples(page):
     """Value by name and labels of a page of metrics, by the grammar of the text format."""
-    found = {}
+    values = {}
     for line in page.splitlines():
         if not line.startswith("#"):
             name, labels, value = re.fullmatch(r'(\w+)(?:\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\})? (\S+)', line).groups()
-            found[name, labels or ""] = float(value)
-    return found
+            values[name, labels or ""] = float(value)
+    return values
 
 
 def test_metrics_of_a_server_are_those_of_its_runs(folder):
@@ -367,19 +367,19 @@ def test_metrics_of_a_server_are_those_of_its_runs(folder):
     statuses = {name: read_status(runs / name) for name in ("first", "second")}
     now = statuses["first"]["last_round"] + 100
     page = metrics.exposition(metrics.of_runs(statuses, {"11": "bank_a", "22": 'bank "b"'}, now))
-    found = samples(page)
-    assert found["fedgraph_runs", 'state="running"'] == found["fedgraph_runs", 'state="finished"'] == 1
-    assert found["fedgraph_exchanges_total", 'phase="train"'] == 3
-    assert found["fedgraph_exchange_seconds_total", 'phase="train"'] == 4 + 2 + 2
-    assert found["fedgraph_bytes_total", 'direction="down"'] == 60
-    assert found["fedgraph_failures_total", r'party="bank \"b\"",reason="no_reply"'] == 2
-    assert found["fedgraph_failures_total", r'party="bank \"b\"",reason="refused"'] == 1
-    assert found["fedgraph_run_last_round_age_seconds", 'run="first"'] == pytest.approx(100)
-    assert ("fedgraph_run_last_round_age_seconds", 'run="second"') not in found  # it has ended
-    assert found["fedgraph_run_rounds_total", 'run="second"'] == 2
-    assert found["fedgraph_run_epsilon_spent", 'run="first"'] == 0.5
-    assert found["fedgraph_run_epsilon_budget", 'run="first"'] == 2.0
-    assert found["fedgraph_run_waiting_for", r'party="bank \"b\"",run="first"'] == 1
+    values = samples(page)
+    assert values["fedgraph_runs", 'state="running"'] == values["fedgraph_runs", 'state="finished"'] == 1
+    assert values["fedgraph_exchanges_total", 'phase="train"'] == 3
+    assert values["fedgraph_exchange_seconds_total", 'phase="train"'] == 4 + 2 + 2
+    assert values["fedgraph_bytes_total", 'direction="down"'] == 60
+    assert values["fedgraph_failures_total", r'party="bank \"b\"",reason="no_reply"'] == 2
+    assert values["fedgraph_failures_total", r'party="bank \"b\"",reason="refused"'] == 1
+    assert values["fedgraph_run_last_round_age_seconds", 'run="first"'] == pytest.approx(100)
+    assert ("fedgraph_run_last_round_age_seconds", 'run="second"') not in values  # it has ended
+    assert values["fedgraph_run_rounds_total", 'run="second"'] == 2
+    assert values["fedgraph_run_epsilon_spent", 'run="first"'] == 0.5
+    assert values["fedgraph_run_epsilon_budget", 'run="first"'] == 2.0
+    assert values["fedgraph_run_waiting_for", r'party="bank \"b\"",run="first"'] == 1
 
 
 @pytest.mark.parametrize(
@@ -402,8 +402,8 @@ def test_a_damaged_status_hides_no_other_run(folder, damage):
     (other := folder.parent / "second").mkdir()
     (other / "status.json").write_text(json.dumps(read_status(folder) | {"updated": time.time() + 9} | damage))
     parties = Parties("fleet", folder.parent)
-    found = samples(metrics.exposition(parties.metrics(begun=False)))
-    assert found["fedgraph_runs", 'state="running"'] == 1
+    values = samples(metrics.exposition(parties.metrics(begun=False)))
+    assert values["fedgraph_runs", 'state="running"'] == 1
 
 
 def chosen(tmp_path, *names, earlier=()):
@@ -490,13 +490,13 @@ def test_metrics_of_a_node_are_those_of_its_audit_log(tmp_path):
     for line in entries:
         audit_chain.append(tmp_path, line)
         numbers.metrics()  # each look reads only what is new
-    found = samples(metrics.exposition(numbers.metrics()))
-    assert found["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
-    assert found["fedgraph_node_requests_total", 'phase="train",result="refused"'] == 1
-    assert found["fedgraph_node_bytes_total", 'direction="received"'] == 300
-    assert found["fedgraph_node_bytes_total", 'direction="sent"'] == 91
-    assert found["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
-    assert int(before) <= found["fedgraph_node_last_request_timestamp_seconds", ""] <= time.time() + 1
+    values = samples(metrics.exposition(numbers.metrics()))
+    assert values["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
+    assert values["fedgraph_node_requests_total", 'phase="train",result="refused"'] == 1
+    assert values["fedgraph_node_bytes_total", 'direction="received"'] == 300
+    assert values["fedgraph_node_bytes_total", 'direction="sent"'] == 91
+    assert values["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
+    assert int(before) <= values["fedgraph_node_last_request_timestamp_seconds", ""] <= time.time() + 1
     for number in range(2 * PHASES):
         audit_chain.append(tmp_path, entry | {"phase": f"phase-{number}", "sent": {}})
     page = metrics.exposition(numbers.metrics())
@@ -528,9 +528,9 @@ def test_a_damaged_line_of_the_audit_log_costs_its_own_numbers_only(tmp_path, no
     first, second = (tmp_path / audit_chain.LOG).read_text().splitlines()
     damaged = json.dumps(json.loads(first) | {"noise": bad})
     (tmp_path / audit_chain.LOG).write_text(f"{damaged}\n{second}\n")
-    found = samples(metrics.exposition(AuditNumbers(tmp_path / audit_chain.LOG).metrics()))
-    assert found["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
-    assert found["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
+    values = samples(metrics.exposition(AuditNumbers(tmp_path / audit_chain.LOG).metrics()))
+    assert values["fedgraph_node_epsilon_spent", 'purpose="fraud"'] == spent({"one": price})
+    assert values["fedgraph_node_requests_total", 'phase="train",result="replied"'] == 2
 
 
 def test_alert_rules_and_the_dashboard_name_metrics_that_there_are(folder, tmp_path, monkeypatch):
@@ -555,14 +555,14 @@ def test_alert_rules_and_the_dashboard_name_metrics_that_there_are(folder, tmp_p
         )
     finally:
         node.end()
-    found = samples(page)
+    values = samples(page)
     named = {
         word
         for group in yaml.safe_load(ALERTS.read_text())["groups"]
         for rule in group["rules"]
         for word in re.findall(r"fedgraph_\w+", rule["expr"])
     }
-    assert named <= {name for name, _ in found}
+    assert named <= {name for name, _ in values}
     (tmp_path / "state").mkdir()
     price = {"noise_multiplier": 4.0, "sensitivity": 1.0, "releases": 2, "unit": "client", "purpose": "fraud"}
     entry = {
@@ -576,26 +576,26 @@ def test_alert_rules_and_the_dashboard_name_metrics_that_there_are(folder, tmp_p
     }
     audit_chain.append(tmp_path / "state", entry | {"sent": {"model": 1}, "noise": price})
     of_node = samples(metrics.exposition(AuditNumbers(tmp_path / "state" / audit_chain.LOG).metrics()))
-    labels = {"instance", "job"} | {word for _, text in (*found, *of_node) for word in re.findall(r'(\w+)="', text)}
+    labels = {"instance", "job"} | {word for _, text in (*values, *of_node) for word in re.findall(r'(\w+)="', text)}
     for panel in (panels := json.loads(DASHBOARD.read_text())["panels"]):
         for target in panel["targets"]:
-            assert {*re.findall(r"fedgraph_\w+", target["expr"])} <= {name for name, _ in (*found, *of_node)}, panel[
+            assert {*re.findall(r"fedgraph_\w+", target["expr"])} <= {name for name, _ in (*values, *of_node)}, panel[
                 "title"
             ]
             assert {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])} <= labels, panel["title"]
     shown = " ".join(target["expr"] for panel in panels for target in panel["targets"])
-    assert {name for name, _ in found if name.startswith("fedgraph_run")} - {*re.findall(r"\w+", shown)} == {
+    assert {name for name, _ in values if name.startswith("fedgraph_run")} - {*re.findall(r"\w+", shown)} == {
         "fedgraph_run_rounds_total"
     }
     assert len({panel["id"] for panel in panels}) == len(panels)
-    assert found["fedgraph_party_online", 'party="bank_a"'] == 1
-    assert found["fedgraph_party_online", 'party="bank_b"'] == found["fedgraph_party_online", 'party="33"'] == 0
-    assert found["fedgraph_certificate_days_left", 'certificate="server.crt"'] == pytest.approx(365, abs=1)
-    assert found["fedgraph_certificate_days_left", 'certificate="bob.crt"'] == pytest.approx(9, abs=1)
-    assert ("fedgraph_certificate_days_left", 'certificate="eve.crt"') not in found
-    assert found["fedgraph_node_connected", ""] == 0
+    assert values["fedgraph_party_online", 'party="bank_a"'] == 1
+    assert values["fedgraph_party_online", 'party="bank_b"'] == values["fedgraph_party_online", 'party="33"'] == 0
+    assert values["fedgraph_certificate_days_left", 'certificate="server.crt"'] == pytest.approx(365, abs=1)
+    assert values["fedgraph_certificate_days_left", 'certificate="bob.crt"'] == pytest.approx(9, abs=1)
+    assert ("fedgraph_certificate_days_left", 'certificate="eve.crt"') not in values
+    assert values["fedgraph_node_connected", ""] == 0
     rss = psutil.Process().memory_info().rss
-    assert found["fedgraph_memory_bytes", 'process="server"'] > 0.5 * rss
+    assert values["fedgraph_memory_bytes", 'process="server"'] > 0.5 * rss
 
 
 def test_no_number_of_a_graph_is_in_a_metric(folder):

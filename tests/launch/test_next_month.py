@@ -77,9 +77,9 @@ def test_a_run_from_one_without_scores_has_its_last_model(run, form):
     whole, first = run(*keys, "rounds=4"), run(*keys, "rounds=2")
     second = later("init", first)
     for client in range(2):
-        found, expected = (load_predictor(run.out, client).tensors for run in (second, whole))
-        assert found.keys() == expected.keys()
-        assert all(found[name].equal(expected[name]) for name in found)
+        tensors, expected = (load_predictor(run.out, client).tensors for run in (second, whole))
+        assert tensors.keys() == expected.keys()
+        assert all(tensors[name].equal(expected[name]) for name in tensors)
     assert_same_arrays(later("evaluate", first, "privacy.scores=exact").arrays, first.arrays)
 
 
@@ -102,11 +102,11 @@ def test_a_run_from_the_checkpoint_of_a_cut_one_is_the_longer_run(run, form, req
 def test_a_start_from_a_checkpoint_counts_its_releases_and_those_that_may_have_followed(run):
     """The run was cut in round 3: its checkpoint of round 2 books the releases up to the next one."""
     cut = _cut(run, *PLAIN, *PRIVATE)
-    found = earlier_privacy(compose([f"init={cut.out}", f"graph={cut.cfg.graph}", *PRIVATE]))
+    spending = earlier_privacy(compose([f"init={cut.out}", f"graph={cut.cfg.graph}", *PRIVATE]))
     whole = run(*PLAIN, *PRIVATE, "rounds=4")
     expected = earlier_privacy(compose([f"init={whole.out}", f"graph={cut.cfg.graph}", *PRIVATE]))
-    assert found == expected
-    assert found.entries[0]["releases"] >= 4
+    assert spending == expected
+    assert spending.entries[0]["releases"] >= 4
     second = later("init", cut, "rounds=1")
     assert second.summary["privacy"]["epsilon"] > whole.summary["privacy"]["epsilon"]
 
@@ -179,13 +179,13 @@ def test_a_node_takes_no_start_from_a_run_in_which_it_did_not_train(node):
 @pytest.mark.parametrize("form", [[], ["strategy.personalization=head"], ["strategy.personalization=ditto"]])
 def test_new_files_are_scored_by_the_model_of_any_method(run, client_files, form):
     trained, new = run(*form, "evaluation.select=last"), client_files((14, 18, 22), seed=1)
-    found = later("evaluate", trained, new)
-    assert "train" not in found.summary["bytes_by_phase"]
+    scored_run = later("evaluate", trained, new)
+    assert "train" not in scored_run.summary["bytes_by_phase"]
     for client in range(3):
         graph = load(Path(new.partition("=")[2]) / f"client_{client:04d}.safetensors")
         codes = load_predictor(trained.out, client).predict(graph).codes
         right = (codes == graph.y.numpy())[graph.test_mask.numpy()]
-        assert found.rounds[-1]["clients"]["test-accuracy"][client] == pytest.approx(right.mean(), abs=1e-12)
+        assert scored_run.rounds[-1]["clients"]["test-accuracy"][client] == pytest.approx(right.mean(), abs=1e-12)
     if not form:
         assert "start" not in later("evaluate", later("init", trained)).summary
 
@@ -294,10 +294,10 @@ def test_epsilon_covers_the_releases_of_the_runs_before(run, capsys):
     """By the accounting of Gaussian noise, above which that of integers is by at most 12 %."""
     first = run(*PLAIN, *PRIVATE, "rounds=3")
     second = later("init", first, "rounds=2", "privacy.noise_multiplier=2")
-    spent, own = second.summary["privacy"], gaussian(second.cfg, (2, 2))
+    spent, own_epsilon = second.summary["privacy"], gaussian(second.cfg, (2, 2))
     both = gaussian(second.cfg, (3, 4), (2, 2))
     assert both < spent["epsilon"] < 1.12 * both
-    assert own < spent["own_epsilon"] < 1.12 * own
+    assert own_epsilon < spent["own_epsilon"] < 1.12 * own_epsilon
     assert second.rounds[0]["privacy"]["epsilon"] < spent["epsilon"]
     third = later("init", second, "rounds=1")
     of_all = gaussian(second.cfg, (3, 4), (3, 2))
@@ -339,8 +339,8 @@ def test_no_epsilon_covers_a_start_without_noise_or_of_another_unit(run, tmp_pat
     private = run(*PLAIN, *PRIVATE, "rounds=1")
     rows = ["privacy.dp=local", "privacy.unit=row", "privacy.rows=500", "privacy.batch=50", "strategy=fedgrad"]
     rows += ["privacy.scores=none", "task=edges", "model=mlp", "model.dropout=0", "privacy.noise_multiplier=1"]
-    found = earlier_privacy(compose([f"init={private.out}", f"dataset={private.cfg.dataset.name}", *rows]))
-    assert "privacy.unit=client, this run row, whose ε do not add up" in found.unbounded
+    spending = earlier_privacy(compose([f"init={private.out}", f"dataset={private.cfg.dataset.name}", *rows]))
+    assert "privacy.unit=client, this run row, whose ε do not add up" in spending.unbounded
     assert len(earlier_privacy(compose([f"init={private.out}", "graph=next/month", *PRIVATE])).entries) == 1
     config = (private.out / "config.yaml").read_text()
     named = re.sub(r"(?m)^graph: .*$", "graph: ''", config).replace("name: toy", "name: cora")
@@ -367,8 +367,8 @@ def test_a_run_on_other_data_hides_no_release_of_the_runs_before_it(tmp_path):
         return f"init={folder}"
 
     def counted(*words):
-        found = earlier_privacy(compose([*PRIVATE, *words]))
-        return [entry["noise_multiplier"] for entry in found.entries], found.unbounded
+        spending = earlier_privacy(compose([*PRIVATE, *words]))
+        return [entry["noise_multiplier"] for entry in spending.entries], spending.unbounded
 
     first = saved("a", 4, "dataset=cora")
     second = saved("b", 5, "dataset=payments", first)
@@ -402,13 +402,13 @@ def test_trees_are_added_to_those_of_an_earlier_run(run, form):
     second = later("init", first, "strategy.trees=3")
     assert second.summary["start"]["metrics"] == first.summary["metrics"]["last"]
     for client in range(3):
-        expected, found = (load_predictor(each.out, client).forest for each in (whole, second))
-        assert len(found["start"]) == len(expected["start"])
-        losses = [each.rounds[-1]["clients"]["test-loss"][client] for each in (second, whole)]
+        expected, forest = (load_predictor(outcome.out, client).forest for outcome in (whole, second))
+        assert len(forest["start"]) == len(expected["start"])
+        losses = [outcome.rounds[-1]["clients"]["test-loss"][client] for outcome in (second, whole)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-12 if exact else 2e-3)
         if exact:
-            np.testing.assert_allclose(found["value"], expected["value"], atol=1e-12)
-            np.testing.assert_array_equal(found["feature"], expected["feature"])
+            np.testing.assert_allclose(forest["value"], expected["value"], atol=1e-12)
+            np.testing.assert_array_equal(forest["feature"], expected["feature"])
 
 
 def test_bagged_trees_of_each_party_start_from_the_earlier_model_as_lightgbm_does(run, client_files):
@@ -416,7 +416,7 @@ def test_bagged_trees_of_each_party_start_from_the_earlier_model_as_lightgbm_doe
     lightgbm = pytest.importorskip("lightgbm")
     first, new = run(*SMALL, "strategy.trees=4", "rounds=1"), client_files((30, 40, 50), seed=1)
     second = later("init", first, new, *SMALL, "strategy.trees=5")
-    earlier, found = (load_predictor(each.out).forest for each in (first, second))
+    earlier, forest = (load_predictor(outcome.out).forest for outcome in (first, second))
     booster = lightgbm.Booster(model_str=lightgbm_text(earlier, 3, list("01234"), "multiclass num_class:3"))
     rules = {
         "objective": "multiclass",
@@ -444,10 +444,10 @@ def test_bagged_trees_of_each_party_start_from_the_earlier_model_as_lightgbm_doe
         expected[client] = lightgbm.train(rules, data, 5).predict(every, raw_score=True)
         sizes.append(rows.sum())
     mean = np.average(expected, axis=0, weights=sizes) + booster.predict(every, raw_score=True)
-    np.testing.assert_allclose(raw_scores(found, every, 3), mean, atol=1e-9)
+    np.testing.assert_allclose(raw_scores(forest, every, 3), mean, atol=1e-9)
     in_rounds = later("init", first, new, *SMALL, "strategy.trees=5", "strategy.per_round=2", "rounds=3")
     np.testing.assert_allclose(raw_scores(load_predictor(in_rounds.out).forest, every, 3), mean, atol=0.02)
     third = later(
         "init", second, new, *SMALL, "strategy.trees=2", "strategy.mode=histogram", "strategy.depth=2", "rounds=2"
     )
-    assert len(load_predictor(third.out).forest["start"]) == len(found["start"]) + 2 * 3
+    assert len(load_predictor(third.out).forest["start"]) == len(forest["start"]) + 2 * 3

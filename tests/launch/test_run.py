@@ -350,10 +350,10 @@ def test_a_node_started_anew_goes_on_with_its_state_folder(run, monkeypatch, tmp
     with monkeypatch.context() as patch:
         _at_round(patch, 1, keep_state)
         _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
-        found = run(*overrides)
-    assert not any(r["failed"] for r in found.rounds)
-    assert_same_arrays(found.arrays, whole.arrays)
-    assert found.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
+        restarted_run = run(*overrides)
+    assert not any(r["failed"] for r in restarted_run.rounds)
+    assert_same_arrays(restarted_run.arrays, whole.arrays)
+    assert restarted_run.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
     with monkeypatch.context() as patch:
         _at_round(patch, 3, lambda grid: _restart(grid, 2, node))
         lost = run(*overrides)
@@ -411,10 +411,10 @@ def test_a_secure_sum_waits_for_a_client_that_was_silent_and_comes_back(run, mon
         monkeypatch.setattr(module, "threshold", lambda share, clients: -(-2 * clients // 3))
     overrides = ["rounds=4", "privacy.secagg=true", "strategy.timeout=60"]
     until[0] = 20.0
-    found = run(*overrides)
-    assert [sorted(r["failed"]) for r in found.rounds] == [["1 (scores)"], ["1 (train)"], ["1 (describe)"], []]
+    outcome = run(*overrides)
+    assert [sorted(r["failed"]) for r in outcome.rounds] == [["1 (scores)"], ["1 (train)"], ["1 (describe)"], []]
     assert 20 < now[0] < 60
-    assert len(found.rounds[2]["cohort"]) == 3
+    assert len(outcome.rounds[2]["cohort"]) == 3
     now[0], until[0], limits = 0.0, 100.0, []
     describe = loop.Loop._describe
     monkeypatch.setattr(
@@ -735,5 +735,5 @@ def test_uniform_weights_leave_out_clients_that_do_not_train(run, tmp_path, monk
     for name, array in moved.items():
         assert np.abs(sent[0][name] - sent[1][name]).max() > 1e-4
         np.testing.assert_allclose(
-            array, np.mean([own[name] for own in (sent if private else sent[::2])], 0), atol=1e-13
+            array, np.mean([update[name] for update in (sent if private else sent[::2])], 0), atol=1e-13
         )

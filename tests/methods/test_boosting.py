@@ -178,32 +178,32 @@ def test_a_malicious_partys_trees_do_not_reach_the_model(run, monkeypatch, attac
 
     monkeypatch.setattr(BoostingClient, "send", send)
     monkeypatch.setattr(replies, "is_finite", lambda array: True)  # a party may change its node's own check
-    found = run(*BAGGING, sizes=(40, 40, 40))
-    assert list(found.summary["failures"]) == ["1 (train)"]
-    assert found.summary["failures"]["1 (train)"].startswith("client 1 replied to phase 'train' with ")
-    check_forest(found.arrays, 3, 5, 1000, 100, "the model")
+    finished = run(*BAGGING, sizes=(40, 40, 40))
+    assert list(finished.summary["failures"]) == ["1 (train)"]
+    assert finished.summary["failures"]["1 (train)"].startswith("client 1 replied to phase 'train' with ")
+    check_forest(finished.arrays, 3, 5, 1000, 100, "the model")
 
 
 # --- bagging ----------------------------------------------------------------------------------------------------------
 
 
-def clients_of(found: Any, kind: type = BoostingClient) -> list[BoostingClient]:
+def clients_of(finished: Any, kind: type = BoostingClient) -> list[BoostingClient]:
     from fedgraph_flwr.partition import load_client
 
-    return [kind(found.cfg, load_client(found.cfg, index)) for index in range(found.cfg.num_clients)]
+    return [kind(finished.cfg, load_client(finished.cfg, index)) for index in range(finished.cfg.num_clients)]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "weighted"])
 def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run, loss):
     """Against LightGBM, called for each party with the base rate as initial score; weighted items weigh in the base rate, too."""
-    found = run(*BAGGING, "strategy.patience=0", f"train.loss={loss}", sizes=(40, 60, 80))
-    assert [r["round"] for r in found.rounds] == [1]
-    assert found.summary["exchanges_per_round"] == 1
-    parties = clients_of(found)
+    finished = run(*BAGGING, "strategy.patience=0", f"train.loss={loss}", sizes=(40, 60, 80))
+    assert [r["round"] for r in finished.rounds] == [1]
+    assert finished.summary["exchanges_per_round"] == 1
+    parties = clients_of(finished)
     weights = {}
     for c in parties:
-        own = np.bincount(c.y[c.train_nodes], minlength=3)
-        weights[c] = own.sum() / (np.count_nonzero(own) * own) if loss == "weighted" else np.ones(3)
+        tally = np.bincount(c.y[c.train_nodes], minlength=3)
+        weights[c] = tally.sum() / (np.count_nonzero(tally) * tally) if loss == "weighted" else np.ones(3)
     counts = sum(weights[c] * np.bincount(c.y[c.train_nodes], minlength=3) for c in parties)
     base = np.log(counts / counts.sum())
     x, total, expected = parties[0].x, 0, 0.0
@@ -216,7 +216,7 @@ def test_bagging_is_the_mean_of_the_parties_own_models_from_one_base_rate(run, l
         data = lightgbm.Dataset(party.x[rows], y, weight=weights[party][y], init_score=start)
         expected = expected + len(rows) * lightgbm.train(rules, data, 12).predict(x, raw_score=True)
         total += len(rows)
-    equal = np.isclose(raw_scores(found.arrays, x, 3), base + expected / total, rtol=1e-6, atol=1e-8)
+    equal = np.isclose(raw_scores(finished.arrays, x, 3), base + expected / total, rtol=1e-6, atol=1e-8)
     assert equal.mean() > (0.9 if loss == "weighted" else 0.999), (
         "LightGBM rounds weights to float32, which may move a split"
     )
@@ -234,11 +234,11 @@ def parties_without_positives(folder, others):
 
 
 def test_a_party_without_a_class_sits_out_by_name_and_moves_nothing(run, tmp_path):
-    found = run(*BAGGING, parties_without_positives(tmp_path / "one", {1: 0}))
+    finished = run(*BAGGING, parties_without_positives(tmp_path / "one", {1: 0}))
     why = "fewer than 2 training items of a class, or fewer than 4 in all (strategy.min_data_in_leaf=2)"
-    assert found.summary["sits_out"] == {"1": why}
-    parties = clients_of(found)
-    raw = raw_scores(found.arrays, parties[1].x, 1)
+    assert finished.summary["sits_out"] == {"1": why}
+    parties = clients_of(finished)
+    raw = raw_scores(finished.arrays, parties[1].x, 1)
     assert raw.min() > -6, "not the -34.5 of a model of one class"
     assert parties[1].trained_outputs().tolist() == [False]
     with pytest.raises(RunFailed, match="each client has fewer than 2 training items of a class"):  # a sweep stores it
@@ -247,13 +247,13 @@ def test_a_party_without_a_class_sits_out_by_name_and_moves_nothing(run, tmp_pat
 
 def test_parties_with_fewer_positives_than_a_leaf_has_items_take_part(run, tmp_path):
     words = ["strategy=boosting", "strategy.min_data_in_leaf=10", "strategy.trees=12"]
-    found = run(*words, parties_without_positives(tmp_path / "few", {0: 5, 1: 5, 2: 5}))
-    assert "sits_out" not in found.summary
-    x = np.concatenate([party.x[party.rows] for party in clients_of(found)])
-    y = np.concatenate([party.y.numpy()[party.rows] for party in clients_of(found)])
-    raw = raw_scores(found.arrays, x, 1)[:, 0]
+    finished = run(*words, parties_without_positives(tmp_path / "few", {0: 5, 1: 5, 2: 5}))
+    assert "sits_out" not in finished.summary
+    x = np.concatenate([party.x[party.rows] for party in clients_of(finished)])
+    y = np.concatenate([party.y.numpy()[party.rows] for party in clients_of(finished)])
+    raw = raw_scores(finished.arrays, x, 1)[:, 0]
     assert raw[y == 1].mean() > raw[y == 0].mean() + 0.1
-    party = clients_of(found)[0]
+    party = clients_of(finished)[0]
     assert party.trained_outputs().tolist() == [True]
     party.policy = Policy(min_nodes=6)
     assert party.trained_outputs().tolist() == [False], "a class of fewer items than the policy allows"
@@ -265,9 +265,9 @@ def test_an_absent_class_of_several_stays_at_the_base_rate(run, tmp_path):
         if client == 1:
             graph.train_mask &= graph.y != 2
         graph.save(tmp_path / "three" / f"client_{client:04d}.safetensors")
-    found = run(*BAGGING, f"graph={tmp_path / 'three'}")
-    assert "sits_out" not in found.summary
-    party = clients_of(found)[1]
+    finished = run(*BAGGING, f"graph={tmp_path / 'three'}")
+    assert "sits_out" not in finished.summary
+    party = clients_of(finished)[1]
     party.receive({"base": {"score": np.array([-1.0, -1.1, -1.2])}})
     party.train()
     assert set(party.new["output"]) == {0, 1}
@@ -279,7 +279,7 @@ def test_alone_and_pooled_by_one_key(run):
     assert alone.summary["bytes_by_phase"].keys() == {"describe", "train", "evaluate"}
     assert [r["round"] for r in alone.rounds] == [1]
     one, other = (run(*BAGGING, *words, sizes=(40,)) for words in ([], ["strategy.shared=[]"]))
-    losses = [found.summary["metrics"]["last"]["test_loss"] for found in (one, other)]
+    losses = [finished.summary["metrics"]["last"]["test_loss"] for finished in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
 
@@ -344,7 +344,7 @@ def test_keys_of_numbers_ascend_and_come_back():
 @pytest.mark.parametrize("bins", [2, 16, 255])
 def test_agreed_bins_have_equal_counts_and_part_few_values(bins):
     x = table(3000)
-    edges = boosting.agreed_edges(6, bins, lambda own: boosting.bin_counts(x, own) * boosting.UNIT)
+    edges = boosting.agreed_edges(6, bins, lambda bounds: boosting.bin_counts(x, bounds) * boosting.UNIT)
     placed = boosting.binned(x, edges)
     assert max(map(len, edges)) == bins - 1
     most = np.bincount(placed[:, 0]).max()
@@ -358,21 +358,21 @@ def test_agreed_bins_have_equal_counts_and_part_few_values(bins):
 def best_by_trial(x: np.ndarray, g: np.ndarray, h: np.ndarray, edges: Any, rules: BoostingParams) -> float:
     """The largest gain over all columns, edges and ways of missing values."""
     quality = lambda rows: g[rows].sum() ** 2 / (h[rows].sum() + rules.l2)  # noqa: E731
-    found = [-np.inf]
-    for column, own in enumerate(edges):
-        for edge in own:
+    improvements = [-np.inf]
+    for column, cuts in enumerate(edges):
+        for edge in cuts:
             for missing_left in (False, True):
                 left = np.where(np.isnan(x[:, column]), missing_left, x[:, column] <= edge)
                 if min(left.sum(), (~left).sum()) >= rules.min_data_in_leaf:
-                    found.append(quality(left) + quality(~left) - quality(np.ones(len(x), bool)))
-    return max(found)
+                    improvements.append(quality(left) + quality(~left) - quality(np.ones(len(x), bool)))
+    return max(improvements)
 
 
 def test_splits_are_the_best_of_all():
     x, rng = table(120), np.random.default_rng(3)
     g, h = rng.standard_normal(120) + np.nan_to_num(x[:, 1]), rng.random(120) + 0.1
     rules = BoostingParams(mode="histogram", depth=3, min_data_in_leaf=5, bins=16)
-    edges = boosting.agreed_edges(6, 16, lambda own: boosting.bin_counts(x, own))
+    edges = boosting.agreed_edges(6, 16, lambda bounds: boosting.bin_counts(x, bounds))
     placed, growth = boosting.binned(x, edges), Growth(1, edges, rules)
 
     def sums(forest: Any, tree: Any, node: Any) -> np.ndarray:
@@ -388,16 +388,18 @@ def test_splits_are_the_best_of_all():
     check_forest(forest, 1, 6, 1, rules.nodes, "the growth")
     rows = {0: np.ones(120, bool)}
     for node in range(len(forest["feature"])):
-        own = rows[node]
+        members = rows[node]
         column = forest["feature"][node]
         if column < 0:
-            score = -rules.learning_rate * g[own].sum() / (h[own].sum() + rules.l2)
+            score = -rules.learning_rate * g[members].sum() / (h[members].sum() + rules.l2)
             assert forest["value"][node] == pytest.approx(score, rel=1e-12)
             continue
-        assert forest["value"][node] == pytest.approx(best_by_trial(x[own], g[own], h[own], edges, rules), rel=1e-6)
+        assert forest["value"][node] == pytest.approx(
+            best_by_trial(x[members], g[members], h[members], edges, rules), rel=1e-6
+        )
         way = np.isnan(x[:, column]) & forest["default_left"][node]
-        left = own & (way | (x[:, column] <= forest["threshold"][node]))
-        rows |= {int(forest["left"][node]): left, int(forest["right"][node]): own & ~left}
+        left = members & (way | (x[:, column] <= forest["threshold"][node]))
+        rows |= {int(forest["left"][node]): left, int(forest["right"][node]): members & ~left}
 
 
 def pooled_and_federated(run: Any, *overrides: str) -> tuple[Any, Any]:
@@ -430,15 +432,15 @@ def test_trees_from_secure_sums_are_the_same(run):
 
 def test_noise_of_the_clients_is_booked_for_every_level(run):
     noised = ["privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=20", "privacy.noise_multiplier=1"]
-    found = run(*HISTOGRAM, *noised, "strategy.weighting=uniform", "privacy.scores=none", "rounds=2")
-    levels = found.summary["bytes_by_phase"].get("grow", {"exchanges": 0})["exchanges"]
-    assert found.summary["privacy"]["releases"] == 1 + 2 + 2 + levels
+    finished = run(*HISTOGRAM, *noised, "strategy.weighting=uniform", "privacy.scores=none", "rounds=2")
+    levels = finished.summary["bytes_by_phase"].get("grow", {"exchanges": 0})["exchanges"]
+    assert finished.summary["privacy"]["releases"] == 1 + 2 + 2 + levels
     assert 0 <= levels <= 4
 
 
 def test_a_run_grows_no_more_than_its_trees(run):
-    found = run(*HISTOGRAM, "strategy.trees=2", "rounds=9")
-    assert [r["round"] for r in found.rounds] == [1, 2]
+    finished = run(*HISTOGRAM, "strategy.trees=2", "rounds=9")
+    assert [r["round"] for r in finished.rounds] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -503,10 +505,10 @@ def test_gradients_are_the_slopes_of_the_loss():
             ).numpy()
         if objective.kind == "logistic":
             target = torch.from_numpy((number > 0).astype(float))
-            found = torch.nn.functional.binary_cross_entropy_with_logits(
+            entropies = torch.nn.functional.binary_cross_entropy_with_logits(
                 torch.from_numpy(scores), target, reduction="none"
             )
-            return found.numpy().sum(1)
+            return entropies.numpy().sum(1)
         return ((scores - number) ** 2).sum(1) / 2
 
     for kind in ("softmax", "logistic", "square"):
@@ -548,9 +550,9 @@ def test_columns_of_an_edge_are_its_own_then_those_of_its_ends_and_missing_beyon
         edge_y=torch.from_numpy(rng.integers(2, size=60)),
     )
     timed = split_graph(graph, SplitConfig(kind="temporal", until=[30, 45]), seed=0)
-    for own in cut(timed, [torch.arange(12)[torch.arange(12) % 2 == i] for i in range(2)]):
-        task = Edges(compose(["task=edges", "split.kind=temporal", "num_clients=2"]), own)
-        columns, known = task.columns(), set(own.node_id.tolist())
+    for part in cut(timed, [torch.arange(12)[torch.arange(12) % 2 == i] for i in range(2)]):
+        task = Edges(compose(["task=edges", "split.kind=temporal", "num_clients=2"]), part)
+        columns, known = task.columns(), set(part.node_id.tolist())
         assert columns.shape == (len(task.y), Edges.num_columns(5, 2))
         for row, (s, t) in enumerate(task.ends.T.tolist()):
             edge = int(columns[row, 0]) // 2
@@ -563,7 +565,9 @@ def test_columns_of_an_edge_are_its_own_then_those_of_its_ends_and_missing_beyon
 def test_class_weights_move_the_base_rate(run):
     plain = run(*BAGGING, sizes=(40, 40, 40))
     weighted = run(*BAGGING, "train.loss=weighted", "train.class_weights=federated", sizes=(40, 40, 40))
-    start = {key: raw_scores(found.arrays, np.zeros((1, 5)), 3) for key, found in {"p": plain, "w": weighted}.items()}
+    start = {
+        key: raw_scores(finished.arrays, np.zeros((1, 5)), 3) for key, finished in {"p": plain, "w": weighted}.items()
+    }
     assert not np.allclose(start["p"], start["w"])
     np.testing.assert_allclose(weighted.arrays["value"][:3], np.log(1 / 3), atol=1e-6)
 
@@ -598,17 +602,17 @@ def test_a_checkpoint_with_a_malformed_forest_is_refused(run):
 def test_outputs_of_a_finished_run_are_columns(run):
     source = run("strategy=fedper", "rounds=4", "checkpoint_every=0", sizes=(40, 40, 40))
     graph = f"graph={source.cfg.graph}"
-    found = {
+    runs = {
         kind: run(*BAGGING, f"strategy.inputs={kind}", f"strategy.run={source.out}", graph)
         for kind in ("embeddings", "both")
     }
-    party = clients_of(found["both"])[1]
+    party = clients_of(runs["both"])[1]
     expected = load_predictor(source.out, 1).logits(party.graph)
     np.testing.assert_array_equal(party.x[:][:, 5:], expected.double().numpy())
     np.testing.assert_array_equal(party.x[:][:, :5], party.graph.x.double().numpy())
-    assert clients_of(found["embeddings"])[0].x.shape == (40, 3)
-    assert found["embeddings"].arrays["feature"].max() <= 2
-    assert load_predictor(found["both"].out, 1).logits(party.graph).shape == (40, 3)
+    assert clients_of(runs["embeddings"])[0].x.shape == (40, 3)
+    assert runs["embeddings"].arrays["feature"].max() <= 2
+    assert load_predictor(runs["both"].out, 1).logits(party.graph).shape == (40, 3)
 
 
 def test_a_node_reads_no_folder_for_a_server(run):

@@ -49,10 +49,10 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     answer = honest_reply
 
     def spy(self, name, groups, config):
-        found = answer(self, name, groups, config)
+        reply = answer(self, name, groups, config)
         if name == "train":
             seen[self.graph.client] = self.class_weights
-        return found
+        return reply
 
     patch_replies(monkeypatch, spy)
     if method in UNWEIGHTED:
@@ -66,8 +66,8 @@ def test_every_method_trains_by_the_weights_of_all(method, go, monkeypatch):
     classes = np.unique(y)
     theirs = compute_class_weight("balanced", classes=classes, y=y)
     assert seen
-    for found in seen.values():
-        np.testing.assert_allclose(found[classes], theirs, rtol=1e-5)
+    for tensor in seen.values():
+        np.testing.assert_allclose(tensor[classes], theirs, rtol=1e-5)
 
 
 def test_shares_alone_leave_a_client_once(go, monkeypatch):

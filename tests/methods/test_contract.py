@@ -143,10 +143,10 @@ def again(go: Go) -> Callable[..., tuple[Finished, list[Any], dict[int, Path]]]:
 @some_forms
 def test_a_run_is_a_function_of_its_configuration(form, go, first, again):
     """Bit for bit, under all `LAWS` at once; where that differs, each alone says which is broken."""
-    found, (_, moved, *_), _ = again(*form)
-    assert any(moved) or found.cfg.strategy.pooled
+    finished, (_, moved, *_), _ = again(*form)
+    assert any(moved) or finished.cfg.strategy.pooled
     try:
-        same_result(found, first(*form))
+        same_result(finished, first(*form))
     except AssertionError as error:
         broken = []
         for law in LAWS:
@@ -171,12 +171,12 @@ def test_every_method_can_be_attacked(method, go, again):
             go(method, "attack=link_inference")
         return
     finished, *_ = again(method)
-    found = finished.summary["attack"]
-    hidden = found["representation"] == "none"
+    attack = finished.summary["attack"]
+    hidden = attack["representation"] == "none"
     assert hidden or finished.arrays
     assert not hidden or not finished.arrays or finished.cfg.strategy.private
-    assert 0.5 <= found["accuracy"] <= 1
-    assert (found["auc"] == 0.5) == hidden
+    assert 0.5 <= attack["accuracy"] <= 1
+    assert (attack["auc"] == 0.5) == hidden
 
 
 @pytest.mark.slow
@@ -195,10 +195,10 @@ def test_every_method_meets_flipped_edges(method, go, first):
 @some_forms
 def test_a_resumed_run_ends_like_one_that_was_never_interrupted(form, done, go, first, again):
     """From a copy of the folder after round ``done``, in a process that has forgotten the clients."""
-    found, _, folders = again(*form)
+    finished, _, folders = again(*form)
     tensors, values = read_tensors(folders[done] / "checkpoint.safetensors")
     assert values["round"] == done
-    assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(found.arrays)
+    assert {name.removeprefix("arrays/") for name in tensors if name.startswith("arrays/")} == set(finished.arrays)
     node_clients.forget(0)
     same_result(go(*form, f"resume={folders[done]}", f"out={folders[done]}"), first(*form))
 
@@ -210,9 +210,9 @@ def test_stacked_clients_train_as_each_does_alone(form, go, first, monkeypatch):
     monkeypatch.setattr(stacking, "SLACK", 10)  # the three are of unlike size
     monkeypatch.setattr(stacking.Stack, "__init__", lambda *args, **w: stacks.append(len(args[1])) or init(*args, **w))
     if not_stacked(first(*form).cfg):
-        found = go(*form, "rounds=1", "stack=3")
-        assert (stacks, found.summary["stacked"]) == ([], 0)
-        assert found.rounds[0]["train"] == first(*form).rounds[0]["train"]
+        finished = go(*form, "rounds=1", "stack=3")
+        assert (stacks, finished.summary["stacked"]) == ([], 0)
+        assert finished.rounds[0]["train"] == first(*form).rounds[0]["train"]
         return
     overrides = ["dtype=float64", "rounds=2"]
     alone, stacked = go(*form, *overrides), go(*form, *overrides, "stack=3")

@@ -125,8 +125,8 @@ def test_ties_at_the_kth_neighbour_go_to_the_lowest_index():
     for seed in range(3):
         noise = 1 + 1e-8 * np.random.default_rng(seed).choice([-1, 1], size=(2, 40, 5))
         noisy = torch.from_numpy((left, right) * noise)
-        found = top_k(noisy[0], noisy[1], 7, block=16)
-        assert found.col.view(40, 7).tolist() == expected
+        pattern = top_k(noisy[0], noisy[1], 7, block=16)
+        assert pattern.col.view(40, 7).tolist() == expected
     torch.manual_seed(0)
     sorted_otherwise = torch.from_numpy(exact).topk(7).indices.sort().values.tolist()
     assert sorted_otherwise != expected  # the device's order is another
@@ -139,9 +139,9 @@ def test_scores_at_the_edge_of_a_tie_still_give_k_neighbours():
         [*[-1e4] * 39, 0, 0, *range(1, 10), *range(1, 10), 10]
     )  # the k-th score twice, as all above but one
     scores = torch.linspace(1.02, 1.07, 60)[:, None] + ulp * steps
-    found = top_k(scores, torch.eye(60), 20).col.view(60, 20)
-    assert bool((found.diff(dim=1) > 0).all())
-    assert {(row[0], row[-1]) for row in found[:39].tolist()} == {(39, 59)}
+    neighbours = top_k(scores, torch.eye(60), 20).col.view(60, 20)
+    assert bool((neighbours.diff(dim=1) > 0).all())
+    assert {(row[0], row[-1]) for row in neighbours[:39].tolist()} == {(39, 59)}
 
 
 def test_scores_that_are_no_numbers_still_give_k_neighbours():
@@ -151,9 +151,9 @@ def test_scores_that_are_no_numbers_still_give_k_neighbours():
 
 def test_nobody_is_nearest_where_nobody_else_is():
     for nodes, k in ((1, 3), (4, 0)):
-        found = top_k(torch.ones(nodes, 2), torch.ones(nodes, 2), k)
-        assert found.row.numel() == found.col.numel() == 0
-        assert found.pointer.tolist() == [0] * (nodes + 1)
+        pattern = top_k(torch.ones(nodes, 2), torch.ones(nodes, 2), k)
+        assert pattern.row.numel() == pattern.col.numel() == 0
+        assert pattern.pointer.tolist() == [0] * (nodes + 1)
 
 
 def test_unit_rows_are_torch_s_bit_for_bit():
@@ -162,14 +162,14 @@ def test_unit_rows_are_torch_s_bit_for_bit():
     rows, grown = torch.randn(2, 9, 3, 16)
     rows[2] = 0
     rows[4] *= 1e-14
-    found = []
+    outputs = []
     for unit_of in (structure_learner._Unit.apply, lambda x: functional.normalize(x, dim=-1, eps=1e-12)):
         x = rows.clone().requires_grad_()
         y = unit_of(x)
         y.backward(grown)
-        found.append((y.detach(), x.grad))
-    assert all(map(torch.equal, *found))
-    assert found[0][1][4].abs().max() > 1e10
+        outputs.append((y.detach(), x.grad))
+    assert all(map(torch.equal, *outputs))
+    assert outputs[0][1][4].abs().max() > 1e10
 
 
 def test_pattern_products_and_their_gradients():
@@ -408,8 +408,8 @@ def test_gaug_draws_edges_by_their_probability_and_learns_to_rebuild_the_graph(m
     monkeypatch.setattr(torch, "randint", lambda *_: others)
     logit = (z @ z.T).numpy()
     wrong = np.log1p(np.exp(-logit[a])).sum() + np.log1p(np.exp(logit[tuple(others.numpy())])).sum()
-    found = learner(inputs.x, inputs.adj, inputs.edges).penalty.item()
-    assert found == pytest.approx(wrong / (2 * inputs.edges.row.numel()))
+    penalty = learner(inputs.x, inputs.adj, inputs.edges).penalty.item()
+    assert penalty == pytest.approx(wrong / (2 * inputs.edges.row.numel()))
     model.eval()
     assert learner(inputs.x, inputs.adj, inputs.edges).penalty.item() == 0
 

@@ -27,14 +27,14 @@ from tests.typed_graphs import TYPES, B, C, H, built, typed_client
 
 def means(graph):
     """D_r^{-1} A_r [N, N] of every edge type the slow way, parallel edges counted."""
-    found = []
+    matrices = []
     start = dict(zip(graph.counts, graph.offsets(), strict=False))
     for (a, _, b), index in graph.edges.items():
         matrix = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)
         for s, t in index.t().tolist():
             matrix[start[b] + t, start[a] + s] += 1
-        found.append(matrix / matrix.sum(1, keepdim=True).clamp(min=1))
-    return found
+        matrices.append(matrix / matrix.sum(1, keepdim=True).clamp(min=1))
+    return matrices
 
 
 def rows_of(graph):
@@ -73,26 +73,26 @@ def initial(model, graph):
 
 def edge_states(model, graph):
     """ε of every edge by type, [E_r, H] each, one feature after the other; 0 where a type has no features."""
-    found = []
+    epsilons = []
     for r, (edge, index) in enumerate(graph.edges.items()):
         states = torch.zeros(index.size(1), H, dtype=torch.float64)
         for d in range(graph.edge_attr[edge].size(1) if edge in graph.edge_attr else 0):
             weight = (model.entities if model.num_bases else model.free)[f"projection_{len(graph.counts) + r}"][d]
             states = states + torch.outer(graph.edge_attr[edge][:, d].double(), weight)
-        found.append(states)
-    return found
+        epsilons.append(states)
+    return epsilons
 
 
 def mean_states(graph, states):
     """Mean of edge states [E_r, H] over the edges of each type into each node: [N, H] by type, edge by edge."""
-    found = []
+    averages = []
     start = dict(zip(graph.counts, graph.offsets(), strict=False))
-    for ((_, _, b), index), own in zip(graph.edges.items(), states, strict=True):
+    for ((_, _, b), index), rows in zip(graph.edges.items(), states, strict=True):
         into = [[] for _ in range(graph.num_nodes)]
-        for t, state in zip(index[1].tolist(), own, strict=True):
+        for t, state in zip(index[1].tolist(), rows, strict=True):
             into[start[b] + t].append(state)
-        found.append(torch.stack([sum(s) / len(s) if s else torch.zeros(H, dtype=torch.float64) for s in into]))
-    return found
+        averages.append(torch.stack([sum(s) / len(s) if s else torch.zeros(H, dtype=torch.float64) for s in into]))
+    return averages
 
 
 def targets(graph):
@@ -109,8 +109,8 @@ def dense_rgcn(model, graph):
             message = mean @ h + of_edges[r]
             out = out + (message @ weight_of(model, f"edge_{layer}")[rows_of(graph)[r]] if layer else message)
         if layer and model.profile == "paper":
-            own = weight_of(model, f"node_{layer}")[kinds]
-            out = out + torch.einsum("nh,nhk->nk", h, own)
+            weights = weight_of(model, f"node_{layer}")[kinds]
+            out = out + torch.einsum("nh,nhk->nk", h, weights)
         if model.self_loop:
             out = out + h @ model.common.loop[layer]
         h = out + model.common.bias[layer]
@@ -198,9 +198,9 @@ def test_edge_features_of_zero_give_the_model_without_any(cls, bases):
     zero = replace(given, edge_attr={r: torch.zeros_like(rows) for r, rows in given.edge_attr.items()})
     logits = []
     for graph in (zero, given):
-        model, own, _ = built(cls, graph, **kwargs)
+        model, model_inputs, _ = built(cls, graph, **kwargs)
         missing, unexpected = model.load_state_dict(without.state_dict(), strict=False)
-        logits.append(model(own))
+        logits.append(model(model_inputs))
         assert not unexpected
         assert len(missing) == 4  # one projection for each type with features and its reverse
     assert torch.equal(logits[0], without(inputs))
@@ -296,33 +296,33 @@ def test_some_targets_give_the_rows_of_all():
 
 
 def test_alignment_by_hand():
-    own = torch.tensor([[0.0, 0.0], [1.0, 1.0], [4.0, 4.0]], requires_grad=True)
+    vectors = torch.tensor([[0.0, 0.0], [1.0, 1.0], [4.0, 4.0]], requires_grad=True)
     pool = torch.tensor([[0.0, 1.0], [3.0, 3.0]])
-    loss = alignment(own, pool)  # 1 to the first, 1 to the first (8 to the second), 2 to the second
+    loss = alignment(vectors, pool)  # 1 to the first, 1 to the first (8 to the second), 2 to the second
     assert float(loss.detach()) == pytest.approx(1 + 1 + 2)
     loss.backward()
     nearest = torch.tensor([[0.0, 1.0], [0.0, 1.0], [3.0, 3.0]])
-    torch.testing.assert_close(own.grad, 2 * (own.detach() - nearest))
+    torch.testing.assert_close(vectors.grad, 2 * (vectors.detach() - nearest))
 
 
 def test_alignment_is_zero_exactly_where_all_are_in_the_pool():
     """... whatever its order; numbers where a product of matrices would lose the digits that tell them apart (I4, I5)."""
-    own = (torch.arange(30.0 * B).view(30, B) * 1e-3 + 100).requires_grad_()
-    pool = torch.cat([own.detach(), own.detach() + 5e-4])
+    embeddings = (torch.arange(30.0 * B).view(30, B) * 1e-3 + 100).requires_grad_()
+    pool = torch.cat([embeddings.detach(), embeddings.detach() + 5e-4])
     order = torch.randperm(60)
     for vectors in (pool, pool[order]):
-        loss = alignment(own, vectors)
-        (gradient,) = torch.autograd.grad(loss, own)
+        loss = alignment(embeddings, vectors)
+        (gradient,) = torch.autograd.grad(loss, embeddings)
         assert float(loss.detach()) == 0
         assert not gradient.any()
-    away = own.detach() + 7.0
+    away = embeddings.detach() + 7.0
     gradients = []
     for vectors in (away, away[torch.randperm(30)]):
-        (gradient,) = torch.autograd.grad(alignment(own, vectors), own)
+        (gradient,) = torch.autograd.grad(alignment(embeddings, vectors), embeddings)
         gradients.append(gradient)
     torch.testing.assert_close(*gradients)
-    assert float(alignment(own, away).detach()) > 0
-    assert float(alignment(own, torch.zeros(0, B)).detach()) == 0
+    assert float(alignment(embeddings, away).detach()) > 0
+    assert float(alignment(embeddings, torch.zeros(0, B)).detach()) == 0
 
 
 def test_pools_hold_the_others_vectors_and_no_order():
@@ -358,12 +358,12 @@ def typed_files(tmp_path):
 
 def words_of(content):
     """All text in a message but its Flower framing."""
-    found = []
+    words = []
     for key, record in content.items():
-        found.append(key)
+        words.append(key)
         for name, value in record.items():
-            found += [name, str(value) if isinstance(value, str | bytes) else ""]
-    return " ".join(found)
+            words += [name, str(value) if isinstance(value, str | bytes) else ""]
+    return " ".join(words)
 
 
 def arrays_of(content):
@@ -390,8 +390,8 @@ def test_messages_name_no_type_and_hold_no_entity(run, typed_files, monkeypatch)
     common = 2 * bases * h * h + bases * h + 2 * h + h * C + C  # V of edge_1 and node_1, q of state, biases, decoder
     for node, content in trained:
         graph = typed_client(node - 1)
-        own = bases * (len(graph.edges) + 2 * len(graph.counts))
-        assert sum(a.size for a in arrays_of(content).values()) == common + own
+        coefficients = bases * (len(graph.edges) + 2 * len(graph.counts))
+        assert sum(a.size for a in arrays_of(content).values()) == common + coefficients
         description = content.metric_records["metrics"]
         assert set(description) - {"client", "num_train", "train-loss"} <= {
             k for k in description if k.startswith(("val-", "test-"))
@@ -491,12 +491,12 @@ def test_one_hot_round_is_a_fedavg_round_on_free_weights():
         replies, weights = [], []
         for number, graph in enumerate(graphs):
             graph.client = number
-            own = (
+            words = (
                 overrides
                 if cls is FedHGNClient
                 else ["strategy=fedavg", "model=rgcn", *overrides[2:5], "dtype=float64"]
             )
-            client = client_of(*own, f"model.bases={bases}", "train.local_steps=2", cls=cls, graph=graph)
+            client = client_of(*words, f"model.bases={bases}", "train.local_steps=2", cls=cls, graph=graph)
             generator = torch.Generator().manual_seed(5)
             with torch.no_grad():
                 weight = torch.randn(count, 8, 8, generator=generator, dtype=torch.float64)
@@ -506,9 +506,9 @@ def test_one_hot_round_is_a_fedavg_round_on_free_weights():
             if bases:
                 client.model.coefficients["edge_1"] = torch.nn.Parameter(torch.eye(count, dtype=torch.float64), False)
             client.train()
-            found = dict(client.model.common.named_parameters())
-            found["W"] = client.model.bases["edge_1"] if bases else client.model.free["edge_1"]
-            replies.append({n: t.detach().numpy() for n, t in found.items()})
+            parameters = dict(client.model.common.named_parameters())
+            parameters["W"] = client.model.bases["edge_1"] if bases else client.model.free["edge_1"]
+            replies.append({n: t.detach().numpy() for n, t in parameters.items()})
             weights.append(client.num_train)
         averages.append(weighted_mean(replies, weights))
     assert weights == [3, 4]

@@ -70,8 +70,8 @@ def test_second_moment_about_the_pooled_mean_by_hand():
 )
 def test_discrepancy_by_its_definition(norm, size):
     z, other = (part.numpy() for part in features((9, 30)))
-    own, target, span = union_moments([z]), union_moments([other]), np.array([1.0, 2.0, 0.5])
-    gaps = (own - target) / (span[:, None] ** np.arange(1, 6))[..., None]
+    moments, target, span = union_moments([z]), union_moments([other]), np.array([1.0, 2.0, 0.5])
+    gaps = (moments - target) / (span[:, None] ** np.arange(1, 6))[..., None]
     expected = sum(size(gap) for layer in gaps for gap in layer)
     value = discrepancy(central_moments(torch.from_numpy(z)), torch.from_numpy(target), torch.from_numpy(span), norm)
     assert float(value) == pytest.approx(expected, rel=1e-6)
@@ -272,7 +272,7 @@ def test_switched_off_moments_are_not_asked_for(run, switch):
 
 def test_moments_are_exchanged_although_their_weight_changes_nothing(run, monkeypatch):
     """The statistics' forward pass leaves no trace in training: β → 0 through the exchange is FedAvg too."""
-    monkeypatch.setattr("fedgraph_flwr.clients.fedomd.discrepancy", lambda own, *found: own.new_zeros(()))
+    monkeypatch.setattr("fedgraph_flwr.clients.fedomd.discrepancy", lambda moments, *rest: moments.new_zeros(()))
     with_exchange = run(*FEDOMD, "model.ortho=false", "strategy.alpha=0")
     assert "moments_sum" in with_exchange.summary["bytes_by_phase"]
     without = run(*FEDOMD, *PLAIN)
@@ -292,9 +292,9 @@ def test_the_first_step_goes_on_from_the_pass_of_the_statistics(run, monkeypatch
     shared = run(*overrides)
     assert len(taken) == 3 * 3 * passes  # clients, rounds
     monkeypatch.setattr(FedOMDClient, "_valid_cache", lambda self: None)
-    own = run(*overrides)
-    assert_same_arrays(shared.arrays, own.arrays)
-    assert [record["clients"] for record in shared.rounds] == [record["clients"] for record in own.rounds]
+    reference = run(*overrides)
+    assert_same_arrays(shared.arrays, reference.arrays)
+    assert [record["clients"] for record in shared.rounds] == [record["clients"] for record in reference.rounds]
 
 
 @pytest.mark.parametrize("changed", ["shared", "in place"])
@@ -391,22 +391,22 @@ def test_messages_hold_what_is_documented_and_no_more(run, monkeypatch, exchange
         "means": {"moments": {"mean"}, **ranges},
         "moments_about": {"moments": {"spread"}},
     }
-    own = {"one_phase": ("moments_sum",), "two_phase": ("means", "moments_about")}[exchange]
-    name, found = "", set()
+    phases = {"one_phase": ("moments_sum",), "two_phase": ("means", "moments_about")}[exchange]
+    name, events = "", set()
     for direction, _, content in messages:
         name = content["config"]["phase"] if direction == "down" else name
         groups = {group: set(arrays) for group, arrays in content.array_records.items() if group != MODEL}
-        found.add((direction, name))
+        events.add((direction, name))
         if direction == "down":
             assert groups == down.get(name, {})
-        elif name in own:
+        elif name in phases:
             assert groups == up[name]
             assert set(content[METRICS]) == {"client"}
             assert MODEL not in content
         elif name == "train":
             assert groups == {}
             assert set(content[METRICS]) == {"client", "train-loss", "num_train"}
-    assert found == {(d, n) for d in ("down", "up") for n in ("describe", *own, "train", "evaluate")}
+    assert events == {(d, n) for d in ("down", "up") for n in ("describe", *phases, "train", "evaluate")}
 
 
 @pytest.mark.parametrize("exchange", ["one_phase", "two_phase"])
@@ -420,7 +420,7 @@ def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
     p = (5 * D + D) + 2 * D * D + (D * 3 + 3)
     assert p == sum(array.size for array in finished.arrays.values())
     ranges, item = (H if width == "pooled" else 0), {"float32": 4, "float64": 8}[dtype]
-    own = {"one_phase": ("moments_sum",), "two_phase": ("means", "moments_about")}[exchange]
+    phases = {"one_phase": ("moments_sum",), "two_phase": ("means", "moments_about")}[exchange]
     double = 8 // item  # powers and their point are float64
     arrays = {  # down, up
         "describe": (0, 0),
@@ -430,22 +430,22 @@ def test_every_phase_costs_the_documented_bytes(run, exchange, width, dtype):
         "train": (p + 5 * H * D + ranges, p),
         "evaluate": (p, 0),
     }
-    scalars = {"describe": (1, 5), "train": (2, 2), "evaluate": (0, 12)} | dict.fromkeys(own, (0, 0))
-    assert finished.summary["bytes_by_phase"].keys() == {"describe", *own, "train", "evaluate"}
+    scalars = {"describe": (1, 5), "train": (2, 2), "evaluate": (0, 12)} | dict.fromkeys(phases, (0, 0))
+    assert finished.summary["bytes_by_phase"].keys() == {"describe", *phases, "train", "evaluate"}
     kept = (
         3 * (len("describe") + 8 + 3 * 8 + 16),
         3 * (8 * 5 + 8),
     )  # asked again, to keep the models of a run with a name
     for name, booked in finished.summary["bytes_by_phase"].items():
         times = 3 * (1 if name in ("describe", "evaluate") else 2)
-        (down, up), (found, answered) = arrays[name], scalars[name]
+        (down, up), (scalars_down, answered) = arrays[name], scalars[name]
         scores = 3 * 12 * 8 if name == "train" else 0  # of round 1's model, with the replies of round 2
         again = kept if name == "describe" else (0, 0)
         scored = 3 * 2 * 8 if name in ("train", "evaluate") else 0  # which round's model is scored, and which was best
-        asked = times * (item * down + 8 * found + 8 + len(name)) + scored + again[0]
+        asked = times * (item * down + 8 * scalars_down + 8 + len(name)) + scored + again[0]
         assert booked["bytes_down"] == asked, name  # and round and phase
         assert booked["bytes_up"] == times * (item * up + 8 * answered + 8) + scores + again[1], name  # and the client
-    assert finished.summary["exchanges_per_round"] == len(own) + 1
+    assert finished.summary["exchanges_per_round"] == len(phases) + 1
 
 
 @pytest.mark.parametrize(
@@ -463,9 +463,9 @@ def test_statistics_of_another_shape_are_refused(run, monkeypatch, name, key):
 
     @phase
     def cut(self, groups, config):
-        found, metrics = answer(self, groups, config)
+        reply, metrics = answer(self, groups, config)
         group, _, array = key.partition("/")
-        return found | {group: {array: found[group][array][:, :-1]}}, metrics
+        return reply | {group: {array: reply[group][array][:, :-1]}}, metrics
 
     monkeypatch.setattr(FedOMDClient, name, cut)
     with pytest.raises(FedGraphError, match=f"clients 0, 1, 2: replied to phase .* with '{key}' of shape"):

@@ -32,16 +32,16 @@ def test_a_step_is_the_gradient_uphill():
     def gradient_at(vector):
         torch.nn.utils.vector_to_parameters(vector, parameters)
         logits = model(client.inputs)[client.train_nodes]
-        found = torch.autograd.grad(F.cross_entropy(logits, client.batch.y), parameters)
-        return torch.cat([g.flatten() for g in found])
+        gradients = torch.autograd.grad(F.cross_entropy(logits, client.batch.y), parameters)
+        return torch.cat([g.flatten() for g in gradients])
 
     uphill = gradient_at(theta)
     expected = theta - 0.1 * gradient_at(theta + 0.3 * uphill / uphill.norm())
     torch.nn.utils.vector_to_parameters(theta, parameters)
     client.train()
-    found = torch.nn.utils.parameters_to_vector(parameters).detach()
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    assert (found - (theta - 0.1 * uphill)).abs().max() > 1e-3  # FedAvg's step is another
+    weights = torch.nn.utils.parameters_to_vector(parameters).detach()
+    torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
+    assert (weights - (theta - 0.1 * uphill)).abs().max() > 1e-3  # FedAvg's step is another
 
 
 @pytest.mark.parametrize("stack", [[], ["stack=3"]])

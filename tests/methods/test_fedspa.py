@@ -115,12 +115,12 @@ def parameters(layer: torch.nn.Module) -> dict[str, np.ndarray]:
 def neighbours(graph: ClientGraph) -> list[tuple[int, int, int, float]]:
     """(v, u, type, 1/√(d_v d_u)) for each directed edge u → v, from Eq. (4) as it reads."""
     degree = dense_adjacency(graph).sum(1)
-    found = []
+    entries = []
     for u, v in graph.edge_index.T.tolist():
         visible = graph.train_mask[u] and graph.train_mask[v]
         alike = HOM if graph.y[u] == graph.y[v] else HET
-        found.append((v, u, alike if visible else UNK, 1 / np.sqrt(degree[v] * degree[u])))
-    return found
+        entries.append((v, u, alike if visible else UNK, 1 / np.sqrt(degree[v] * degree[u])))
+    return entries
 
 
 def plain_layer(z: np.ndarray, layer: torch.nn.Module, graph: ClientGraph) -> np.ndarray:
@@ -206,14 +206,14 @@ def losses(graph: ClientGraph, seed: int, **params: Any) -> list[float]:
     model = build(replace(cfg.model, dropout=0.0), 3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.train.lr)
     given, rows = model.prepare(graph), graph.train_mask
-    found: list[float] = []
+    curve: list[float] = []
     for _ in range(25):
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(given)[rows], graph.y[rows])
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        curve.append(loss.item())
+    return curve
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -551,8 +551,8 @@ def test_the_rest_is_averaged_as_configured(run, monkeypatch, tmp_path, rest, we
     sent = replies_of(messages)
     areas = np.array([high_frequency_area(client_graph(i, int(n))) for i, n in enumerate(NODES)])
     prior = bias_weights(*prior_biases(areas, NODES))
-    for name, own in (("layers.0.theta_self", weights), ("layers.0.theta_phi_weight", prior)):
-        np.testing.assert_allclose(finished.arrays[name], mean_of(sent, name, own), rtol=1e-5, atol=1e-7)
+    for name, shares in (("layers.0.theta_self", weights), ("layers.0.theta_phi_weight", prior)):
+        np.testing.assert_allclose(finished.arrays[name], mean_of(sent, name, shares), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -635,19 +635,19 @@ def test_messages_carry_what_is_declared(run, monkeypatch, overrides, extra):
         finished = run("strategy=fedspa", *SGD, "rounds=2", *overrides)
     shapes = {name: array.shape for name, array in finished.arrays.items()}
     channels = {name: shape for name, shape in shapes.items() if parameter_group(name) in ("hom", "het")}
-    seen, found = set(), set()
+    seen, scalars = set(), set()
     for direction, _, content in messages:
         groups = {g: {n: tuple(a.shape) for n, a in r.items()} for g, r in content.array_records.items()}
         expected = {MODEL: shapes} | (dict.fromkeys(extra, channels) if direction == "up" else {})
         assert groups in ({}, expected)
         seen |= {(direction, frozenset(groups))}
         for record in content.metric_records.values():
-            found |= set(record)
+            scalars |= set(record)
             assert all(len(value) == 1 for value in record.values() if isinstance(value, list))
     assert {("down", frozenset({MODEL})), ("up", frozenset({MODEL, *extra}))} <= seen
-    scores = {key for key in found if key.startswith(("val-", "test-"))}
+    scores = {key for key in scalars if key.startswith(("val-", "test-"))}
     described = {"client", "num_train", "num_features", "num_classes", "num_nodes", "high_frequency_area", "protocol"}
-    assert found - scores == described | {"train-loss"}
+    assert scalars - scores == described | {"train-loss"}
     f, h, c = 5, 8, 3
     p, m = 3 * (f * h + h * c) + (f + 1) + (h + 1) + h + c, 2 * (f * h + h * c)
     assert (count(shapes), count(channels)) == (p, m)
@@ -850,8 +850,8 @@ def test_a_second_share_of_another_shape_is_refused(run, monkeypatch):
     def odd(self, phase, *args):
         if self.graph.client == 1 and phase == "train":
             raise FedGraphError("out of order")
-        groups, found = original(self, phase, *args)
-        return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), found
+        groups, numbers = original(self, phase, *args)
+        return ({FISHER: {n: a[:1] for n, a in groups[FISHER].items()}} if phase == "share_again" else groups), numbers
 
     patch_replies(monkeypatch, odd)
     with pytest.raises(FedGraphError, match="of shape"):

@@ -38,12 +38,12 @@ def test_returns_by_powers_of_the_whole_matrix(directed, block):
     out = a.sum(0)
     walk = a / np.where(out > 0, out, 1)
     expected = np.stack([np.linalg.matrix_power(walk, k).diagonal() for k in range(1, 7)], axis=1)
-    found = return_probabilities(adjacency(edges, N), 6, block)
-    np.testing.assert_allclose(found, expected, atol=1e-15)
-    assert not found[:, 0].any()
-    assert not found[5].any()
-    assert found.min() >= 0
-    assert found.max() <= 1
+    probabilities = return_probabilities(adjacency(edges, N), 6, block)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-15)
+    assert not probabilities[:, 0].any()
+    assert not probabilities[5].any()
+    assert probabilities.min() >= 0
+    assert probabilities.max() <= 1
 
 
 def test_walks_that_take_long_say_so_beforehand(monkeypatch, caplog):
@@ -58,14 +58,14 @@ def test_walks_that_take_long_say_so_beforehand(monkeypatch, caplog):
 
 def test_the_encoding_follows_its_nodes():
     edges = torch.cat([client_graph(0, N).edge_index, torch.tensor([[3], [3]])], dim=1)  # a loop counts nowhere
-    found = structure_encoding(edges, N, 5, 4)
-    assert found.shape == (N, 9)
+    encoding = structure_encoding(edges, N, 5, 4)
+    assert encoding.shape == (N, 9)
     degree = dense(edges[:, edges[0] != edges[1]]).sum(1).clip(1, 4)
-    np.testing.assert_array_equal(found[:, 5:].argmax(1) + 1, degree)
-    np.testing.assert_array_equal(found[:, 5:].sum(1), np.ones(N))
+    np.testing.assert_array_equal(encoding[:, 5:].argmax(1) + 1, degree)
+    np.testing.assert_array_equal(encoding[:, 5:].sum(1), np.ones(N))
     order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
     moved = structure_encoding(order[edges], N, 5, 4)
-    torch.testing.assert_close(moved[order], found)
+    torch.testing.assert_close(moved[order], encoding)
 
 
 @pytest.mark.parametrize("convolution", ["gin", "gcn", "none"])
@@ -128,8 +128,8 @@ def test_wrong_keys_are_refused(word):
 def test_a_client_of_isolated_nodes_has_an_encoding():
     graph = client_graph(0, N)
     alone = ClientGraph(**{**vars(graph), "edge_index": torch.zeros(2, 0, dtype=torch.int64)})
-    found = structure_encoding(alone.edge_index, N, 3, 2)
-    torch.testing.assert_close(found, torch.tensor([[0, 0, 0, 1, 0]] * N, dtype=torch.float64))
+    encoding = structure_encoding(alone.edge_index, N, 3, 2)
+    torch.testing.assert_close(encoding, torch.tensor([[0, 0, 0, 1, 0]] * N, dtype=torch.float64))
 
 
 def test_the_structure_that_is_told_of_is_what_the_network_reads():
@@ -140,5 +140,5 @@ def test_the_structure_that_is_told_of_is_what_the_network_reads():
         read = []
         client.model.fuse.register_forward_pre_hook(lambda _, args: read.append(args[0]))
         client.model.eval()
-        found = client.model.representations(client.inputs)["structure"]
-    torch.testing.assert_close(found, read[0][:, -found.size(1) :], rtol=0, atol=0)
+        structure = client.model.representations(client.inputs)["structure"]
+    torch.testing.assert_close(structure, read[0][:, -structure.size(1) :], rtol=0, atol=0)

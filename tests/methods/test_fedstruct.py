@@ -19,20 +19,20 @@ from tests.support import Finished, assert_same_arrays, call_fresh, recorded_mes
 
 def parameters(finished: Finished) -> dict[str, np.ndarray]:
     """θ_f, θ_s and S after the last round, by FedStruct-B's names, wherever the variant keeps them."""
-    found = {}
+    arrays = {}
     for key, tensor in read_tensors(finished.out / "checkpoint.safetensors")[0].items():
         group, _, name = key.removeprefix("server/method/").partition("/")
         if group == "arrays":
-            found[name] = tensor.numpy()
+            arrays[name] = tensor.numpy()
         elif group in ("s", "g", "held"):  # FedStruct-B's S, the privacy variant's θ_s, both of FedStruct-A's
             kept = {"s": "s", "g": f"g.{name}", "held": name.removeprefix("structure/").replace("/", ".")}[group]
-            found[kept.removeprefix("structure.")] = tensor.numpy()
+            arrays[kept.removeprefix("structure.")] = tensor.numpy()
     if finished.cfg.strategy.name == "fedstruct_private":
         files = [sorted(folder.glob("round_*"))[-1] for folder in sorted(finished.out.glob("state/*/client_*"))]
-        found["s"] = np.empty((N, read_tensors(files[0])[0]["method/own_s"].shape[1]))
+        arrays["s"] = np.empty((N, read_tensors(files[0])[0]["method/own_s"].shape[1]))
         for graph, file in zip(world(), files, strict=True):
-            found["s"][graph.node_id.numpy()] = read_tensors(file)[0]["method/own_s"].numpy()
-    return found
+            arrays["s"][graph.node_id.numpy()] = read_tensors(file)[0]["method/own_s"].numpy()
+    return arrays
 
 
 class Central:
@@ -48,10 +48,10 @@ class Central:
         self.y, self.train = torch.zeros(N, dtype=torch.int64), torch.zeros(N, dtype=torch.bool)
         self.s = torch.zeros(N, self.model.structure_width, dtype=torch.float64)
         for graph in graphs:
-            ids, own = graph.node_id, torch.eye(graph.num_nodes, dtype=torch.float64)
-            own[graph.edge_index[0], graph.edge_index[1]] = 1
-            own = torch.linalg.matrix_power(own / own.sum(1, keepdim=True), cfg.model.params["hops"])
-            self.local[ids[:, None], ids] = own
+            ids, walk = graph.node_id, torch.eye(graph.num_nodes, dtype=torch.float64)
+            walk[graph.edge_index[0], graph.edge_index[1]] = 1
+            walk = torch.linalg.matrix_power(walk / walk.sum(1, keepdim=True), cfg.model.params["hops"])
+            self.local[ids[:, None], ids] = walk
             self.x[ids], self.y[ids], self.train[ids] = graph.x.double(), graph.y, graph.train_mask
             drawn = structure_features.hop2vec(graph.num_nodes, self.s.size(1), cfg.seed, graph.client)
             self.s[ids] = torch.from_numpy(drawn)
@@ -75,10 +75,10 @@ def test_summed_client_gradients_are_the_central_gradient(train, kind, mlp):
     finished = train(*plain, f"model.structure_mlp={mlp}", kind=kind)
     central = Central(finished, world(kind), kind)
     central.loss().backward()
-    found = parameters(finished)
-    assert found.keys() == central.parameters().keys()
+    arrays = parameters(finished)
+    assert arrays.keys() == central.parameters().keys()
     for name, start in central.parameters().items():
-        np.testing.assert_allclose(found[name], (start - start.grad).detach(), atol=1e-12, rtol=0, err_msg=name)
+        np.testing.assert_allclose(arrays[name], (start - start.grad).detach(), atol=1e-12, rtol=0, err_msg=name)
 
 
 def test_gradient_of_s_is_equation_24(train):
@@ -103,9 +103,9 @@ def test_one_client_is_the_central_decoupled_network(train, name):
         central.loss().backward()
         optimizer.step()
     expected = {n: p.detach() for n, p in central.parameters().items()}
-    found = parameters(finished) if name != "fedstruct_private" else dict(finished.arrays)
-    assert set(found) <= set(expected)
-    for key, array in found.items():
+    arrays = parameters(finished) if name != "fedstruct_private" else dict(finished.arrays)
+    assert set(arrays) <= set(expected)
+    for key, array in arrays.items():
         np.testing.assert_allclose(array, expected[key], atol=1e-10, err_msg=key)
     central.model.eval()
     right = (central.logits().argmax(1) == central.y)[world(partition="one")[0].test_mask].double().mean()
@@ -128,9 +128,9 @@ def test_a_and_b_and_the_privacy_variant_agree(train, overrides):
     runs = [train(f"strategy={name}", "checkpoint_every=3", *overrides) for name in names]
     b, *others = map(parameters, runs)
     assert {"s", "f.first.weight"} <= b.keys()
-    for name, found in zip(names[1:], others, strict=True):
-        assert found.keys() == b.keys(), name
-        for key, array in found.items():
+    for name, arrays in zip(names[1:], others, strict=True):
+        assert arrays.keys() == b.keys(), name
+        for key, array in arrays.items():
             np.testing.assert_allclose(array, b[key], atol=1e-12, rtol=0, err_msg=f"{name} {key}")
     for finished in runs[1:]:
         for ours, b_round in zip(finished.rounds, runs[0].rounds, strict=True):
@@ -301,9 +301,9 @@ def test_a_part_of_the_clients_trains_by_its_own_mean(train):
     b, a, private = (
         parameters(train(f"strategy={name}", *overrides)) for name in ("fedstruct", "fedstruct_a", "fedstruct_private")
     )
-    for found in (a, private):
+    for arrays in (a, private):
         for key, array in b.items():
-            np.testing.assert_allclose(found[key], array, atol=1e-12, err_msg=key)
+            np.testing.assert_allclose(arrays[key], array, atol=1e-12, err_msg=key)
 
 
 @pytest.mark.parametrize(
@@ -350,9 +350,9 @@ def test_graphsage_backbone_of_figure_3(train):
     ]
     plain = ["train.optimizer=sgd", "train.lr=1", "train.weight_decay=0"]
     finished = train(*overrides, *plain)
-    found, graphs, cfg = parameters(finished), world(), finished.cfg
+    arrays, graphs, cfg = parameters(finished), world(), finished.cfg
     torch.manual_seed(derive_seed(cfg.seed, "model"))
-    own = models.build(cfg.model, F, C).double()
+    network = models.build(cfg.model, F, C).double()
     torch.manual_seed(derive_seed(cfg.seed, "structure model"))
     wide = models.build(cfg.model, 6, C).double()
     s = torch.zeros(N, 6, dtype=torch.float64)
@@ -364,10 +364,10 @@ def test_graphsage_backbone_of_figure_3(train):
     z = wide(replace(inputs, x=s))
     losses = []
     for graph in graphs:
-        logits = own(own.prepare(graph, dtype=torch.float64)) + z[graph.node_id]
+        logits = network(network.prepare(graph, dtype=torch.float64)) + z[graph.node_id]
         rows = graph.train_mask
         losses.append(torch.nn.functional.cross_entropy(logits[rows], graph.y[rows], reduction="sum"))
     (sum(losses) / whole.train_mask.sum()).backward()
-    np.testing.assert_allclose(found["s"], (s - s.grad).detach(), atol=1e-12)
-    for name, parameter in own.named_parameters():
+    np.testing.assert_allclose(arrays["s"], (s - s.grad).detach(), atol=1e-12)
+    for name, parameter in network.named_parameters():
         np.testing.assert_allclose(finished.arrays[name], (parameter - parameter.grad).detach(), atol=1e-12)

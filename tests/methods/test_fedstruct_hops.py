@@ -141,12 +141,12 @@ def test_a_run_that_the_machine_has_no_memory_for_is_refused_before_it_starts(ru
     free = 100
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free, total=free))
     monkeypatch.setattr(GraphStrategy, "start", lambda *_: pytest.fail("it started"))
-    with pytest.raises(FedGraphError) as found:
+    with pytest.raises(FedGraphError) as error:
         run("strategy=fedstruct", "model.structure_hops=6", sizes=(40, 40, 40))
     assert re.fullmatch(
         r"strategy=fedstruct needs about 0\.0 GB for its clients, but this machine has 0\.0 GB free: set "
         r"strategy\.prune \(30 in the paper\), or lower model\.structure_hops",
-        str(found.value),
+        str(error.value),
     )
 
 

@@ -184,9 +184,9 @@ def test_graphlets_are_those_that_looking_at_all_subgraphs_finds(size):
     rng = np.random.default_rng(size)
     edges = rng.integers(8, size=(2, 14))
     dense = undirected(edges[0], edges[1], 8, np.float64).toarray().astype(int)
-    found = counted(edges, 8, size)
-    assert sorted(tuple(column) for column in found.T if column.any()) == orbits_by_force(dense, size)
-    assert found.shape[1] == {4: 15, 5: 73}[size]
+    counts = counted(edges, 8, size)
+    assert sorted(tuple(column) for column in counts.T if column.any()) == orbits_by_force(dense, size)
+    assert counts.shape[1] == {4: 15, 5: 73}[size]
 
 
 def test_graphlets_are_standardised_by_orbit():
@@ -277,10 +277,10 @@ def test_protocol_sizes_each_network_by_table_4():
     }
     for dataset, expected in table.items():
         cfg = compose(["protocol=fedstruct", f"dataset={dataset}", "strategy=fedstruct"])
-        own = cfg.model.params
-        sizes = (own["hops"], own["structure_hops"], cfg.model.hidden, own["structure_layers"])
+        params = cfg.model.params
+        sizes = (params["hops"], params["structure_hops"], cfg.model.hidden, params["structure_layers"])
         assert (cfg.rounds, cfg.train.lr, cfg.train.weight_decay, *sizes) == expected
-        assert own["structure_width"] == 256
+        assert params["structure_width"] == 256
         assert (cfg.split.scope, cfg.split.train, cfg.evaluation.select) == ("global", 0.1, "last")
         baseline = compose(["protocol=fedstruct", f"dataset={dataset}", "strategy=fedgrad"])
         assert baseline.model.name == "sage"

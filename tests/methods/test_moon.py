@@ -40,8 +40,8 @@ def test_rounds_by_hand(run, monkeypatch):
 
 def test_contrast_by_hand():
     z, to, away = (np.random.default_rng(i).normal(size=(7, 5)) for i in range(3))
-    found = contrast(*(torch.from_numpy(a) for a in (z, to, away)), temperature=TAU)
-    assert float(found) == pytest.approx(contrast_by_hand(z, to, away), rel=1e-12)
+    loss = contrast(*(torch.from_numpy(a) for a in (z, to, away)), temperature=TAU)
+    assert float(loss) == pytest.approx(contrast_by_hand(z, to, away), rel=1e-12)
     same = contrast(*(torch.from_numpy(a) for a in (z, to, to)), temperature=TAU)
     assert float(same) == pytest.approx(np.log(2), rel=1e-12)
 

@@ -45,12 +45,12 @@ def covering():
     rows = [dict(zip(CHOICES, values, strict=True)) for values in itertools.product(*CHOICES.values())]
     rows = [row for row in rows if not refused(row)]
     pairs = [set(itertools.combinations(row.items(), 2)) for row in rows]
-    left, found = set().union(*pairs), []
+    left, cover = set().union(*pairs), []
     while left:
         best = max(range(len(rows)), key=lambda index: len(pairs[index] & left))
         left -= pairs[best]
-        found.append(rows[best])
-    return found
+        cover.append(rows[best])
+    return cover
 
 
 def overrides_of(chosen):
@@ -104,18 +104,18 @@ def by_hand(chosen, x, cohorts):
     """The model after these cohorts, from x. c, c_i and h_i as in SCAFFOLD and FedDC; FedDyn has h_i only."""
     controlled, drifting = chosen["variates"] in ("scaffold", "feddc"), chosen["variates"] in ("feddyn", "feddc")
     c, h, state = 0 * x, 0 * x, {}
-    own, drift = [0 * x] * 3, [0 * x] * 3
+    variates, drift = [0 * x] * 3, [0 * x] * 3
     for cohort in cohorts:
         ends, changes = [], []
         for i in cohort:
-            pull = (c - own[i]) * controlled
+            pull = (c - variates[i]) * controlled
 
             def correction(moved, i=i, pull=pull):
                 return pull + ALPHA * (moved + drift[i]) * drifting
 
             y = end(chosen, x, i, correction)
             change = (x - y) / (STEPS[i] * LR) - c
-            own[i], drift[i] = own[i] + change * controlled, drift[i] + y - x
+            variates[i], drift[i] = variates[i] + change * controlled, drift[i] + y - x
             ends.append(y)
             changes.append(change)
         way = ruled(chosen, np.stack(ends) - x)

@@ -136,9 +136,9 @@ def test_a_server_optimiser_keeps_its_moments_beside_what_a_method_keeps(run, op
     """FedFA with almost no drawn features is FedAvg."""
     words = [*SERVERS[optimizer][1], f"strategy.server_optimizer={optimizer}", "rounds=3", "model.dropout=0"]
     expected = run(*words).arrays
-    found = run(*words, "strategy=fedfa", "strategy.p=1e-12")
-    assert_same_arrays(found.arrays, expected)
-    assert not any(record["failed"] for record in found.rounds)
+    finished = run(*words, "strategy=fedfa", "strategy.p=1e-12")
+    assert_same_arrays(finished.arrays, expected)
+    assert not any(record["failed"] for record in finished.rounds)
 
 
 def test_a_client_keeps_the_state_of_parts_beside_what_a_method_keeps():
@@ -219,7 +219,7 @@ def test_the_contrastive_term_with_control_variates_and_adam_on_the_server(run):
     overrides += ["strategy.variates=scaffold", "strategy.server_optimizer=adam", *SERVERS["adam"][1]]
     finished = run(*WORDS, *overrides)
     theta = run(*WORDS, *overrides, "rounds=1", "train.local_steps=0").arrays
-    c, own, states = dict.fromkeys(theta, 0.0), [dict.fromkeys(theta, 0.0)] * 3, {name: {} for name in theta}
+    c, controls, states = dict.fromkeys(theta, 0.0), [dict.fromkeys(theta, 0.0)] * 3, {name: {} for name in theta}
     previous = [None] * 3
     for cohort in (record["cohort"] for record in finished.rounds):
         ends, change = [], dict.fromkeys(theta, 0.0)
@@ -228,10 +228,10 @@ def test_the_contrastive_term_with_control_variates_and_adam_on_the_server(run):
             p, to = theta, moon.hidden(theta, x)
             for _ in range(2):
                 moved = moon.step(p, x, labels, to, to if previous[i] is None else previous[i])
-                p = {name: moved[name] - LR * (c[name] - own[i][name]) for name in p}
-            new = {name: own[i][name] - c[name] + (theta[name] - p[name]) / (2 * LR) for name in p}
-            change = {name: change[name] + (new[name] - own[i][name]) / 3 for name in p}
-            own[i], previous[i] = new, moon.hidden(p, x)
+                p = {name: moved[name] - LR * (c[name] - controls[i][name]) for name in p}
+            new = {name: controls[i][name] - c[name] + (theta[name] - p[name]) / (2 * LR) for name in p}
+            change = {name: change[name] + (new[name] - controls[i][name]) / 3 for name in p}
+            controls[i], previous[i] = new, moon.hidden(p, x)
             ends.append(p)
         means = {name: np.mean([p[name] for p in ends], axis=0) for name in theta}
         theta = {name: SERVERS["adam"][0](theta[name], means[name], states[name]) for name in theta}
@@ -249,20 +249,20 @@ def test_dittos_second_model_beside_a_proximal_term(run):
     finished = run(*overrides)
     w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
     parties = [hand.Party(client) for client in range(3)]
-    own, velocity, expected = [w] * 3, dict.fromkeys(w, 0.0), []
+    thetas, velocity, expected = [w] * 3, dict.fromkeys(w, 0.0), []
     for _ in range(rounds):
         ends = []
         for i, party in enumerate(parties):
             y = w
             for _ in range(hand.STEPS):
-                g, h = party.gradient(own[i]), party.gradient(y)
-                own[i] = hand.step(own[i], {n: g[n] + lam * (own[i][n] - w[n]) for n in w})
+                g, h = party.gradient(thetas[i]), party.gradient(y)
+                thetas[i] = hand.step(thetas[i], {n: g[n] + lam * (thetas[i][n] - w[n]) for n in w})
                 y = hand.step(y, {n: h[n] + mu * (y[n] - w[n]) for n in w})
             ends.append(y)
         mean = hand.mean(ends)
         velocity = {n: 0.6 * velocity[n] + mean[n] - w[n] for n in w}
         w = {n: w[n] + 0.5 * velocity[n] for n in w}
-        expected.append([party.loss(v, party.val) for party, v in zip(parties, own, strict=True)])
+        expected.append([party.loss(v, party.val) for party, v in zip(parties, thetas, strict=True)])
     np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
     for name, array in w.items():
         np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-12)
@@ -291,21 +291,21 @@ def ended(party, x, objective):
 
 
 def mixed_by_apfl(parties, w, objective):
-    own, alpha = [w] * 3, [0.5] * 3
+    thetas, alpha = [w] * 3, [0.5] * 3
     while True:
         ends = []
         for i, party in enumerate(parties):
             y = w
             for k in range(hand.STEPS):
-                slope, share = party.gradient(hand.mix(own[i], y, alpha[i])), alpha[i]
+                slope, share = party.gradient(hand.mix(thetas[i], y, alpha[i])), alpha[i]
                 if not k:
-                    along = sum(((own[i][n] - y[n]) * slope[n]).sum() for n in w)
+                    along = sum(((thetas[i][n] - y[n]) * slope[n]).sum() for n in w)
                     alpha[i] = min(max(share - hand.LR * along, 0.0), 1.0)
-                own[i] = hand.step(own[i], {n: share * slope[n] for n in w})
+                thetas[i] = hand.step(thetas[i], {n: share * slope[n] for n in w})
                 y = stepped(party, y, w, objective)
             ends.append(y)
         w = hand.mean(ends)
-        yield [hand.mix(v, w, share) for v, share in zip(own, alpha, strict=True)]
+        yield [hand.mix(v, w, share) for v, share in zip(thetas, alpha, strict=True)]
 
 
 def tuned_plainly(parties, w, objective):
@@ -345,7 +345,7 @@ def test_what_is_personal_trains_without_the_terms_that_the_shared_model_has(run
     w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
     parties = [hand.Party(client) for client in range(3)]
     models = itertools.islice(by_hand(parties, w, objective), 3)
-    expected = [[party.loss(v, party.val) for party, v in zip(parties, own, strict=True)] for own in models]
+    expected = [[party.loss(v, party.val) for party, v in zip(parties, thetas, strict=True)] for thetas in models]
     np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
 
 
@@ -376,15 +376,15 @@ def test_control_variates_of_a_proximal_objective_with_adam_on_the_server(run, c
     overrides = ["strategy.variates=scaffold", "strategy.objective=[prox]", f"strategy.prox.mu={mu}", *rule[1]]
     overrides += ["strategy.server_optimizer=adam", "train.local_steps=2", f"strategy.fraction={cohorts}"]
     finished = run(*WORDS, *overrides)
-    x, c, own, state = start(run), 0.0, [0.0] * 3, {}
+    x, c, controls, state = start(run), 0.0, [0.0] * 3, {}
     for cohort in (record["cohort"] for record in finished.rounds):
         ends, change = [], 0.0
         for i in cohort:
             y = x
             for _ in range(2):
-                y = y - LR * (gradient(y, i) + mu * (y - x) + c - own[i])
-            new = own[i] - c + (x - y) / (2 * LR)
-            change, own[i] = change + (new - own[i]) / 3, new
+                y = y - LR * (gradient(y, i) + mu * (y - x) + c - controls[i])
+            new = controls[i] - c + (x - y) / (2 * LR)
+            change, controls[i] = change + (new - controls[i]) / 3, new
             ends.append(y)
         x, c = rule[0](x, np.mean(ends, axis=0), state), c + change
     np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)
@@ -398,19 +398,19 @@ def test_dual_variables_beside_dittos_second_model(run):
     finished = run(*overrides, "strategy.weighting=uniform")
     w = {n: t.double().numpy().copy() for n, t in made("fedavg").model.state_dict().items()}
     parties = [hand.Party(client) for client in range(3)]
-    own, drifts, expected = [w] * 3, [dict.fromkeys(w, 0.0)] * 3, []
+    thetas, drifts, expected = [w] * 3, [dict.fromkeys(w, 0.0)] * 3, []
     for _ in range(rounds):
         ends = []
         for i, party in enumerate(parties):
             y = w
             for _ in range(hand.STEPS):
-                g, f = party.gradient(own[i]), party.gradient(y)
-                own[i] = hand.step(own[i], {n: g[n] + lam * (own[i][n] - w[n]) for n in w})
+                g, f = party.gradient(thetas[i]), party.gradient(y)
+                thetas[i] = hand.step(thetas[i], {n: g[n] + lam * (thetas[i][n] - w[n]) for n in w})
                 y = hand.step(y, {n: f[n] + alpha * (y[n] - w[n] + drifts[i][n]) for n in w})
             drifts[i] = {n: drifts[i][n] + y[n] - w[n] for n in w}
             ends.append(y)
         w = {n: sum(e[n] + d[n] for e, d in zip(ends, drifts, strict=True)) / 3 for n in w}
-        expected.append([party.loss(v, party.val) for party, v in zip(parties, own, strict=True)])
+        expected.append([party.loss(v, party.val) for party, v in zip(parties, thetas, strict=True)])
     np.testing.assert_allclose(scores_by_client(finished), expected, rtol=1e-9)
     for name, array in w.items():
         np.testing.assert_allclose(finished.arrays[name], array, rtol=0, atol=1e-12)

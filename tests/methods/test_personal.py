@@ -81,10 +81,10 @@ def test_the_clients_own_model_is_another_than_the_shared_one(method, run):
 def test_the_shared_model_is_fedavgs_bit_for_bit(method, overrides, run, baseline):
     """With dropout, whose stream the own model must not disturb."""
     rounds = ["rounds=4", "model.norm=batch", *overrides]
-    own, fedavg = run(f"strategy={method}", *rounds), baseline(*rounds)
-    assert_same_arrays(own.arrays, fedavg.arrays)
+    finished, fedavg = run(f"strategy={method}", *rounds), baseline(*rounds)
+    assert_same_arrays(finished.arrays, fedavg.arrays)
     for key in ("val_loss", "test_loss"):
-        assert [r["metrics"][f"global_{key}"] for r in own.rounds] == [r["metrics"][key] for r in fedavg.rounds]
+        assert [r["metrics"][f"global_{key}"] for r in finished.rounds] == [r["metrics"][key] for r in fedavg.rounds]
 
 
 @pytest.mark.parametrize("method", PERSONAL)
@@ -230,23 +230,23 @@ def models_of(finished: Finished) -> dict[str, np.ndarray]:
 
 
 def test_the_identity_is_local(run):
-    own, local = run(*server(Identity), "rounds=4"), run("strategy=local", "rounds=4")
-    assert scores_by_client(own) == scores_by_client(local)
-    assert [r["train"] for r in own.rounds] == [r["train"] for r in local.rounds]
+    finished, local = run(*server(Identity), "rounds=4"), run("strategy=local", "rounds=4")
+    assert scores_by_client(finished) == scores_by_client(local)
+    assert [r["train"] for r in finished.rounds] == [r["train"] for r in local.rounds]
 
 
 def test_the_identity_on_what_is_shared_alone_is_local(run):
-    own = run(*server(Identity), "strategy.private=[head]", "rounds=4")
-    assert scores_by_client(own) == scores_by_client(run("strategy=local", "rounds=4"))
-    assert not any("head" in name for name in models_of(own))
+    finished = run(*server(Identity), "strategy.private=[head]", "rounds=4")
+    assert scores_by_client(finished) == scores_by_client(run("strategy=local", "rounds=4"))
+    assert not any("head" in name for name in models_of(finished))
 
 
 def test_uniform_rows_are_fedavg(run):
     overrides = ["strategy.weighting=uniform", "dtype=float64", "rounds=4"]
-    own, fedavg = run(*server(Uniform), *overrides), run(*overrides)
-    for name, array in models_of(own).items():
+    finished, fedavg = run(*server(Uniform), *overrides), run(*overrides)
+    for name, array in models_of(finished).items():
         np.testing.assert_allclose(array, fedavg.arrays[name.partition("/")[2]], rtol=1e-12, atol=1e-12)
-    for name, array in own.arrays.items():
+    for name, array in finished.arrays.items():
         np.testing.assert_allclose(array, fedavg.arrays[name], rtol=1e-12, atol=1e-12)
 
 
@@ -255,12 +255,12 @@ def test_a_row_is_the_recipe_of_its_client(run, monkeypatch):
     with recorded_messages(monkeypatch) as messages:
         finished = run(*server(Neighbour), "rounds=1")
     up = [c.array_records[MODEL] for way, _, c in messages if way == "up" and MODEL in c.array_records]
-    own = models_of(finished)
-    assert len(own) == 3 * len(up[0])
+    models = models_of(finished)
+    assert len(models) == 3 * len(up[0])
     for name in up[0]:
         a, b, c = (record[name].numpy().astype(np.float64) for record in up)
         for client, wanted in enumerate(((a + b) / 2, (b + c) / 2, (c + a) / 2)):
-            np.testing.assert_array_equal(own[f"{client}/{name}"], wanted.astype(np.float32))
+            np.testing.assert_array_equal(models[f"{client}/{name}"], wanted.astype(np.float32))
         np.testing.assert_allclose(finished.arrays[name], (6 * a + 8 * b + 10 * c) / 24, rtol=1e-5, atol=1e-7)
 
 
@@ -275,19 +275,19 @@ def test_an_absent_client_keeps_its_model_and_a_new_one_starts_from_the_mean(run
     node_of = dict(enumerate(sorted({node for _, node, _ in down})))
     cohorts = [record["cohort"] for record in finished.rounds]
     up = [c for way, _, c in messages if way == "up" and MODEL in c.array_records]
-    own: dict[int, dict[str, np.ndarray]] = {}
+    models: dict[int, dict[str, np.ndarray]] = {}
     mean: dict[str, np.ndarray] | None = None
     answers = iter(up)
     for server_round, cohort in enumerate(cohorts, 1):
         for client in cohort:
             (sent,) = [record for r, node, record in down if (r, node) == (server_round, node_of[client])]
-            if expected := own.get(client, mean):
+            if expected := models.get(client, mean):
                 for name, array in expected.items():
                     np.testing.assert_allclose(sent[name].numpy(), array, rtol=1e-6, atol=1e-7)
         replies = {client: next(answers)[MODEL] for client in cohort}
         first, second = cohort
         half = {n: (replies[first][n].numpy() + replies[second][n].numpy()) / 2 for n in finished.arrays}
-        own |= {first: half, second: half}
+        models |= {first: half, second: half}
         weights = {client: (6, 8, 10)[client] for client in cohort}
         mean = {
             n: sum(w * replies[c][n].numpy() for c, w in weights.items()) / sum(weights.values())
@@ -296,7 +296,7 @@ def test_an_absent_client_keeps_its_model_and_a_new_one_starts_from_the_mean(run
     assert len({tuple(cohort) for cohort in cohorts}) > 1
     for name, array in models_of(finished).items():
         client, _, part = name.partition("/")
-        np.testing.assert_allclose(array, own[int(client)][part], rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(array, models[int(client)][part], rtol=1e-6, atol=1e-7)
 
 
 def test_mixed_models_are_resumed(run):

@@ -20,31 +20,31 @@ Scored = Iterator[list[Theta]]
 
 
 def ditto(parties: list[Party], w: Theta, lam: float) -> Scored:
-    own = [w] * 3
+    thetas = [w] * 3
     for _ in range(ROUNDS):
         for i, party in enumerate(parties):
             for _ in range(STEPS):
-                slope = party.gradient(own[i])
-                own[i] = step(own[i], {n: slope[n] + lam * (own[i][n] - w[n]) for n in w})
+                slope = party.gradient(thetas[i])
+                thetas[i] = step(thetas[i], {n: slope[n] + lam * (thetas[i][n] - w[n]) for n in w})
         w = mean([trained(party, w) for party in parties])
-        yield own
+        yield thetas
 
 
 def apfl(parties: list[Party], w: Theta, adaptive: bool, mu: float = 0.0) -> Scored:
     """The proximal term holds w_i alone."""
-    own, alpha = [w] * 3, [0.5] * 3
+    thetas, alpha = [w] * 3, [0.5] * 3
     for _ in range(ROUNDS):
         local = [w] * 3
         for i, party in enumerate(parties):
             for k in range(STEPS):
-                slope, share = party.gradient(mix(own[i], local[i], alpha[i])), alpha[i]
+                slope, share = party.gradient(mix(thetas[i], local[i], alpha[i])), alpha[i]
                 if k == 0 and adaptive:
-                    along = sum(float(((own[i][n] - local[i][n]) * slope[n]).sum()) for n in w)
+                    along = sum(float(((thetas[i][n] - local[i][n]) * slope[n]).sum()) for n in w)
                     alpha[i] = min(max(share - LR * along, 0.0), 1.0)
-                own[i] = step(own[i], {n: share * slope[n] for n in w})
+                thetas[i] = step(thetas[i], {n: share * slope[n] for n in w})
                 local[i] = trained(party, local[i], 1, mu, w)
         w = mean(local)
-        yield [mix(v, w, share) for v, share in zip(own, alpha, strict=True)]
+        yield [mix(v, w, share) for v, share in zip(thetas, alpha, strict=True)]
     assert adaptive == (alpha != [0.5] * 3)
 
 
@@ -54,18 +54,18 @@ def fedala(parties: list[Party], w: Theta, eta: float, passes: int) -> Scored:
     for _ in range(ROUNDS):
         w, start = mean(local), []
         for i, party in enumerate(parties):
-            own = weights[i] or {n: np.ones_like(w[n]) for n in head}
+            mixture = weights[i] or {n: np.ones_like(w[n]) for n in head}
             apart = {n: w[n] - local[i][n] for n in head}
-            theta = w | {n: local[i][n] + own[n] * apart[n] for n in head}
+            theta = w | {n: local[i][n] + mixture[n] * apart[n] for n in head}
             for _ in range(1 if weights[i] else passes):
                 slope = party.gradient(theta)
-                own = {n: np.clip(own[n] - eta * slope[n] * apart[n], 0, 1) for n in head}
-                theta = w | {n: local[i][n] + own[n] * apart[n] for n in head}
-            weights[i] = own
+                mixture = {n: np.clip(mixture[n] - eta * slope[n] * apart[n], 0, 1) for n in head}
+                theta = w | {n: local[i][n] + mixture[n] * apart[n] for n in head}
+            weights[i] = mixture
             start.append(theta)
         yield start
         local = [trained(party, theta) for party, theta in zip(parties, start, strict=True)]
-    assert all(((own[n] > 0) & (own[n] < 1)).any() for own in weights for n in head)
+    assert all(((mixture[n] > 0) & (mixture[n] < 1)).any() for mixture in weights for n in head)
 
 
 def tuned(parties: list[Party], w: Theta, steps: int, mu: float = 0.0) -> Scored:
@@ -118,9 +118,9 @@ def test_ditto_is_held_the_nearer_the_larger_lambda():
         client = made("ditto", f"strategy.lam={lam}", "train.optimizer=sgd", "train.lr=0.1", "train.local_steps=20")
         received = client.get_parameters({})
         client.train()
-        own = client.memory["model"]
+        tensors = client.memory["model"]
         apart.append(
-            sum(float(((own[n].numpy() - w) ** 2).sum()) for n, w in zip(client.shared, received, strict=True))
+            sum(float(((tensors[n].numpy() - w) ** 2).sum()) for n, w in zip(client.shared, received, strict=True))
         )
     assert apart[0] > 2 * apart[1] > 4 * apart[2] > 0
 

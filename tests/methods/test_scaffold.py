@@ -16,22 +16,22 @@ UNEQUAL = f"train.local_steps_by_client={STEPS}"
 
 def by_hand(x, cohorts, option, rule, server_lr):
     """Eq. (3) to (5), and c after each round."""
-    p, c, own, sums = weights(rule), np.zeros_like(x), [np.zeros_like(x) for _ in range(3)], []
+    p, c, controls, sums = weights(rule), np.zeros_like(x), [np.zeros_like(x) for _ in range(3)], []
     for cohort in cohorts:
         ends, changes = [], []
         for i in cohort:
             y = x.copy()
             for _ in range(STEPS[i]):
-                y = y - LR * (gradient(y, i) + c - own[i])
-            new = gradient(x, i) if option == "I" else own[i] - c + (x - y) / (STEPS[i] * LR)
+                y = y - LR * (gradient(y, i) + c - controls[i])
+            new = gradient(x, i) if option == "I" else controls[i] - c + (x - y) / (STEPS[i] * LR)
             ends.append(y)
-            changes.append(new - own[i])
-            own[i] = new
+            changes.append(new - controls[i])
+            controls[i] = new
         x = x + server_lr * (mean_of(ends, p[cohort]) - x)
         c = c + sum(p[i] * change for i, change in zip(cohort, changes, strict=True))
-        sums.append((c, sum(p[i] * own[i] for i in range(3))))
-    for known, found in sums:
-        np.testing.assert_allclose(known, found, atol=1e-15)
+        sums.append((c, sum(p[i] * controls[i] for i in range(3))))
+    for known, total in sums:
+        np.testing.assert_allclose(known, total, atol=1e-15)
     return x
 
 

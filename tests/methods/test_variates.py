@@ -65,16 +65,16 @@ def test_shares_are_of_all_clients_where_a_share_is_capped(run, monkeypatch):
     left = 1 - 0.375
     p = [left * 6 / 14, left * 8 / 14, 0.375]
     assert [clients for clients, _ in shares] == [r["cohort"] for r in finished.rounds]
-    x, c, own = start(run), 0.0, [0.0, 0.0, 0.0]
-    for clients, found in shares:
-        assert found == pytest.approx(sum(p[i] for i in clients), rel=1e-12)
+    x, c, controls = start(run), 0.0, [0.0, 0.0, 0.0]
+    for clients, fraction in shares:
+        assert fraction == pytest.approx(sum(p[i] for i in clients), rel=1e-12)
         ends = []
         for i in clients:
             y = x
             for _ in range(2):
-                y = y - LR * (gradient(y, i) + c - own[i])
-            own[i] = own[i] - c + (x - y) / (2 * LR)
+                y = y - LR * (gradient(y, i) + c - controls[i])
+            controls[i] = controls[i] - c + (x - y) / (2 * LR)
             ends.append(y)
         # Two clients of which none may have more than 0.375 of a mean have equal weights in it.
-        x, c = np.mean(ends, axis=0), sum(p[i] * own[i] for i in range(3))
+        x, c = np.mean(ends, axis=0), sum(p[i] * controls[i] for i in range(3))
     np.testing.assert_allclose(vector(finished.arrays), x, rtol=0, atol=1e-12)

@@ -109,7 +109,7 @@ def trainer(run: Callable[..., Finished], folder: Path) -> Callable[..., Finishe
         graphs = world(kind, partition)
         for graph in graphs:
             graph.save(place / f"client_{graph.client:04d}.safetensors")
-        own = [] if any(word.startswith("model=") for word in overrides) else NETWORK
-        return run(f"graph={place}", "strategy=fedstruct", f"num_clients={len(graphs)}", *WORDS, *own, *overrides)
+        network = [] if any(word.startswith("model=") for word in overrides) else NETWORK
+        return run(f"graph={place}", "strategy=fedstruct", f"num_clients={len(graphs)}", *WORDS, *network, *overrides)
 
     return go

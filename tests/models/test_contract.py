@@ -91,11 +91,11 @@ def test_a_network_is_hidden_features_and_a_head_that_share_no_parameter(given, 
 def test_the_word_head_stands_for_every_networks_head(given):
     model, _ = variant(*given)
     head = model.head_names()
-    own = [name for name in model.shared([""]) if not name.startswith(model.private)]
-    assert 0 < len(head) < len(own)
+    names = [name for name in model.shared([""]) if not name.startswith(model.private)]
+    assert 0 < len(head) < len(names)
     for word in ("head", "head."):
         assert list(model.shared([word])) == head
-        assert list(model.shared([""], private=[word])) == [name for name in own if name not in head]
+        assert list(model.shared([""], private=[word])) == [name for name in names if name not in head]
     assert not model.shared(["head"], private=["head"])
 
 

@@ -47,8 +47,8 @@ def logits(model: Any, g: Any) -> Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_edge_features_of_zero_equal_the_network_without(name, options):
     g, model, plain = graph(), network(name, **options), network(name, 0, **options)
-    own = plain.state_dict()
-    plain.load_state_dict({key: value for key, value in model.state_dict().items() if key in own}, strict=False)
+    state = plain.state_dict()
+    plain.load_state_dict({key: value for key, value in model.state_dict().items() if key in state}, strict=False)
     g.edge_attr = torch.zeros(E, D)
     zero = logits(model, g)
     g.edge_attr = torch.zeros(E, 0)
@@ -85,19 +85,19 @@ def test_gine_equals_pyg():
     from torch_geometric import nn as pyg
 
     g = graph()
-    own = GINEConv(F, 7, D).double()
-    first, last = own.mlp[0], own.mlp[2]
+    convolution = GINEConv(F, 7, D).double()
+    first, last = convolution.mlp[0], convolution.mlp[2]
     both = nn.Sequential(nn.Linear(F, 7), nn.ReLU(), nn.Linear(7, 7)).double()
     expected = pyg.GINEConv(both, eps=0.25, edge_dim=D).double()  # initialises `both` again
     both.load_state_dict(
         {"0.weight": first.weight.T, "0.bias": first.bias, "2.weight": last.weight.T, "2.bias": last.bias}
     )
     expected.lin = nn.Linear(D, F, bias=False).double()
-    expected.lin.weight = nn.Parameter(own.edge.T)
+    expected.lin.weight = nn.Parameter(convolution.edge.T)
     with torch.no_grad():
-        own.eps.fill_(0.25)
+        convolution.eps.fill_(0.25)
     x, e = g.x.double(), g.edge_attr.double()
-    torch.testing.assert_close(own(x, g.edge_index, e), expected(x, g.edge_index, e), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(convolution(x, g.edge_index, e), expected(x, g.edge_index, e), rtol=1e-12, atol=1e-12)
 
 
 def test_pna_equals_pyg():
@@ -107,19 +107,19 @@ def test_pna_equals_pyg():
     histogram = g.edge_index[1].bincount(minlength=N).bincount()
     levels = torch.arange(len(histogram), dtype=torch.float64)
     delta = float(((levels + 1).log() * histogram).sum() / histogram.sum())
-    own = PNAConv(F, 7, D, delta).double()
+    convolution = PNAConv(F, 7, D, delta).double()
     scalers, aggregators = ["identity", "amplification", "attenuation"], ["mean", "min", "max", "std"]
     expected = pyg.PNAConv(F, 7, aggregators, scalers, histogram, edge_dim=D).double()
     expected.aggr_module.avg_deg_log = torch.tensor(delta, dtype=torch.float64)  # was rounded to float32
     with torch.no_grad():
         pre, post = expected.pre_nns[0][0], expected.post_nns[0][0]
-        expected.edge_encoder.weight.copy_(own.edge.T), expected.edge_encoder.bias.zero_()
-        pre.bias.copy_(own.pre.bias)
-        pre.weight.copy_(torch.cat([own.pre.weight, torch.eye(F)]).T)  # ours adds W_e e after W
-        post.weight.copy_(own.post.weight.T), post.bias.copy_(own.post.bias)
+        expected.edge_encoder.weight.copy_(convolution.edge.T), expected.edge_encoder.bias.zero_()
+        pre.bias.copy_(convolution.pre.bias)
+        pre.weight.copy_(torch.cat([convolution.pre.weight, torch.eye(F)]).T)  # ours adds W_e e after W
+        post.weight.copy_(convolution.post.weight.T), post.bias.copy_(convolution.post.bias)
         expected.lin.weight.copy_(torch.eye(7)), expected.lin.bias.zero_()
     x, e = g.x.double(), g.edge_attr.double()
-    torch.testing.assert_close(own(x, g.edge_index, e), expected(x, g.edge_index, e), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(convolution(x, g.edge_index, e), expected(x, g.edge_index, e), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("gatv2", "GATv2Conv"), ("transformer", "TransformerConv")])

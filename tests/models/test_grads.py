@@ -53,7 +53,7 @@ def client(*overrides, kind=GraphClient, num_nodes=90):
 def both(member):
     """Loss and gradients as the client leaves them, and as autograd does."""
     optimizer = begin_training(member)
-    found = []
+    passes = []
     for by_autograd in (False, True):
         reseed(7, member.device)
         optimizer.zero_grad()
@@ -62,8 +62,8 @@ def both(member):
             loss.backward()
         else:
             loss = member.gradient(optimizer)
-        found.append((loss, [parameter.grad for parameter in member.model.parameters()]))
-    return found
+        passes.append((loss, [parameter.grad for parameter in member.model.parameters()]))
+    return passes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

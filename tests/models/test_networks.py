@@ -36,8 +36,8 @@ def network(name: str, **kwargs: object) -> Model:
     """In float64, every parameter random so that none hides behind zero or symmetry."""
     torch.manual_seed(3)
     params = {"hidden": 8, "layers": 2, "dropout": 0.5, **kwargs}
-    own = {key: params.pop(key) for key in set(params) - {f.name for f in dataclasses.fields(ModelConfig)}}
-    model = build(ModelConfig(name=name, params=own, **params), F, C).double()
+    extras = {key: params.pop(key) for key in set(params) - {f.name for f in dataclasses.fields(ModelConfig)}}
+    model = build(ModelConfig(name=name, params=extras, **params), F, C).double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) / 2)
@@ -171,8 +171,8 @@ def test_sage_with_norm_and_head_hears_out_neighbours():
     mean = a / np.maximum(a.sum(1, keepdims=True), 1)
     for i in range(2):
         h = relu(h) if i else h
-        own = h @ w[f"layers.{i}.itself.weight"] + w[f"layers.{i}.itself.bias"]
-        h = own + mean @ h @ w[f"layers.{i}.neighbours.weight"]
+        self_term = h @ w[f"layers.{i}.itself.weight"] + w[f"layers.{i}.itself.bias"]
+        h = self_term + mean @ h @ w[f"layers.{i}.neighbours.weight"]
     expected = h @ w["head.weight"] + w["head.bias"]
     np.testing.assert_allclose(logits(model, g).detach().numpy(), expected, atol=1e-10)
 
@@ -184,8 +184,8 @@ def test_sage_equals_pyg():
     h = g.x.double()
     for i, layer in enumerate(stacked(model)):
         conv = SAGEConv(*layer.itself.weight.shape).double()
-        own, others = layer.itself, layer.neighbours.weight
-        conv.load_state_dict({"lin_l.weight": others.T, "lin_l.bias": own.bias, "lin_r.weight": own.weight.T})
+        linear, others = layer.itself, layer.neighbours.weight
+        conv.load_state_dict({"lin_l.weight": others.T, "lin_l.bias": linear.bias, "lin_r.weight": linear.weight.T})
         h = conv(torch.relu(h) if i else h, g.edge_index)
     torch.testing.assert_close(logits(model, g), h)
 
@@ -352,10 +352,10 @@ def test_impossible_values_are_refused(name, key, value, says):
 def test_every_key_has_a_type(name):
     """A mapping is of none of them."""
     cfg = compose([f"model={name}"]).model
-    own = keywords(cfg)
-    assert own.keys() == cfg.params.keys() | {"hidden", "layers", "dropout"}
+    arguments = keywords(cfg)
+    assert arguments.keys() == cfg.params.keys() | {"hidden", "layers", "dropout"}
     for key, value in cfg.params.items():
-        assert own[key] == value
+        assert arguments[key] == value
         with pytest.raises(FedGraphError, match=rf"model\.{key} \(model={name}\) must be a?.*, got \{{'a': 1\}}"):
             keywords(ModelConfig(name, params={key: {"a": 1}}))
 
@@ -403,9 +403,9 @@ def test_words_that_a_network_accepts_are_those_that_it_knows():
 
 
 def test_values_take_the_type_of_their_key():
-    own = keywords(ModelConfig("fedomd", params={"mix": 1, "newton_steps": "4", "ortho": "off"}))
-    assert [own[key] for key in ("mix", "newton_steps", "ortho")] == [1.0, 4, False]
-    assert isinstance(own["mix"], float)
+    arguments = keywords(ModelConfig("fedomd", params={"mix": 1, "newton_steps": "4", "ortho": "off"}))
+    assert [arguments[key] for key in ("mix", "newton_steps", "ortho")] == [1.0, 4, False]
+    assert isinstance(arguments["mix"], float)
     for beta in ("uniform", [1, 0.5], (1, 0.5)):
         assert keywords(ModelConfig("decoupled", params={"beta": beta}))["beta"] == (
             beta if beta == "uniform" else [1, 0.5]

@@ -48,8 +48,8 @@ def test_other_edges_are_propagated_again():
     graph = client_graph(0)
     client = client_of(graph)
     fewer = graph.with_edges(graph.edge_index[:, ::2], torch.arange(0, graph.num_edges, 2))
-    found = client.model.with_edges(client.inputs, fewer, "cpu", torch.float64)
-    x = found.x if isinstance(found.x, torch.Tensor) else found.x.to_dense()
+    inputs = client.model.with_edges(client.inputs, fewer, "cpu", torch.float64)
+    x = inputs.x if isinstance(inputs.x, torch.Tensor) else inputs.x.to_dense()
     np.testing.assert_allclose(x.numpy(), dense(fewer, 2), rtol=0, atol=1e-12)
 
 

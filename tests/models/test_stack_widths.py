@@ -20,8 +20,8 @@ def test_hidden_layers_are_as_wide_as_they_are_told():
     torch.manual_seed(0)
     plain = build(compose([*SAGE, "model.hidden=6"]).model, 4, 2)
     torch.manual_seed(0)
-    found = build(compose([*SAGE, "model.hidden=6", "model.widths=[6,6]"]).model, 4, 2)
-    assert all(map(torch.equal, plain.state_dict().values(), found.state_dict().values()))
+    twin = build(compose([*SAGE, "model.hidden=6", "model.widths=[6,6]"]).model, 4, 2)
+    assert all(map(torch.equal, plain.state_dict().values(), twin.state_dict().values()))
 
 
 def test_wrong_widths_are_named():

@@ -55,9 +55,9 @@ def fails(run, kind, *overrides):
 
 
 def test_the_line_of_the_users_code_is_named(run):
-    found = fails(run, Adding)
-    assert found.startswith("TypeError: unsupported operand type(s) for +")
-    assert found.endswith(f"({__file__}, line {line_of('adds')}, in loss)")
+    message = fails(run, Adding)
+    assert message.startswith("TypeError: unsupported operand type(s) for +")
+    assert message.endswith(f"({__file__}, line {line_of('adds')}, in loss)")
 
 
 @pytest.mark.parametrize("overrides", [[], ["stack=4"]], ids=["alone", "stacked"])

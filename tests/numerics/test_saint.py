@@ -36,11 +36,11 @@ def test_probabilities_equal_those_of_all_sequences_of_draws(sampler):
 
 
 def test_draws_follow_the_probabilities_and_depend_on_the_key(sampler):
-    found, trials = np.zeros(NODES), 4000
+    counts, trials = np.zeros(NODES), 4000
     for key in range(trials):
-        found[sampler.sample(key)] += 1
+        counts[sampler.sample(key)] += 1
     p = sampler.nodes(np.arange(NODES))
-    assert (np.abs(found / trials - p) < 4 * np.sqrt(p * (1 - p) / trials)).all()
+    assert (np.abs(counts / trials - p) < 4 * np.sqrt(p * (1 - p) / trials)).all()
     np.testing.assert_array_equal(sampler.sample(7), sampler.sample(7))
 
 
@@ -53,9 +53,9 @@ def test_edges_between_nodes_are_those_of_a_dense_matrix():
     nodes = np.array([7, 2, 11])
     finder = Subgraphs(indptr, indices)
     for _ in range(2):
-        found = finder.between(nodes)
+        edges = finder.between(nodes)
         made = np.zeros((3, 3), int)
-        np.add.at(made, (found.rows, found.col), 1)
+        np.add.at(made, (edges.rows, edges.col), 1)
         np.testing.assert_array_equal(made, dense[np.ix_(nodes, nodes)])
-        np.testing.assert_array_equal(found.degree, dense.sum(1)[nodes])
-        np.testing.assert_array_equal(indices[found.position], nodes[found.col])
+        np.testing.assert_array_equal(edges.degree, dense.sum(1)[nodes])
+        np.testing.assert_array_equal(indices[edges.position], nodes[edges.col])

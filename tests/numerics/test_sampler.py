@@ -50,8 +50,8 @@ def test_streams_are_splitmix64(stable):
     state, chosen = mix(987654321 ^ mix(0)), []
     for index in range(5):
         last = 15 + index
-        found = (mix((state + (index + 1) * 0x9E3779B97F4A7C15) & word) >> 32) * (last + 1) >> 32
-        chosen.append(last if found in chosen else found)
+        draw = (mix((state + (index + 1) * 0x9E3779B97F4A7C15) & word) >> 32) * (last + 1) >> 32
+        chosen.append(last if draw in chosen else draw)
     if stable:
         chosen = sorted(range(20), key=lambda place: mix(state ^ mix(int(indices[place]))))[:5]
     block = NeighbourSampler(indptr, indices, [5], stable=stable, backend="numpy").sample(np.array([0]), 987654321)
@@ -71,7 +71,7 @@ def test_numba_and_numpy_draw_the_same(stable, dtype):
     ]
     for key in (0, 1, 2**63 - 1):
         seeds = np.random.default_rng(key).permutation(300)[:20]
-        equal(*[each.sample(seeds, key) for each in made])
+        equal(*[neighbour_sampler.sample(seeds, key) for neighbour_sampler in made])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -146,15 +146,15 @@ def test_mean_is_unbiased():
     x = np.random.default_rng(3).normal(size=60)
     wanted = (full @ (full @ x))[:10]
     made = NeighbourSampler(indptr, indices, [3, 4])
-    found = []
+    sums = []
     for key in range(4000):
         block = made.sample(np.arange(10), key)
         h = x[block.nodes]
         for hop in reversed(block.hops):
             h = np.bincount(hop.rows, hop.scale * h[hop.col], len(hop.degree))
-        found.append(h)
-    error = np.std(found, axis=0) / len(found) ** 0.5
-    assert (np.abs(np.mean(found, axis=0) - wanted) < 4 * error + 1e-9).all()
+        sums.append(h)
+    error = np.std(sums, axis=0) / len(sums) ** 0.5
+    assert (np.abs(np.mean(sums, axis=0) - wanted) < 4 * error + 1e-9).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -164,8 +164,8 @@ def test_threads_and_batches_do_not_change_a_draw(backend, stable):
     batches = [np.random.default_rng(key).permutation(300)[:30] for key in range(24)]
 
     def run(start, step):
-        own = NeighbourSampler(indptr, indices, [5, 5], stable=stable, backend=backend)
-        return {key: own.sample(batches[key], key).copy() for key in range(start, 24, step)}
+        neighbour_sampler = NeighbourSampler(indptr, indices, [5, 5], stable=stable, backend=backend)
+        return {key: neighbour_sampler.sample(batches[key], key).copy() for key in range(start, 24, step)}
 
     expected = run(0, 1)
     for threads in (2, 8):

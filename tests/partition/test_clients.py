@@ -103,8 +103,8 @@ def test_communities_and_clusters_find_the_blocks(name):
     """Dense, well separated blocks of equal size: every merge rule has to hand them out as they are."""
     graph = blocks()
     parts = assign(graph, config(name), BLOCKS, seed=0)
-    found = {frozenset(graph.group[part].tolist()) for part in parts}
-    assert found == {frozenset([g]) for g in range(BLOCKS)}
+    groups = {frozenset(graph.group[part].tolist()) for part in parts}
+    assert groups == {frozenset([g]) for g in range(BLOCKS)}
 
 
 def test_direction_and_repetition_of_edges_do_not_matter():
@@ -164,17 +164,19 @@ def test_cut_holds_every_edge_where_it_belongs(shared):
     edges = [tuple(e) for e in graph.edge_index.T.tolist()]
     owner = {v: min(i for i, p in enumerate(parts) if v in p) for v in range(40) if any(v in p for p in parts)}
     for i, (client, part) in enumerate(zip(clients, parts, strict=True)):
-        own = part.tolist()
-        assert client.node_id.tolist() == own
+        nodes = part.tolist()
+        assert client.node_id.tolist() == nodes
         assert (client.client, client.num_clients, client.num_global_nodes) == (i, 3, 40)
         for key in ("x", "y", "train_mask", "val_mask", "test_mask"):
             assert torch.equal(getattr(client, key), getattr(graph, key)[part])
         kept = client.node_id[client.edge_index].T.tolist()
-        assert [tuple(e) for e in kept] == [e for e in edges if e[0] in own and e[1] in own]
-        out = [(own[u], v, o) for u, v, o in zip(*client.cut_out.tolist(), client.cut_out_owner.tolist(), strict=True)]
-        assert out == [(u, v, owner[v]) for u, v in edges if u in own and v not in own and v in owner]
-        into = [(own[v], u, o) for v, u, o in zip(*client.cut_in.tolist(), client.cut_in_owner.tolist(), strict=True)]
-        assert into == [(v, u, owner[u]) for u, v in edges if v in own and u not in own and u in owner]
+        assert [tuple(e) for e in kept] == [e for e in edges if e[0] in nodes and e[1] in nodes]
+        out = [
+            (nodes[u], v, o) for u, v, o in zip(*client.cut_out.tolist(), client.cut_out_owner.tolist(), strict=True)
+        ]
+        assert out == [(u, v, owner[v]) for u, v in edges if u in nodes and v not in nodes and v in owner]
+        into = [(nodes[v], u, o) for v, u, o in zip(*client.cut_in.tolist(), client.cut_in_owner.tolist(), strict=True)]
+        assert into == [(v, u, owner[u]) for u, v in edges if v in nodes and u not in nodes and u in owner]
 
 
 @pytest.mark.parametrize("name", ["louvain", "metis", "random"])

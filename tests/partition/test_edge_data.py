@@ -30,9 +30,13 @@ def graph(data: bool = True) -> Graph:
     edges = torch.randint(0, N, (2, E), generator=generator)
     y = torch.arange(N) % 3
     number = torch.arange(E)
-    found = Graph(torch.randn(N, 4, generator=generator), edges, y, y == 0, y == 1, y == 2, 3, name="toy")
-    own = {"edge_attr": torch.stack([number, -number], 1).float(), "edge_time": 1000 + number, "edge_y": number % 2}
-    return replace(found, **own, edge_split=(number % 3).to(torch.int8)) if data else found
+    base = Graph(torch.randn(N, 4, generator=generator), edges, y, y == 0, y == 1, y == 2, 3, name="toy")
+    edge_values = {
+        "edge_attr": torch.stack([number, -number], 1).float(),
+        "edge_time": 1000 + number,
+        "edge_y": number % 2,
+    }
+    return replace(base, **edge_values, edge_split=(number % 3).to(torch.int8)) if data else base
 
 
 def listed(edge_index: Tensor, *columns: Tensor) -> list[tuple[Any, ...]]:
@@ -209,21 +213,23 @@ def test_payments_are_a_dataset_whose_banks_are_clients():
 def test_a_bank_counts_only_payments_that_touch_it():
     """With payments between other banks left out, the counts of its own payments are the same."""
     keys = {"accounts": 300, "background": 3000, "per_kind": 5, "windows": [3.0]}
-    own, everyone = (
+    bank_graph, everyone = (
         datasets.load(DatasetConfig("payments", params=keys | {"counts": counts}), seed=0, num_clients=3)
         for counts in ("bank", "all")
     )
-    assert isinstance(own, Graph)
+    assert isinstance(bank_graph, Graph)
     assert isinstance(everyone, Graph)
     from fedgraph_flwr.data.edge_columns import window_counts
     from fedgraph_flwr.data.payments import DAY
 
-    bank = own.group[own.edge_index]
+    bank = bank_graph.group[bank_graph.edge_index]
     for b in range(3):
         seen = (bank == b).any(dim=0)
-        source, target = own.edge_index[:, seen].numpy()
-        counts = window_counts(source, target, own.edge_time[seen].numpy(), 3 * DAY)
+        source, target = bank_graph.edge_index[:, seen].numpy()
+        counts = window_counts(source, target, bank_graph.edge_time[seen].numpy(), 3 * DAY)
         sent = (bank[0] == b)[seen]
-        torch.testing.assert_close(own.edge_attr[seen][sent][:, 5:], torch.from_numpy(counts).float().log1p()[sent])
-    assert bool((own.edge_attr <= everyone.edge_attr).all())
-    assert not torch.equal(own.edge_attr, everyone.edge_attr)
+        torch.testing.assert_close(
+            bank_graph.edge_attr[seen][sent][:, 5:], torch.from_numpy(counts).float().log1p()[sent]
+        )
+    assert bool((bank_graph.edge_attr <= everyone.edge_attr).all())
+    assert not torch.equal(bank_graph.edge_attr, everyone.edge_attr)

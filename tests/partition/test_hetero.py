@@ -48,12 +48,12 @@ def config(*overrides):
 
 def global_edges(part, with_reverse=False):
     """The client's edges in the numbers of the whole graph: (type, source, target), as often as it holds them."""
-    found = []
+    edges = []
     for (a, r, b), index in part.edges.items():
         if with_reverse or not r.startswith("rev_"):
             ends = zip(part.node_id[a][index[0]].tolist(), part.node_id[b][index[1]].tolist(), strict=True)
-            found += [(r, s, t) for s, t in ends]
-    return sorted(found)
+            edges += [(r, s, t) for s, t in ends]
+    return sorted(edges)
 
 
 @pytest.mark.parametrize("num_clients", [3, 5, 10])

@@ -78,12 +78,12 @@ def test_the_clients_are_those_of_the_path_in_memory(dataset, overrides, monkeyp
     assert "partition: client 3 of 3" in capsys.readouterr().err
     assert not list(folder.glob("spool_*"))
     assert not list(folder.parent.glob("*.partial"))
-    found = [store.load_client(cfg, index) for index in range(3)]
-    assert all(client.stored_edges is not None for client in found)
+    clients = [store.load_client(cfg, index) for index in range(3)]
+    assert all(client.stored_edges is not None for client in clients)
     monkeypatch.setattr(mapped, "MAPPED_BYTES", 2**60)
     graph = store._source(cfg)
     assert graph.stored_edges is None
-    for client, expected in zip(found, store.make(graph, cfg), strict=True):
+    for client, expected in zip(clients, store.make(graph, cfg), strict=True):
         same(client, expected)
 
 

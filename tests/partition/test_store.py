@@ -422,15 +422,15 @@ def test_command_on_wrong_input(overrides, sentence, capsys):
 def test_torchs_default_type_does_not_reach_client_files(overrides, tmp_path, monkeypatch):
     """Files of a process with float64 as default are those of any other; they were refused and stayed in the cache."""
     cfg = configuration([*overrides, "num_clients=2"])
-    found = []
+    versions = []
     for kind in (torch.float64, torch.float32):
         monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / str(kind)))
         torch.set_default_dtype(kind)
         try:
-            found.append(vars(load_client(cfg, 0)))
+            versions.append(vars(load_client(cfg, 0)))
         finally:
             torch.set_default_dtype(torch.float32)
-    for name, value in found[1].items():
+    for name, value in versions[1].items():
         if isinstance(value, torch.Tensor):
-            assert found[0][name].dtype == value.dtype, name
-            assert torch.equal(found[0][name], value), name
+            assert versions[0][name].dtype == value.dtype, name
+            assert torch.equal(versions[0][name], value), name

@@ -21,9 +21,9 @@ def write_pages(folder: Path) -> None:
     margin = rng.normal(-1, 1.5, 400)
     y = (rng.random(400) < 1 / (1 + np.exp(-margin))).astype(np.int64)
     day, fitted = np.repeat(np.arange(20), 20), Calibration(temperature=1.3)
-    found = figures(margin, y, day, 0.5)
+    summary = figures(margin, y, day, 0.5)
     curves = {"before": reliability(1 / (1 + np.exp(-margin)), y), "after": reliability(fitted.apply(margin), y)}
-    choice = Choice("0" * 16, 0, "fraud", Rule(budget=5), 0.5, fitted, found, found, curves)
+    choice = Choice("0" * 16, 0, "fraud", Rule(budget=5), 0.5, fitted, summary, summary, curves)
     alert = pd.DataFrame(
         {
             "rank": range(1, 31),

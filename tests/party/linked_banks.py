@@ -22,8 +22,8 @@ MATCH = "date:date,amount:amount,ref"
 
 def once(book: pd.DataFrame, bank: str) -> pd.DataFrame:
     """A bank's book, in which a payment between two of its accounts stands once although both sides were booked."""
-    own = (book.from_bank == bank) & (book.to_bank == bank)
-    return book[~(own & book.duplicated(KEY) & book[KEY].notna().all(axis=1))]
+    mask = (book.from_bank == bank) & (book.to_bank == bank)
+    return book[~(mask & book.duplicated(KEY) & book[KEY].notna().all(axis=1))]
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Banks:
 
     def joined(self) -> pd.DataFrame:
         """All edges that both parties of each know, with the source's columns: what `link` must find, by a plain join."""
-        found = [once(book, bank).query("from_bank == @bank and to_bank == @bank") for bank, book in self.books.items()]
+        parts = [once(book, bank).query("from_bank == @bank and to_bank == @bank") for bank, book in self.books.items()]
         for a in BANKS:
             for b in set(BANKS) - {a}:
                 sides = []
@@ -72,8 +72,8 @@ class Banks:
                     book = self.books[bank]
                     side = book[(book.from_bank == a) & (book.to_bank == b)].sort_values(["time", "risk", "label"])
                     sides.append(side.assign(copy=side.groupby(KEY).cumcount()))
-                found.append(sides[0].merge(sides[1][[*KEY, "copy"]], on=[*KEY, "copy"]))
-        return pd.concat(found, ignore_index=True)[self.books["A"].columns]
+                parts.append(sides[0].merge(sides[1][[*KEY, "copy"]], on=[*KEY, "copy"]))
+        return pd.concat(parts, ignore_index=True)[self.books["A"].columns]
 
     def whole(self, linked: list[ClientGraph]) -> Graph:
         """The graph of all tables, in the order of nodes of the linked files."""
@@ -121,9 +121,9 @@ def banks(folder: Path, accounts: int = 20, payments: int = 80, seed: int = 0, d
     rows = pd.concat([rows, rows.iloc[:: max(count // 20, 1)]], ignore_index=True)  # booked twice, by both
     books = {}
     for bank in BANKS:
-        own = rows[(rows.from_bank == bank) | (rows.to_bank == bank)]
-        inside = (own.from_bank == bank) & (own.to_bank == bank)
-        book = own[inside | (draw.random(len(own)) > 0.2)].copy()  # a fifth of the records is missing
+        bank_rows = rows[(rows.from_bank == bank) | (rows.to_bank == bank)]
+        inside = (bank_rows.from_bank == bank) & (bank_rows.to_bank == bank)
+        book = bank_rows[inside | (draw.random(len(bank_rows)) > 0.2)].copy()  # a fifth of the records is missing
         theirs = (book.from_bank != bank).to_numpy()
         book.loc[theirs, "time"] += 7  # books differ in the time of day
         book.loc[theirs, "risk"] = 0.0

@@ -19,9 +19,13 @@ def write(folder, banks="AB", extra=(), routed=True):
     pay = pay.assign(from_bank=pay.source.str[0], to_bank=pay.target.str[0])
     pay.to_csv(folder / "pay.csv", index=False)
     for bank in banks:
-        own = [*ids[bank][2:], *extra]
+        account_ids = [*ids[bank][2:], *extra]
         frame = pd.DataFrame(
-            {"id": own, "flag": rng.choice(["yes", "no"], len(own)), "balance": rng.normal(9, 3, len(own))}
+            {
+                "id": account_ids,
+                "flag": rng.choice(["yes", "no"], len(account_ids)),
+                "balance": rng.normal(9, 3, len(account_ids)),
+            }
         )
         frame.loc[0, "balance"] = np.nan
         frame.to_csv(folder / f"{bank}.csv", index=False)

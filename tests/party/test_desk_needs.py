@@ -83,9 +83,17 @@ def desk(tmp_path_factory):
     day = rows[240:].drop(columns="fraud")
     day = day[(day[["from_bank", "to_bank"]] == "A").any(axis=1)]
     day.to_csv(folder / "day.csv", index=False)
-    own = rows[:240][(rows[:240][["from_bank", "to_bank"]] == "A").any(axis=1)]
-    found = {"folder": folder, "linked": linked, "run": run, "rows": rows, "own": own, "day": day, "keys": keys}
-    return SimpleNamespace(**found, history=folder / "history", state=folder / "state_0")
+    bank_rows = rows[:240][(rows[:240][["from_bank", "to_bank"]] == "A").any(axis=1)]
+    attributes = {
+        "folder": folder,
+        "linked": linked,
+        "run": run,
+        "rows": rows,
+        "own": bank_rows,
+        "day": day,
+        "keys": keys,
+    }
+    return SimpleNamespace(**attributes, history=folder / "history", state=folder / "state_0")
 
 
 @pytest.fixture
@@ -172,9 +180,9 @@ def test_a_cross_payment_booked_twice_is_one_edge(desk, say, tmp_path):
 
 
 def test_an_own_payment_booked_twice_is_one_edge(desk, say, tmp_path):
-    own = desk.own[desk.own["from_bank"] == desk.own["to_bank"]]
-    graph, text = imported(desk, say, tmp_path, pd.concat([desk.own, own[:4]]))
-    assert graph.edge_index.size(1) == len(own)
+    inner_rows = desk.own[desk.own["from_bank"] == desk.own["to_bank"]]
+    graph, text = imported(desk, say, tmp_path, pd.concat([desk.own, inner_rows[:4]]))
+    assert graph.edge_index.size(1) == len(inner_rows)
     assert "counted once" in text
 
 
@@ -276,8 +284,8 @@ def test_the_readme_trains_on_payments():
 
 def test_labelled_edges_come_from_csv(desk):
     first = ClientGraph.load(desk.history / "a.safetensors")
-    own = desk.own[desk.own["from_bank"] == desk.own["to_bank"]]
-    assert sorted(first.edge_y.tolist()) == sorted((own["fraud"] == "yes").astype(int).tolist())
+    inner_rows = desk.own[desk.own["from_bank"] == desk.own["to_bank"]]
+    assert sorted(first.edge_y.tolist()) == sorted((inner_rows["fraud"] == "yes").astype(int).tolist())
 
 
 def test_edges_are_split_by_time(desk):

@@ -57,9 +57,9 @@ def test_worth_begins_with_what_it_decides():
         ("FedAvg", -0.003, -0.031, 0.015, "not decided"),
         ("Boosting", 0.1, 0.05, 0.15, "better"),
     ]
-    found = pd.DataFrame(rows, columns=["run", "difference", "difference_low", "difference_high", "verdict"])
-    found = found.assign(metric="accuracy", seeds=1)
-    assert worth_text(found) == (
+    table = pd.DataFrame(rows, columns=["run", "difference", "difference_low", "difference_high", "verdict"])
+    table = table.assign(metric="accuracy", seeds=1)
+    assert worth_text(table) == (
         "For this party FedAvg is not shown to help (not decided): −0.3 points to Local (−3.1 to +1.5), 1 seed."
         " Boosting helps this party: +10.0 points to Local (+5.0 to +15.0), 1 seed."
     )

@@ -141,13 +141,13 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
     if fleet:
         party_nodes(patch, sorted(graph.glob("client_*.safetensors")), folder / "policy.yaml", folder)
     given, runs = dict[str, list[object]](), []
-    for model, own in keys_of(setting).items():
+    for model, model_keys in keys_of(setting).items():
         before = stored(folder)
-        table.go(model, "run", *keys, *own, f"out={folder / model}")
+        table.go(model, "run", *keys, *model_keys, f"out={folder / model}")
         state = sorted(stored(folder) - before)
         given[model] = [*state] if fleet else [folder / model, "--client", 0]
         runs.append(state[0] if fleet and state else folder / model)
-        table.go(model, "run", *keys, *own, f"init={folder / model}", f"out={folder / model}-next")
+        table.go(model, "run", *keys, *model_keys, f"init={folder / model}", f"out={folder / model}-next")
     blended = runs
     table.go("blend", "blend", *blended, "--out", folder / "blend")
     given["blend"] = [folder / "blend"] if fleet else [folder / "blend", "--client", 0]
@@ -173,7 +173,7 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
             pd.testing.assert_frame_equal(
                 *(pd.read_csv(out / name).iloc[:, :-1] for name in ("p.csv", "e.csv")), check_exact=False, atol=1e-4
             )
-    for model, own in keys_of(setting).items():
+    for model, model_keys in keys_of(setting).items():
         if not fleet:
             table.go(model, "forget", folder / model, "--party", "B", "--out", folder / f"{model}-without")
             continue
@@ -182,7 +182,13 @@ def failures(setting: Sequence[str], folder: Path, patch: pytest.MonkeyPatch) ->
         party_nodes(patch, [folder / "left" / "client_0000.safetensors"], folder / "policy.yaml", folder / "again")
         alone = [word for word in keys if not word.startswith(("graph=", "num_clients="))]
         table.go(
-            model, "run", *alone, *own, f"graph={folder / 'left'}", "num_clients=1", f"out={folder / model}-without"
+            model,
+            "run",
+            *alone,
+            *model_keys,
+            f"graph={folder / 'left'}",
+            "num_clients=1",
+            f"out={folder / model}-without",
         )
     return table.failures
 
@@ -193,8 +199,8 @@ def test_every_command_serves_every_setting(setting, tmp_path, monkeypatch):
     pytest.importorskip("captum")
     pytest.importorskip("lightgbm")
     monkeypatch.setenv("FEDGRAPH_DATA", str(tmp_path / "root"))
-    found = failures(setting, tmp_path, monkeypatch)
-    assert not found, "\n".join([f"{len(found)} commands fail:", *found])
+    failed_commands = failures(setting, tmp_path, monkeypatch)
+    assert not failed_commands, "\n".join([f"{len(failed_commands)} commands fail:", *failed_commands])
 
 
 def test_each_three_features_meet_in_all_ways():

@@ -58,12 +58,12 @@ def test_files_without_a_party_are_those_of_a_link_without_it(made, gone, rules)
     """Tensor by tensor, against the protocol run with the other two parties only."""
     all_three = linked([made.client(bank) for bank in BANKS], **rules)
     two = linked([made.client(bank) for bank in BANKS if bank != BANKS[gone]], **rules)
-    for found, expected in zip(without(all_three, gone), two, strict=True):
+    for graph, expected in zip(without(all_three, gone), two, strict=True):
         assert expected.cut_out.size(1) > 5
-        same(found, expected)
-        assert found.linking["party"] == expected.linking["party"]
-        assert found.linking["link"] != all_three[0].linking["link"]
-    links = {found.linking["link"] for found in without(all_three, gone)}
+        same(graph, expected)
+        assert graph.linking["party"] == expected.linking["party"]
+        assert graph.linking["link"] != all_three[0].linking["link"]
+    links = {graph.linking["link"] for graph in without(all_three, gone)}
     assert len(links) == 1
 
 
@@ -251,17 +251,17 @@ def test_the_commands_of_a_fleet_end_like_the_run_that_never_had_the_party(made,
             party_nodes(patch, files, policy, folder)
             return fg.run(graph=str(linked), out=str(folder / "run"), strategy="fedgcn", **KEYS)
 
-    whole, found = at_nodes(BANKS), at_nodes("AC", increment=True)
+    whole, rerun = at_nodes(BANKS), at_nodes("AC", increment=True)
     alone = saved(linked([made.client(bank) for bank in "AC"]), tmp_path / "two")
     never = fg.run(graph=str(alone), out=str(tmp_path / "never"), strategy="fedgcn", **KEYS)
 
     def models(folder: Path, pattern: str = "**/*model*.safetensors", part: str = "") -> set[str]:
         held = [read_tensors(path)[0].items() for path in folder.glob(pattern)]
-        return {digest({k: v.numpy() for k, v in each if k.startswith(part)}).hex() for each in held}
+        return {digest({k: v.numpy() for k, v in pairs if k.startswith(part)}).hex() for pairs in held}
 
-    assert models(found.path) == models(never.path, "model*.safetensors")
-    assert not models(found.path) & models(whole.path)
-    assert found.summary["metrics"] == never.summary["metrics"]
+    assert models(rerun.path) == models(never.path, "model*.safetensors")
+    assert not models(rerun.path) & models(whole.path)
+    assert rerun.summary["metrics"] == never.summary["metrics"]
     stored = models(tmp_path / "nodes_AC", "state_*/**/model*.safetensors", "method")
     assert stored  # what FedGCN's clients keep for predictions
     assert stored <= models(never.path / "state", "**/model*.safetensors", "method")

@@ -146,11 +146,13 @@ def test_precision_as_lived_is_that_of_decided_alerts(tmp_path):
     rows += [f"p{i},2.5,m1,{'true' if i < 12 else 'false' if i < 30 else 'open'}" for i in range(40)]
     rows += ["p90,0.5,m1,true"]  # below the threshold: no alert
     (tmp_path / "d.csv").write_text("\n".join(rows) + "\n")
-    found = lived(choice, read_outcomes(tmp_path / "d.csv"))
-    assert (found["right"], found["wrong"], found["open"], found["below"]) == (12, 18, 10, 1)
+    decisions = lived(choice, read_outcomes(tmp_path / "d.csv"))
+    assert (decisions["right"], decisions["wrong"], decisions["open"], decisions["below"]) == (12, 18, 10, 1)
     z, n, p = norm.ppf(0.975), 30, 0.4  # Wilson's formula
     center, half = (p + z**2 / (2 * n)), z * np.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    np.testing.assert_allclose(found["precision"], [p, *((center + sign * half) / (1 + z**2 / n) for sign in (-1, 1))])
+    np.testing.assert_allclose(
+        decisions["precision"], [p, *((center + sign * half) / (1 + z**2 / n) for sign in (-1, 1))]
+    )
     text = "\n".join(lived_text(choice, read_outcomes(tmp_path / "d.csv")))
     assert "decided: 30 alerts, 12 true and 18 false; 10 open, 1 below the threshold do not count" in text
     assert "precision: 0.4 [0.246, 0.577], 12 of 30" in text

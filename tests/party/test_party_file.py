@@ -103,8 +103,8 @@ def test_words_are_keys_of_the_file():
         given_keys(["undirected=yes"])
     with pytest.raises(FedGraphError, match="age is given twice, as 'number' and 'flag'"):
         given_keys(["kinds.age=number", "kinds.age=flag"])
-    found = given_keys(["kinds.x=y=ignored", "columns.label=a=b", "match.e=f=text"])
-    assert found == {"kinds": {"x=y": "ignored"}, "columns": {"label": "a=b"}, "match": {"e=f": "text"}}
+    entries = given_keys(["kinds.x=y=ignored", "columns.label=a=b", "match.e=f=text"])
+    assert entries == {"kinds": {"x=y": "ignored"}, "columns": {"label": "a=b"}, "match": {"e=f": "text"}}
 
 
 @pytest.mark.parametrize("word", ["features=", "classes=[]", "columns.label= ", "kinds.age="])
@@ -135,11 +135,11 @@ def test_an_option_and_a_word_with_other_values_are_refused(option, word):
 
 def test_an_option_of_the_command_line_takes_precedence(banks):
     def parsed(*args: str):
-        found = app._parse(list(args))
+        options = app._parse(list(args))
         if args[0] == "import":
-            take_words(found)
-        fill(found)
-        return found
+            take_words(options)
+        fill(options)
+        return options
 
     plain, changed = (
         parsed("import", str(banks / "b.yaml"), *more)
@@ -189,8 +189,8 @@ def test_lists_and_kinds_of_the_file_become_options(tmp_path):
         + "client: 3\nclasses: [no, yes]\nkinds: {zip: category}\nschema: schema.yaml\nuntil: [2026-03-01, 2026-04-01]\n"
         "split: temporal\nundirected: true\nmatch: {day: date, ref: text}\nwindows: 2,0.5\nshare: [age]\ncolumns: {edge_id: no}\n"
     )
-    found = read_party(tmp_path / "p.yaml").options(tmp_path)
-    assert found == {
+    options = read_party(tmp_path / "p.yaml").options(tmp_path)
+    assert options == {
         "client": 3,
         "nodes": tmp_path / "n.csv",
         "edges": tmp_path / "e.csv",
@@ -266,24 +266,24 @@ def test_guesses_follow_values_before_names():
     book = pd.DataFrame(
         {"an": ["2", "3", "9"], "x": ["7", "8", "9"], "von": ["1", "2", "3"], "betrag": ["5", "6,5", "7"]}
     )
-    found = guess({"book": book, "people": people}, {"columns": {"label": "ist_betrug"}}).values
-    assert found["columns"] == {
+    entries = guess({"book": book, "people": people}, {"columns": {"label": "ist_betrug"}}).values
+    assert entries["columns"] == {
         "id": "konto",
         "source": "von",
         "target": "an",
         "label": "ist_betrug",
         "amount": "betrag",
     }
-    assert (found["nodes"], found["edges"], found["classes"]) == ("people", "book", ["n", "y"])
-    assert not found.keys() & {"match", "features", "party", "party_columns"}
+    assert (entries["nodes"], entries["edges"], entries["classes"]) == ("people", "book", ["n", "y"])
+    assert not entries.keys() & {"match", "features", "party", "party_columns"}
     prefixed = book.assign(
         von="A:" + book["von"], an=["A:2", "B:3", "B:9"], tag=["2026-01-01", "2026-01-02", "2026-01-03"]
     )
     named = people.assign(konto="A:" + people["konto"])
-    found = guess({"people": named, "book": prefixed}, {"party": "A", "party_prefix": ":"}).values
-    assert (found["columns"]["source"], found["columns"]["time"], found["features"]) == ("von", "tag", "payments")
-    assert guess({"people": named, "book": prefixed}, {}).values == found | {"party": "a"}
-    assert found["match"] == {"tag": "date", "betrag": "amount"}
+    entries = guess({"people": named, "book": prefixed}, {"party": "A", "party_prefix": ":"}).values
+    assert (entries["columns"]["source"], entries["columns"]["time"], entries["features"]) == ("von", "tag", "payments")
+    assert guess({"people": named, "book": prefixed}, {}).values == entries | {"party": "a"}
+    assert entries["match"] == {"tag": "date", "betrag": "amount"}
     with pytest.raises(FedGraphError, match=r"no column of people or book lists ids.*pass columns.id="):
         guess({"people": people, "book": book[["betrag"]]}, {})
     with pytest.raises(FedGraphError, match="book has no rows to guess from"):
@@ -311,12 +311,12 @@ def linked(paying, paid, banks=("pay_bank", "get_bank")):
     """Accounts of bank a and its payments; of three payments, one comes from another bank and one goes to another."""
     accounts = pd.DataFrame({"iban": [f"A{i}" for i in range(30)], "is_mule": ["no", "no", "yes"] * 10})
     ends = {paying: [f"A{i % 30}" for i in range(60)], paid: [f"A{(i * 7 + 1) % 30}" for i in range(60)]}
-    own = {banks[0]: ["a"] * 60, banks[1]: ["a"] * 60}
+    bank_columns = {banks[0]: ["a"] * 60, banks[1]: ["a"] * 60}
     for row in range(0, 60, 3):
-        ends[paying][row], own[banks[0]][row] = f"B{row}", "b"
+        ends[paying][row], bank_columns[banks[0]][row] = f"B{row}", "b"
     for row in range(1, 60, 3):
-        ends[paid][row], own[banks[1]][row] = f"C{row}", "c"
-    return accounts, pd.DataFrame({**own, **ends, **BOOK}).astype(str)
+        ends[paid][row], bank_columns[banks[1]][row] = f"C{row}", "c"
+    return accounts, pd.DataFrame({**bank_columns, **ends, **BOOK}).astype(str)
 
 
 DIRECTIONS = [
@@ -331,10 +331,10 @@ def test_direction_of_payments_follows_names_not_places(paying, paid):
     """At a bank whose columns have the reverse order, all payments were reversed."""
     accounts, payments = linked(paying, paid)
     for table in (payments, payments[payments.columns[::-1]]):
-        found = guess({"accounts": accounts, "payments": table}, {}).values
-        assert (found["columns"]["source"], found["columns"]["target"]) == (paying, paid)
-        assert found["party_columns"] == ["pay_bank", "get_bank"]
-        assert found["party"] == "a"
+        entries = guess({"accounts": accounts, "payments": table}, {}).values
+        assert (entries["columns"]["source"], entries["columns"]["target"]) == (paying, paid)
+        assert entries["party_columns"] == ["pay_bank", "get_bank"]
+        assert entries["party"] == "a"
 
 
 @pytest.mark.parametrize(("one", "two"), [("acc1", "acc2"), ("from_a", "from_b"), ("left", "right")])
@@ -362,21 +362,21 @@ def test_the_desk_is_asked_when_it_scores():
     (question,) = guess({"accounts": accounts, "payments": timed}, {}).questions
     assert question.startswith("When do you score?")
     assert "init-party day=whole" in question
-    found = guess({"accounts": accounts, "payments": timed}, {"day": "whole"})
-    assert (found.questions, found.values["day"]) == ([], "whole")
+    proposal = guess({"accounts": accounts, "payments": timed}, {"day": "whole"})
+    assert (proposal.questions, proposal.values["day"]) == ([], "whole")
     assert guess({"accounts": accounts, "payments": payments}, {}).questions == []
 
 
 def test_names_of_labels_are_labels_or_questions():
     """`is_mule` became an input of the payments' task."""
     accounts, payments = linked("from_iban", "to_iban")
-    found = guess({"accounts": accounts, "payments": payments}, {})
-    assert found.values["columns"]["label"] == "is_mule"
-    assert found.values["classes"] == ["no", "yes"]
+    proposal = guess({"accounts": accounts, "payments": payments}, {})
+    assert proposal.values["columns"]["label"] == "is_mule"
+    assert proposal.values["classes"] == ["no", "yes"]
     two = accounts.assign(fraud=accounts["is_mule"], island=1)
-    found = guess({"accounts": two, "payments": payments}, {})
-    assert found.values["columns"]["label"] == "fraud"
-    assert [question.split("'")[1] for question in found.questions] == ["is_mule"]
+    proposal = guess({"accounts": two, "payments": payments}, {})
+    assert proposal.values["columns"]["label"] == "fraud"
+    assert [question.split("'")[1] for question in proposal.questions] == ["is_mule"]
 
 
 @pytest.mark.parametrize(
@@ -387,33 +387,33 @@ def test_names_of_amounts_references_and_labels_are_known_in_other_languages(nam
     amount, reference, label = names.split()
     accounts, payments = linked("from_iban", "to_iban")
     table = payments.rename(columns={"amount": amount, "ref": reference}).assign(**{label: ["0"] * 55 + ["1"] * 5})
-    found = guess({"accounts": accounts, "payments": table.assign(note="rent")}, {})
-    assert found.values["match"] == {"booked": "date", amount: "amount", reference: "text"}
-    assert (found.values["columns"]["edge_label"], found.values["edge_classes"]) == (label, ["0", "1"])
+    proposal = guess({"accounts": accounts, "payments": table.assign(note="rent")}, {})
+    assert proposal.values["match"] == {"booked": "date", amount: "amount", reference: "text"}
+    assert (proposal.values["columns"]["edge_label"], proposal.values["edge_classes"]) == (label, ["0", "1"])
     roles = ("source", "target", "time", "amount", "edge_label")
-    assert without_role(table.assign(note="rent"), found.values, roles) == ["note (rent)"]
+    assert without_role(table.assign(note="rent"), proposal.values, roles) == ["note (rent)"]
 
 
 def test_the_rarer_class_of_a_given_label_is_the_second():
     """Sorted, `ok` would be the positive class, whose scores alerts list."""
     accounts, payments = linked("from_iban", "to_iban")
     table = payments.assign(state=["ok"] * 55 + ["fraud"] * 5)
-    found = guess({"accounts": accounts, "payments": table}, {"columns": {"edge_label": "state"}}).values
-    assert found["edge_classes"] == ["ok", "fraud"]
-    assert "state" not in found.get("match", ())
+    entries = guess({"accounts": accounts, "payments": table}, {"columns": {"edge_label": "state"}}).values
+    assert entries["edge_classes"] == ["ok", "fraud"]
+    assert "state" not in entries.get("match", ())
 
 
 def test_a_party_without_a_positive_leaves_the_classes_to_the_schema():
     accounts, payments = linked("from_iban", "to_iban")
-    found = guess({"accounts": accounts.assign(is_mule="no"), "payments": payments.assign(fraud="0")}, {}).values
-    assert found["columns"]["label"] == "is_mule"
-    assert not found.keys() & {"classes", "edge_classes"}
+    entries = guess({"accounts": accounts.assign(is_mule="no"), "payments": payments.assign(fraud="0")}, {}).values
+    assert entries["columns"]["label"] == "is_mule"
+    assert not entries.keys() & {"classes", "edge_classes"}
 
 
 def test_payments_with_accounts_of_unnamed_parties_are_a_question():
     accounts, payments = linked("from_iban", "to_iban")
-    found = guess({"accounts": accounts, "payments": payments.drop(columns=["pay_bank", "get_bank"])}, {})
-    assert found.questions[0].startswith("67 % of the payments name an account that is not in the node table")
+    proposal = guess({"accounts": accounts, "payments": payments.drop(columns=["pay_bank", "get_bank"])}, {})
+    assert proposal.questions[0].startswith("67 % of the payments name an account that is not in the node table")
 
 
 def test_the_first_payment_is_shown_as_a_sentence(tmp_path, capsys):

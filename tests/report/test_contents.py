@@ -57,18 +57,20 @@ def answer(page):
 
 def test_the_answer_is_the_headline_beside_majority_and_what_lies_in_folders_beside(runs, tmp_path):
     page = write_report([runs / "fedavg-0"], tmp_path / "page.html").read_text()
-    own, alone, whole = (summary(runs / name) for name in ("fedavg-0", "local-0", "central-0"))
+    federated, alone, whole = (summary(runs / name) for name in ("fedavg-0", "local-0", "central-0"))
     said = answer(page)
-    assert f"FedAvg reaches <b>{100 * own['test_accuracy']:.1f} %</b> test accuracy on csbm over 3 clients" in said
+    assert (
+        f"FedAvg reaches <b>{100 * federated['test_accuracy']:.1f} %</b> test accuracy on csbm over 3 clients" in said
+    )
     for other, name in (
         (alone, "Local (each client on its own graph"),
         (whole, "Central (one model on the whole graph"),
     ):
-        gap = 100 * (own["test_accuracy"] - other["test_accuracy"])
+        gap = 100 * (federated["test_accuracy"] - other["test_accuracy"])
         change = f"({'+' if gap >= 0 else '−'}{abs(gap):.1f} points)"
         score = f"{100 * other['test_accuracy']:.1f} %"
         assert f"too few seeds to tell it from {name}, {score}) {change}" in said
-    majority = own["metrics"]["best_val"]["test_majority"]
+    majority = federated["metrics"]["best_val"]["test_majority"]
     assert f"always predicting the most frequent class ({100 * majority:.1f} %)" in said
 
 
@@ -171,8 +173,8 @@ def test_another_cut_and_another_seed_are_not_found_beside(runs, tmp_path):
             main(["run", *(w for w in WORDS if w.split("=")[0] != word.split("=")[0] and w != "rounds=3"), *overrides])
             == 0
         )
-    found = beside([load_run(tmp_path / "own")])
-    assert [run.folder.name for run in found] == ["same"]
+    companions = beside([load_run(tmp_path / "own")])
+    assert [run.folder.name for run in companions] == ["same"]
     assert "Local" not in answer(write_report([tmp_path / "own"], tmp_path / "page.html", baselines=False).read_text())
 
 
@@ -199,11 +201,11 @@ def test_seeds_are_folded_and_differences_paired(runs, tmp_path):
 
 def test_intervals_are_students_and_pairs_need_both_seeds():
     values = [0.8, 0.9, 0.7]
-    found = interval(values)
+    estimate = interval(values)
     low, high = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    found = paired({0: 0.5, 1: 0.7, 2: math.nan}, {1: 0.6, 0: 0.45, 3: 0.1})
-    assert (found.n, found.mean) == (2, pytest.approx(0.075))
+    assert (estimate.mean - estimate.half, estimate.mean + estimate.half) == pytest.approx((low, high))
+    estimate = paired({0: 0.5, 1: 0.7, 2: math.nan}, {1: 0.6, 0: 0.45, 3: 0.1})
+    assert (estimate.n, estimate.mean) == (2, pytest.approx(0.075))
     assert paired({0: 0.5}, {1: 0.5}) is None
 
 
@@ -217,34 +219,34 @@ def test_settings_are_named_by_what_tells_them_apart(runs, tmp_path):
 @pytest.mark.parametrize("name", ["fedavg-0", "local-0", "central-0"])
 def test_predictions_are_those_that_were_scored(runs, name):
     run = load_run(runs / name)
-    found = predict(run, load_predictor)
+    predictions = predict(run, load_predictor)
     scores = run.per_client
     right = sum(share * count for share, count in zip(scores["test-accuracy"], scores["test-count"], strict=True))
-    assert (found.chances.argmax(1) == found.y).sum() == round(right)
-    assert len(found.y) == sum(scores["test-count"])
+    assert (predictions.chances.argmax(1) == predictions.y).sum() == round(right)
+    assert len(predictions.y) == sum(scores["test-count"])
 
 
 def test_curves_of_two_classes_and_calibration_by_hand():
     rng = np.random.default_rng(0)
     chance = rng.integers(0, 12, 60) / 12  # with ties
     y = (rng.random(60) < chance).astype(int)
-    found = Predicted(np.stack([1 - chance, chance], 1), y, 1, 1)
+    predictions = Predicted(np.stack([1 - chance, chance], 1), y, 1, 1)
     false, recall, precision = roc(chance, y == 1)
     for at in np.unique(chance):
         taken = chance >= at
         k = np.flatnonzero(np.isclose(recall, taken[y == 1].mean()) & np.isclose(false, taken[y == 0].mean()))
         assert precision[k[-1]] == pytest.approx(y[taken].mean())
-    logits = np.log(np.clip(found.chances, 1e-9, 1))
+    logits = np.log(np.clip(predictions.chances, 1e-9, 1))
     assert np.trapezoid([0, *recall], [0, *false]) == pytest.approx(metrics.auc(logits, y))
     error, nodes = 0.0, 0
     for low in np.arange(10) / 10:
-        sure = found.chances.max(1)
+        sure = predictions.chances.max(1)
         held = (sure >= low) & ((sure < low + 0.1) | (low == 0.9))
         if held.any():
-            error += abs((found.chances.argmax(1) == y)[held].mean() - sure[held].mean()) * held.sum() / 60
+            error += abs((predictions.chances.argmax(1) == y)[held].mean() - sure[held].mean()) * held.sum() / 60
             nodes += held.sum()
-    assert nodes == bins(found)[2].sum() == 60
-    assert calibration_error(found) == pytest.approx(error)
+    assert nodes == bins(predictions)[2].sum() == 60
+    assert calibration_error(predictions) == pytest.approx(error)
 
 
 def test_a_confusion_matrix_has_every_test_node(runs, tmp_path):
@@ -266,8 +268,8 @@ def test_a_confusion_matrix_that_clients_told_is_the_one_that_their_files_give(t
     def matrix():
         page = write_report([folder], tmp_path / "page.html", baselines=False).read_text()
         drawn = charts(page).values()
-        (found,) = next(chart["views"] for chart in drawn if "FedAvg" in chart.get("views", {})).values()
-        return found["counts"], page
+        (view,) = next(chart["views"] for chart in drawn if "FedAvg" in chart.get("views", {})).values()
+        return view["counts"], page
 
     ours, page = matrix()
     assert "As reported by the clients of" not in page
@@ -472,14 +474,14 @@ def test_names_with_markup_are_escaped(runs, tmp_path):
 
 def test_no_markup_is_written_in_python():
     sources = resources.files("fedgraph_flwr.report").iterdir()
-    found = [
+    literals = [
         f"{path.name}: {node.value!r}"
         for path in sources
         if path.name.endswith(".py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"<[a-z]+[ >]", node.value)
     ]
-    assert found == []
+    assert literals == []
 
 
 def test_the_library_is_the_one_that_is_named():
@@ -493,8 +495,8 @@ def test_the_library_is_the_one_that_is_named():
 def test_costs_list_what_clients_sent_by_group(runs, tmp_path):
     def cells(folder):
         page = write_report([folder], tmp_path / "page.html", baselines=False).read_text()
-        found = re.search(r"group sent by clients.*?</table>", page, re.S)
-        return re.findall(r"<td[^>]*>(.*?)</td>", found[0], re.S) if found else []
+        section = re.search(r"group sent by clients.*?</table>", page, re.S)
+        return re.findall(r"<td[^>]*>(.*?)</td>", section[0], re.S) if section else []
 
     summarised = summary(runs / "fedavg-0")
     sent = summarised["bytes_by_phase"]["train"]["bytes_up_by_group"]

@@ -28,11 +28,11 @@ def test_runs_are_listed_filtered_and_shown_on_a_page(runs, tmp_path, capsys):
         assert main(["runs", str(tmp_path), "--json", *words]) == 0
         return {run["run"].rpartition("/")[2]: run for run in json.loads(capsys.readouterr().out)}
 
-    found = listed()
-    assert set(found) == {"fedavg-0", "fedavg-1", "local-0", "central-0"}
+    entries = listed()
+    assert set(entries) == {"fedavg-0", "fedavg-1", "local-0", "central-0"}
     summary = json.loads((runs / "fedavg-0" / "summary.json").read_text())
-    assert found["fedavg-0"]["score"] == summary["test_accuracy"]
-    assert (found["fedavg-1"]["state"], found["fedavg-1"]["round"], found["fedavg-1"]["score"]) == (
+    assert entries["fedavg-0"]["score"] == summary["test_accuracy"]
+    assert (entries["fedavg-1"]["state"], entries["fedavg-1"]["round"], entries["fedavg-1"]["score"]) == (
         "unfinished",
         3,
         None,
@@ -110,9 +110,9 @@ def test_the_summary_fits_eighty_columns_in_four_rows_with_whole_names(runs, cap
 def test_json_of_a_run_and_of_predictions(runs, tmp_path, capsys):
     words = ["dataset=csbm", "dataset.nodes=90", "num_clients=3", "rounds=1", f"out={tmp_path / 'run'}", "--json"]
     assert main(["run", *words, "--quiet", "--no-report"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (found["test_accuracy"], found["out"]) == (summary["test_accuracy"], str(tmp_path / "run"))
+    assert (output["test_accuracy"], output["out"]) == (summary["test_accuracy"], str(tmp_path / "run"))
     assert main(["predict", str(tmp_path / "run"), "--client", "0"]) == 0
     table = pd.read_csv(io.StringIO(capsys.readouterr().out))
     assert main(["predict", str(tmp_path / "run"), "--client", "0", "--json"]) == 0

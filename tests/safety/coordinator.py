@@ -110,8 +110,8 @@ class Run:
         try:
             keys = {c: reply[secagg.SECAGG] for c, reply in each(secagg.PUBLISH, {}).items()}
             dealt = {c: r[secagg.SECAGG] for c, r in each(secagg.DEAL, dict.fromkeys(clients, keys_of(keys))).items()}
-            own = {c: np.stack([dealt[p][secagg.ENVELOPES][i] for p in clients]) for i, c in enumerate(clients)}
-            parts = {c: {secagg.SECAGG: {secagg.MEMBERS: place, secagg.ENVELOPES: own[c]}} for c in clients}
+            envelopes = {c: np.stack([dealt[p][secagg.ENVELOPES][i] for p in clients]) for i, c in enumerate(clients)}
+            parts = {c: {secagg.SECAGG: {secagg.MEMBERS: place, secagg.ENVELOPES: envelopes[c]}} for c in clients}
             terms = each(phase, {c: {**(groups or {}), **parts[c]} for c in clients})
             agree = {secagg.SECAGG: {secagg.SURVIVORS: place}}
             signed = {c: r[secagg.SECAGG] for c, r in each(secagg.AGREE, dict.fromkeys(clients, agree)).items()}

@@ -340,7 +340,7 @@ def main() -> int:
     args = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     received: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         chosen = {n: t for n, t in targets(Path(folder)).items() if args.target in ("", n)}
@@ -350,14 +350,14 @@ def main() -> int:
                 (Path(tempfile.gettempdir()) / "fuzz-last.json").write_text(json.dumps({"target": name, "seed": seed}))
                 with _at_most(SECONDS):
                     outcome = case(target, seed)
-                found[outcome if outcome in ("read", "refused") else "FOUND"] += 1
+                outcomes[outcome if outcome in ("read", "refused") else "FOUND"] += 1
                 if outcome not in ("read", "refused"):
                     received[last := outcome.strip().splitlines()[-1]] += 1
                     if received[last] == 1:
                         print(f"--target '{name}' --seed {seed} --cases 1\n{outcome}", flush=True)
             seed += 1
-    print(f"{sum(found.values())} cases of {len(chosen)} readers: {dict(found)}")
-    return int(found["FOUND"] > 0)
+    print(f"{sum(outcomes.values())} cases of {len(chosen)} readers: {dict(outcomes)}")
+    return int(outcomes["FOUND"] > 0)
 
 
 if __name__ == "__main__":

@@ -72,9 +72,9 @@ class Meddler:
         arrays = [name for name, part in copied.content.items() if isinstance(part, ArrayRecord) and len(part)]
         if trouble == "array" and arrays:
             group = choose.choice(arrays)
-            found = from_record(copied.content[group])
-            name = choose.choice(list(found))
-            copied.content[group] = to_record({**found, name: found[name] + found[name].dtype.type(1)})
+            values = from_record(copied.content[group])
+            name = choose.choice(list(values))
+            copied.content[group] = to_record({**values, name: values[name] + values[name].dtype.type(1)})
         if trouble == "phase" and self.sent:
             copied.content["config"]["phase"] = choose.choice(self.sent).content["config"]["phase"]
         if trouble == "exchange":
@@ -111,10 +111,10 @@ class Meddler:
             self.facts.only("two certificates at one position", record["signed"], *place)
         self.facts.only("other sums were opened", record["before"], run, record["round"], *record["opened"])
         self.rounds = max(self.rounds, record["round"])
-        phase, own = config["phase"], groups_of(reply.content)
+        phase, groups = config["phase"], groups_of(reply.content)
         at = run, config["round"], phase, config.get("exchange", 0)
-        if own and phase not in (DESCRIBE, *EXCHANGES):
-            self.facts.only("two replies at one place", digest(flat_names(own)), client, *at)
+        if groups and phase not in (DESCRIBE, *EXCHANGES):
+            self.facts.only("two replies at one place", digest(flat_names(groups)), client, *at)
         if phase not in (DESCRIBE, *BEGINNING, *STEPS, *EXCHANGES):
             asked = {name: group for name, group in groups_of(message.content).items() if name != SECAGG}
             self.facts.only("two requests of one sum", digest(flat_names(asked)), *at)

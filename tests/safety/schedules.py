@@ -194,11 +194,11 @@ class Player:
             c: r[beginning.START] for c in self.members if (r := self._send(run, (c, beginning.COMMIT, 0, None, {})))
         }
         nonces = self._each(run, beginning.OPEN, listed(commits)) if commits else {}
-        found = {c: reply[beginning.START][beginning.NONCE].tobytes() for c, reply in nonces.items()}
-        if self.random.random() < self.rate / 4 and found:
-            found[self.random.choice(list(found))] = self.random.randbytes(32)
-        if found:
-            self._each(run, beginning.BEGIN, opened(found))
+        openings = {c: reply[beginning.START][beginning.NONCE].tobytes() for c, reply in nonces.items()}
+        if self.random.random() < self.rate / 4 and openings:
+            openings[self.random.choice(list(openings))] = self.random.randbytes(32)
+        if openings:
+            self._each(run, beginning.BEGIN, opened(openings))
 
     def _round(
         self, run: Run, server_round: int, model: dict[str, np.ndarray], more: Mapping[str, Any] = MappingProxyType({})
@@ -218,8 +218,8 @@ class Player:
         place = {c: list(keys).index(c) for c in who}
         terms = {}
         for c in who:
-            own = np.stack([dealt[p][secagg.SECAGG][secagg.ENVELOPES][place[c]] for p in who])
-            part = {secagg.MEMBERS: np.array(who, np.int64), secagg.ENVELOPES: own}
+            envelopes = np.stack([dealt[p][secagg.SECAGG][secagg.ENVELOPES][place[c]] for p in who])
+            part = {secagg.MEMBERS: np.array(who, np.int64), secagg.ENVELOPES: envelopes}
             message: Message = (c, TRAIN, server_round, {MODEL: model, secagg.SECAGG: part}, scalars)
             if reply := self._send(run, message):
                 terms[c] = reply
@@ -356,11 +356,13 @@ class Player:
             booked = sum(int(entry["releases"]) for entry in ledger.values())
             required(booked >= len(self.facts.drawn[client]), "ε fell: a release is not booked", position, booked)
             required((now := spent(ledger)) >= self.facts.spent[client], "ε fell", position)
-            own = f"{self.owner.digest[32:]}-{number} "
-            held = {name: entry["releases"] for name, entry in ledger.items() if name.startswith(own)}
+            prefix = f"{self.owner.digest[32:]}-{number} "
+            held = {name: entry["releases"] for name, entry in ledger.items() if name.startswith(prefix)}
             listed = audit.released(state, "client", "rings").items()
             required(
-                {name: n for name, n in listed if name.startswith(own)} == held, "other releases are listed", position
+                {name: n for name, n in listed if name.startswith(prefix)} == held,
+                "other releases are listed",
+                position,
             )
             self.facts.spent[client] = now
 
@@ -420,11 +422,11 @@ TERMS: dict[int, tuple[str, str, int]] = {}
 
 def digest(groups: Groups) -> str:
     """A digest of groups of arrays."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for group in sorted(groups):
         for name in sorted(groups[group]):
-            found.update(f"{group}/{name}".encode() + groups[group][name].tobytes())
-    return found.hexdigest()
+            hasher.update(f"{group}/{name}".encode() + groups[group][name].tobytes())
+    return hasher.hexdigest()
 
 
 def changed(groups: Groups, how: str, choose: random.Random) -> Groups:
@@ -478,16 +480,16 @@ def watched() -> Iterator[None]:
 
     def spied(self: Any, values: Any, weights: Any, members: Any, envelopes: Any, server_round: int, *rest: Any) -> Any:
         before = dict(self.state)
-        found = masked(self, values, weights, members, envelopes, server_round, *rest)
+        groups = masked(self, values, weights, members, envelopes, server_round, *rest)
         agreed, step = self.state[secagg.AGREED].tobytes(), secagg._step
-        term = np.concatenate([flat(arrays) for arrays in found.values()]).view(np.uint64)
+        term = np.concatenate([flat(arrays) for arrays in groups.values()]).view(np.uint64)
         term = term - secagg.self_stream(before["self"].tobytes(), step(server_round), term.size)
         sealer = secagg.mask_sealer(self.client, before["mask"].tobytes())
         sealer.meet({int(c): k[1].tobytes() for c, k in zip(before[secagg.CLIENTS], before[secagg.KEYS], strict=True)})
         term = term - pairwise(sealer, members.tolist(), step(server_round, agreed), term.size)
         request = hashlib.sha256(rest[0] + members.tobytes()).hexdigest()
         TERMS[self.client] = request, hashlib.sha256(term.tobytes()).hexdigest(), int(before["exchange"][0])
-        return found
+        return groups
 
     @functools.lru_cache(8)
     def parsed(text: str) -> Any:
@@ -497,9 +499,9 @@ def watched() -> Iterator[None]:
     def configured(items: Any, foreign: bool) -> Any:
         values = json.loads(dict(items)["config"])
         agreement, seed = values.pop("agreement"), values.pop("seed")
-        found = copy.copy(parsed(json.dumps(values)))
-        found.agreement, found.seed = agreement, seed
-        return found
+        cfg = copy.copy(parsed(json.dumps(values)))
+        cfg.agreement, cfg.seed = agreement, seed
+        return cfg
 
     def once(name: str) -> property:
         known: dict[int, Any] = {}
@@ -547,9 +549,9 @@ def watched() -> Iterator[None]:
         load = settings.load_graph
         graphs: dict[Path, Any] = {}
 
-        def loaded(own: Any, cfg: Any, file: Path) -> Any:
+        def loaded(node_settings: Any, cfg: Any, file: Path) -> Any:
             if file not in graphs:
-                graphs[file] = load(own, cfg, file)
+                graphs[file] = load(node_settings, cfg, file)
             return graphs[file]
 
         patch.setattr(settings, "load_graph", loaded)

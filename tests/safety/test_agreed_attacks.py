@@ -41,10 +41,10 @@ TREES = [
 ]
 
 
-def sum_of(found):
+def sum_of(groups):
     """An opened sum, which no node refused."""
-    assert not isinstance(found, str), found
-    return found
+    assert not isinstance(groups, str), groups
+    return groups
 
 
 def arrays_of(client):
@@ -223,8 +223,8 @@ def test_a_process_from_before_the_beginning_draws_by_the_members_secret(tmp_pat
 def masked_term(run, client, server_round, model, dealt):
     """A member's masked term for a model; nobody needs to open the sum."""
     place = list(dealt).index(client)
-    own = np.stack([dealt[peer][secagg.SECAGG][secagg.ENVELOPES][place] for peer in dealt])
-    part = {secagg.MEMBERS: np.array(list(dealt), np.int64), secagg.ENVELOPES: own}
+    envelopes = np.stack([dealt[peer][secagg.SECAGG][secagg.ENVELOPES][place] for peer in dealt])
+    part = {secagg.MEMBERS: np.array(list(dealt), np.int64), secagg.ENVELOPES: envelopes}
     return run.ask(client, "train", server_round, {MODEL: model, secagg.SECAGG: part})
 
 
@@ -411,11 +411,11 @@ def test_nodes_let_no_member_choose_its_weight_in_a_secure_sum(tmp_path):
 def test_what_a_method_draws_of_a_members_data_follows_its_secret(method, drawn):
     """Everyone knows the seed of the run; which nodes and links a member hides, holds out or starts from is its own."""
 
-    def client(own):
+    def client(secret):
         cfg = compose([f"strategy={method}", "num_clients=3"])
-        setattr(cfg, OWN_SEED, own)
+        setattr(cfg, OWN_SEED, secret)
         return locate(cfg.strategy.client)(cfg, client_graph(0, 60))
 
-    first, again, other = (drawn(client(own)) for own in (1, 1, 2))
+    first, again, other = (drawn(client(number)) for number in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)

@@ -36,23 +36,23 @@ def lines_of(state):
 
 def test_all_requests_are_listed_with_what_left(log, tmp_path, capsys):
     asked, state, replies = log
-    found = [json.loads(line) for line in lines_of(state)]
-    assert [entry["phase"] for entry in found] == ["describe", "train", "train", "train", "evaluate"]
-    assert [bool(entry["refused"]) for entry in found] == [False, False, False, True, False]
+    entries = [json.loads(line) for line in lines_of(state)]
+    assert [entry["phase"] for entry in entries] == ["describe", "train", "train", "train", "evaluate"]
+    assert [bool(entry["refused"]) for entry in entries] == [False, False, False, True, False]
     arrays = sum(len(a.data) for a in replies[1].array_records["model"].values())
-    assert 0 < found[1]["sent"]["model"] <= arrays, "bytes of the values, without the arrays' own headers"
-    assert found[1]["sent"].keys() == replies[1].keys(), "nothing left that is not listed"
+    assert 0 < entries[1]["sent"]["model"] <= arrays, "bytes of the values, without the arrays' own headers"
+    assert entries[1]["sent"].keys() == replies[1].keys(), "nothing left that is not listed"
     (row,) = fg.audit(state).to_dict("records")
     assert (row["requests"], row["refused"], row["rounds"], row["strategy"]) == (5, 1, 2, "fedavg")
-    assert row["sent"] == sum(sum(entry["sent"].values()) for entry in found)
+    assert row["sent"] == sum(sum(entry["sent"].values()) for entry in entries)
     assert row["epsilon"] == 0
     assert main(["audit", str(state), "--out", str(tmp_path / "a.csv")]) == 0
     text = capsys.readouterr().out
     assert "5 requests in 2 rounds, 1 refused" in text
     assert "refused 1 times: the server requests phase 'train' of round 2 2 times" in text
-    assert f"the chain of 5 lines is intact; the last one: 5:{found[4]['hash']}" in text
+    assert f"the chain of 5 lines is intact; the last one: 5:{entries[4]['hash']}" in text
     # later audits notice a log that was written again
-    expect = f"5:{found[4]['hash']}"
+    expect = f"5:{entries[4]['hash']}"
     asked.request("describe", 3)
     assert len(fg.audit(state, expect)) == 1
     with pytest.raises(fg.FedGraphError, match="line 5 has not the hash of the earlier audit"):
@@ -170,11 +170,11 @@ def test_releases_with_noise_are_added_up(tmp_path, capsys):
         for held in range(1, count + 1):
             noise = {"unit": unit, **one, "releases": held}
             audit_chain.append(tmp_path, {**entry, "run": run, "sent": {"model": 40}, "noise": noise})
-    found = fg.audit(tmp_path)
-    assert found["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2, 1)]
+    table = fg.audit(tmp_path)
+    assert table["epsilon"].tolist() == [spent({"a": {**one, "releases": n}}) for n in (3, 2, 1)]
     together = {"a": {**one, "releases": 3}, "b": {**one, "releases": 2}}
-    assert found.attrs["epsilon"] == {"client": spent(together), "row": found["epsilon"][2]}
-    assert found["sent"].tolist() == [120, 80, 40]
+    assert table.attrs["epsilon"] == {"client": spent(together), "row": table["epsilon"][2]}
+    assert table["sent"].tolist() == [120, 80, 40]
     assert main(["audit", str(tmp_path)]) == 0
     assert "all runs together: ε" in capsys.readouterr().out
 

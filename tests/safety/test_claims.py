@@ -181,8 +181,8 @@ def test_what_the_coordinator_learns(tmp_path, setting):
     start = model_of(run.nodes[0])
     updates = []
     for node in run.nodes:
-        found = node_of(node.context)
-        client = GraphClient(found.cfg, client_at(found).client.graph)
+        member = node_of(node.context)
+        client = GraphClient(member.cfg, client_at(member).client.graph)
         trained = client.fit([start[name] for name in client.shared], {})[0]
         updates.append(vector(dict(zip(client.shared, trained, strict=True))) - vector(start))
     if "secagg" not in " ".join(SETTINGS[setting]):
@@ -205,8 +205,10 @@ def test_what_the_coordinator_learns(tmp_path, setting):
     mean = np.mean(updates, axis=0)
     if setting == "secagg":
         np.testing.assert_allclose(opened - vector(start), mean, atol=1e-6)
-        own = vector(start) + updates[0]  # another member subtracts its own term
-        np.testing.assert_allclose((3 * opened - own) / 2 - vector(start), (updates[1] + updates[2]) / 2, atol=1e-5)
+        contribution = vector(start) + updates[0]  # another member subtracts its own term
+        np.testing.assert_allclose(
+            (3 * opened - contribution) / 2 - vector(start), (updates[1] + updates[2]) / 2, atol=1e-5
+        )
     else:
         noise = opened - mean
         assert np.std(noise) > 10 * np.std(mean), "the sum is one of noise"

@@ -88,16 +88,16 @@ def test_a_forged_configuration_of_a_server(config, key):
 )
 def test_a_forged_checkpoint(forged):
     cfg = compose(["resume=runs/mine"])
-    found = Checkpoint(1, "0" * 16, 1, 0.5, {"round": 1}, fingerprint(cfg, None) | forged, {}, {})
+    checkpoint = Checkpoint(1, "0" * 16, 1, 0.5, {"round": 1}, fingerprint(cfg, None) | forged, {}, {})
     assert "remove these overrides, or start a new run" in sentence(
-        lambda: check_resumable(cfg, found, None), "resume=runs/mine cannot change strategy"
+        lambda: check_resumable(cfg, checkpoint, None), "resume=runs/mine cannot change strategy"
     )
 
 
 @pytest.mark.parametrize("forged", [{"0": 3}, {"0": None}, {"0": [1]}, {"0": {"num_train": [1]}}, {}])
 def test_a_checkpoint_of_forged_clients(forged):
-    found = Checkpoint(1, "0" * 16, 1, 0.5, {"round": 1}, {}, forged, {})
+    checkpoint = Checkpoint(1, "0" * 16, 1, 0.5, {"round": 1}, {}, forged, {})
     sentence(
-        lambda: check_descriptions({"0": {"num_train": 3}}, found, "runs/mine"),
+        lambda: check_descriptions({"0": {"num_train": 3}}, checkpoint, "runs/mine"),
         "resume=runs/mine: client 0 has num_train 3",
     )

@@ -68,8 +68,8 @@ def test_nodes_train_from_the_seed_that_follows_and_draw_by_secrets_of_their_own
     seed = run.begin()
     cfgs = [node_of(node.context).cfg for node in run.nodes]
     assert {cfg.seed for cfg in cfgs} == {seed}
-    own = {cfg.own_seed for cfg in cfgs}
-    assert len(own | {seed, 0}) == 5, "each member draws for itself"
+    seeds = {cfg.own_seed for cfg in cfgs}
+    assert len(seeds | {seed, 0}) == 5, "each member draws for itself"
     assert not isinstance(run.ask(0, "train", 1, {MODEL: model_of(run.nodes[0])}), str)
     planted = {name: array + 1 for name, array in model_of(run.nodes[1]).items()}
     assert "other parameters than its seed" in run.ask(1, "train", 1, {MODEL: planted})

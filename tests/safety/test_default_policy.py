@@ -24,6 +24,6 @@ def test_an_honest_run_is_answered(method, go, fleet, monkeypatch):
     overrides = ["rounds=2"]
     wanted = go(method, *overrides)
     fleet(min_nodes=0)
-    found = go(method, *overrides)
-    assert found.summary["failures"] == {}
-    assert_same_arrays(found.arrays, wanted.arrays)
+    finished = go(method, *overrides)
+    assert finished.summary["failures"] == {}
+    assert_same_arrays(finished.arrays, wanted.arrays)

@@ -142,8 +142,8 @@ def test_fedlit_sends_no_single_node():
     for graph in (star(), client_graph(0, 40)):
         client = made(FedLITClient, *overrides, graph=graph)
         client.train()
-        found, z = torch.from_numpy(client.send()[0]["links"]["centroids"]), client.embedded()
-        for row in found:
+        centroids, z = torch.from_numpy(client.send()[0]["links"]["centroids"]), client.embedded()
+        for row in centroids:
             for half in row.chunk(2):
                 assert not half.any() or not torch.isclose(half, z, atol=1e-5).all(1).any()
         open_ = made(FedLITClient, *overrides, graph=graph, min_nodes=0)
@@ -205,8 +205,8 @@ def cut():
 def test_fedsage_true_hands_out_neighbours_alone():
     """Any of its nodes: 30 of 30."""
     client = made(FedSageTrueClient, "strategy=fedsage_true", graph=cut(), min_nodes=1)
-    found = client.features({"wanted": {"1": np.array([0, 5, 7], np.int32), "2": np.array([9], np.int32)}}, {})[0]
-    assert np.array_equal(found["features"]["1"], client.graph.x[[0, 5, 7]].numpy())
+    groups = client.features({"wanted": {"1": np.array([0, 5, 7], np.int32), "2": np.array([9], np.int32)}}, {})[0]
+    assert np.array_equal(groups["features"]["1"], client.graph.x[[0, 5, 7]].numpy())
     for who, ids in (("1", range(30)), ("1", [9]), ("2", [0])):
         with pytest.raises(FedGraphError, match="requested features of nodes of client 0 that have no edge to it"):
             client.features({"wanted": {who: np.array(ids, np.int32)}}, {})

@@ -104,8 +104,8 @@ def test_pickles_in_the_place_of_models_are_never_loaded(trained, tmp_path):
     pickled = pickle.dumps(Bomb(tmp_path / "ran"))
     array = io.BytesIO()
     np.save(array, np.array([Bomb(tmp_path / "ran")], dtype=object), allow_pickle=True)
-    found = [path for path in trained.rglob("*") if path.suffix in (".safetensors", ".npz", ".npy", ".pt")]
-    binary = {re.sub(r"\d", "", path.name): path for path in found}.values()  # one of each kind
+    paths = [path for path in trained.rglob("*") if path.suffix in (".safetensors", ".npz", ".npy", ".pt")]
+    binary = {re.sub(r"\d", "", path.name): path for path in paths}.values()  # one of each kind
     assert len(binary) > 1
     for path, content in zip(binary, itertools.cycle([pickled, array.getvalue()]), strict=False):
         whole = path.read_bytes()
@@ -171,9 +171,9 @@ def test_results_that_a_killed_sweep_cut_are_read_without_the_last_row(tmp_path)
     ids = [rows.identity(row["method"], row["words"]) for row in whole]
     for end in range(first, len(content)):
         path.write_bytes(content[:end])
-        found = [rows.identity(row["method"], row["words"]) for row in rows.read(path)]
-        assert found == ids[: len(found)], end
-        assert len(found) >= content[:end].count(b"\n") - 1, end
+        identities = [rows.identity(row["method"], row["words"]) for row in rows.read(path)]
+        assert identities == ids[: len(identities)], end
+        assert len(identities) >= content[:end].count(b"\n") - 1, end
 
 
 def test_a_text_in_the_place_of_a_score_is_one_error_message():

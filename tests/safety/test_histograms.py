@@ -83,7 +83,7 @@ def rows_read(clients: list[BoostingClient], monkeypatch: pytest.MonkeyPatch) ->
         total = sum(member.grow(request(forest, number), {})[0]["histogram"]["sums"] for member in clients) * UNIT
         bins = np.flatnonzero(total[0, :, 2].round() == 1)
         value = boosting.binned(client.x[row][None], edges)[0]
-        offsets = np.cumsum([0, *(len(own) + 2 for own in edges)])[:-1]
+        offsets = np.cumsum([0, *(len(cuts) + 2 for cuts in edges)])[:-1]
         read += bins.tolist() == (offsets + value).tolist()
     return read, len(targets)
 
@@ -101,7 +101,7 @@ def test_growing_trees_isolate_no_row(monkeypatch):
 def test_no_bin_of_a_node_has_few_items(missing):
     """Of every node that honest or other trees reach; sums of children are those that their parent showed."""
     client = node(0, missing=missing)
-    edges = boosting.agreed_edges(5, 32, lambda own: boosting.bin_counts(client.x[client.rows], own))
+    edges = boosting.agreed_edges(5, 32, lambda bounds: boosting.bin_counts(client.x[client.rows], bounds))
     client.receive({"bins": boosting.packed_edges(edges)})
     client.begin_histograms()
     wide = boosting.held_bins(edges)
@@ -142,17 +142,17 @@ def test_items_of_unknown_targets_are_not_counted_alone(monkeypatch):
 def test_counts_of_values_have_no_few_items():
     client = node(0, missing=0.96)
     coarse = boosting.first_edges(5)
-    own = client.bins({"bins": boosting.packed_edges(coarse)}, {})[0]["counts"]["count"] * UNIT
-    assert ((own == 0) | (own >= FLOOR)).all()
+    counts = client.bins({"bins": boosting.packed_edges(coarse)}, {})[0]["counts"]["count"] * UNIT
+    assert ((counts == 0) | (counts >= FLOOR)).all()
     known = (~np.isnan(client.x[client.rows])).sum(axis=0)
-    assert own.sum() == known[known >= FLOOR].sum()
+    assert counts.sum() == known[known >= FLOOR].sum()
 
 
 def dyadic(nodes: Any, floor: int, low: int, size: int, cells: list[Any]) -> None:
     """Split [low, low + 2^size) of keys by hand: each of ``nodes`` is (keys within, items that joined below, above)."""
-    held = np.concatenate([own for own, _, _ in nodes])
+    held = np.concatenate([keys for keys, _, _ in nodes])
     middle = low + (1 << (size - 1)) if size else low
-    parts = [(own[own < middle], own[own >= middle]) for own, _, _ in nodes]
+    parts = [(keys[keys < middle], keys[keys >= middle]) for keys, _, _ in nodes]
     first, second = (sum(len(part[half]) for part in parts) for half in (0, 1))
     if len(np.unique(held)) == 1:
         return cells.append((held[0], held))
@@ -163,19 +163,19 @@ def dyadic(nodes: Any, floor: int, low: int, size: int, cells: list[Any]) -> Non
         return all(count == 0 or count >= floor for count in counts)
 
     below, above = [[len(part[half]) for part in parts] for half in (0, 1)]
-    own = enough(below), enough(above)
+    sides = enough(below), enough(above)
     both = enough([n + b for n, (_, b, _) in zip(below, nodes, strict=True)])
     both = both and enough([n + a for n, (_, _, a) in zip(above, nodes, strict=True)])
-    if all(own) and both:
+    if all(sides) and both:
         dyadic([(part[0], b, 0) for part, (_, b, _) in zip(parts, nodes, strict=True)], floor, low, size - 1, cells)
         dyadic([(part[1], 0, a) for part, (_, _, a) in zip(parts, nodes, strict=True)], floor, middle, size - 1, cells)
-    elif own[0] and all(n < floor for n in above):
+    elif sides[0] and all(n < floor for n in above):
         start = len(cells)
         inside = [(part[0], b, a + len(part[1])) for part, (_, b, a) in zip(parts, nodes, strict=True)]
         dyadic(inside, floor, low, size - 1, cells)
         cells[-1] = (cells[-1][0], np.concatenate([cells[-1][1], held[held >= middle]]))
         assert len(cells) > start
-    elif own[1] and all(n < floor for n in below):
+    elif sides[1] and all(n < floor for n in below):
         start = len(cells)
         inside = [(part[1], b + len(part[0]), a) for part, (_, b, a) in zip(parts, nodes, strict=True)]
         dyadic(inside, floor, middle, size - 1, cells)
@@ -201,16 +201,16 @@ def test_cells_follow_a_second_derivation(seed):
             where = np.searchsorted(edges[0], boosting.key_values(np.array([middle]))[0], side="left")
             assert (places[np.isin(keys, held)] == where).all()
             for node in range(nodes.max() + 1):
-                own = np.isin(keys[nodes == node], held).sum()
-                assert own == 0 or own >= floor
+                total = np.isin(keys[nodes == node], held).sum()
+                assert total == 0 or total >= floor
 
 
 def normal_nodes(seed: int, shift: float = 0.0) -> tuple[BoostingClient, Any]:
     """A node of 400 rows with continuous values, and edges that a server chose, one at each of 1,022 quantiles and shifted."""
     client = node(seed, size=600)
-    own = client.x[client.rows]
+    values = client.x[client.rows]
     near = np.linspace(0, 1, 1022)
-    return client, [np.unique(np.quantile(column, near) + shift * column.std()) for column in own.T]
+    return client, [np.unique(np.quantile(column, near) + shift * column.std()) for column in values.T]
 
 
 def read_values(client: BoostingClient, edges: Any, others: np.ndarray) -> list[np.ndarray]:
@@ -220,14 +220,14 @@ def read_values(client: BoostingClient, edges: Any, others: np.ndarray) -> list[
     client.receive({"bins": boosting.packed_edges(edges)})
     client.begin_histograms()
     sums = client.sums(client.growth.forest(), client.growth.tree, client.growth.node)[0, :, :, 2] * UNIT
-    found = []
+    masks = []
     for x in (client.x[client.rows], others):
         named = np.zeros(x.shape, bool)
-        for f, own in enumerate(edges):
-            for b in np.flatnonzero(sums[f, 1 : len(own)]) + 1:
-                named[:, f] |= np.abs(x[:, f] - (own[b - 1] + own[b]) / 2) <= 0.001 * np.abs(x[:, f])
-        found.append(named)
-    return found
+        for f, cuts in enumerate(edges):
+            for b in np.flatnonzero(sums[f, 1 : len(cuts)]) + 1:
+                named[:, f] |= np.abs(x[:, f] - (cuts[b - 1] + cuts[b]) / 2) <= 0.001 * np.abs(x[:, f])
+        masks.append(named)
+    return masks
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -242,10 +242,10 @@ def test_bins_of_one_run_and_of_ten_name_no_values(seed):
     for run in range(10):
         client, edges = normal_nodes(seed, shift=run * 1e-3)
         client.params.bins = 1023
-        found = read_values(client, edges, others)
-        named = found if not named else [a | b for a, b in zip(named, found, strict=True)]
-        own, chance = (each.mean() for each in named)
-        assert own < 2 * chance + 0.02, (run, own, chance)
+        masks = read_values(client, edges, others)
+        named = masks if not named else [a | b for a, b in zip(named, masks, strict=True)]
+        share, chance = (mask.mean() for mask in named)
+        assert share < 2 * chance + 0.02, (run, share, chance)
 
 
 @pytest.mark.parametrize("missing", [0.0, 0.03, 0.5])
@@ -253,7 +253,7 @@ def test_bins_of_one_run_and_of_ten_name_no_values(seed):
 def test_a_parent_less_its_children_leaves_no_few_rows(seed, missing):
     """At each bound of each column. Children had other groups of bins than their parent, so that nets were 1 to 4 rows."""
     client = node(seed, missing=missing, size=500)
-    edges = boosting.agreed_edges(5, 64, lambda own: boosting.bin_counts(client.x[client.rows], own))
+    edges = boosting.agreed_edges(5, 64, lambda bounds: boosting.bin_counts(client.x[client.rows], bounds))
     client.receive({"bins": boosting.packed_edges(edges)})
     client.begin_histograms()
     growth, seen, last = client.growth, {}, 0
@@ -288,7 +288,7 @@ def test_a_planted_model_shows_groups_of_rows(monkeypatch, floor, least, most):
     edges = edges_of_server(clients)
     for client in clients:
         client.receive({"bins": boosting.packed_edges(edges)})
-    offsets = np.cumsum([0, *(len(own) + 2 for own in edges)])[:-1]
+    offsets = np.cumsum([0, *(len(cuts) + 2 for cuts in edges)])[:-1]
     exact = targets = 0
     for owner in clients:
         for place in range(0, len(owner.rows), 30):
@@ -300,9 +300,9 @@ def test_a_planted_model_shows_groups_of_rows(monkeypatch, floor, least, most):
                     raw[place] = 0.0
                 client.memory["raw"] = torch.from_numpy(raw)
                 total = total + client.send()[0]["histogram"]["sums"]
-            found = np.flatnonzero(total[1, :, 1] > 0)
-            assert len(found) == 5
-            exact += (found == offsets + boosting.binned(owner.x[owner.rows[place]][None], edges)[0]).sum()
+            positions = np.flatnonzero(total[1, :, 1] > 0)
+            assert len(positions) == 5
+            exact += (positions == offsets + boosting.binned(owner.x[owner.rows[place]][None], edges)[0]).sum()
             targets += 5
     assert least <= exact / targets <= most
 

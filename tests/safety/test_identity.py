@@ -160,11 +160,11 @@ def test_a_node_cannot_be_another_client_of_the_run_it_was_in(run, monkeypatch):
 @given(st.lists(st.floats(0, 2**31, allow_nan=False), min_size=1, max_size=12), st.floats(0.001, 1, exclude_min=True))
 @example([2.0, 5e-324, 0.0], 0.5)  # a share of 0 in floats, a weight above 0
 def test_no_share_is_above_the_cap(weights, most):
-    found = np.array(capped(weights, most))
-    assert found.shape == (len(weights),)
-    assert (found >= 0).all()
+    amounts = np.array(capped(weights, most))
+    assert amounts.shape == (len(weights),)
+    assert (amounts >= 0).all()
     if sum(weights):
-        shares = found / found.sum()
+        shares = amounts / amounts.sum()
         assert shares.max() <= max(most, 1 / np.count_nonzero(weights)) + 1e-9  # who weighs nothing is given nothing
         assert (np.diff(shares[np.argsort(weights, kind="stable")]) >= -1e-9).all()  # the order stays
 

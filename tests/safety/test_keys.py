@@ -88,9 +88,9 @@ def test_what_a_signature_binds():
             {**signatures, "1": Keyring(1, 7, KEYS[2]).sign("announce", b"x" * 32)[SIGNATURE]},
         ),
     ]
-    for overrides, found, signed in wrong:
+    for overrides, key_list, signed in wrong:
         with pytest.raises(RunFailed, match="without a valid signature of the pinned key for this run"):
-            check(0, found, signed, **overrides)
+            check(0, key_list, signed, **overrides)
 
 
 def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
@@ -103,23 +103,23 @@ def test_who_is_not_pinned_does_not_sign_or_is_not_oneself():
         RunFailed, match=r"client 2 \(announce\) that is not signed: start that party's node with key= in its"
     ):
         check(0, keys, {"1": signatures["1"]})
-    for found in (keys, {1: keys[1], 2: keys[2]}):
+    for key_list in (keys, {1: keys[1], 2: keys[2]}):
         with pytest.raises(RunFailed, match="list of keys in which its own differs: the server replaced it"):
-            check(0, found, signatures, own=b"y" * 32, pins=None)
+            check(0, key_list, signatures, own=b"y" * 32, pins=None)
 
 
 def test_a_fingerprint_tells_any_difference():
     keys, _ = exchange()
-    found = fingerprint(7, "announce", keys)
-    assert FINGERPRINT.fullmatch(found)
-    assert found == fingerprint(7, "announce", dict(reversed(keys.items())))
+    text = fingerprint(7, "announce", keys)
+    assert FINGERPRINT.fullmatch(text)
+    assert text == fingerprint(7, "announce", dict(reversed(keys.items())))
     others = [fingerprint(7, "announce", {**keys, i: b"z" * 32}) for i in range(3)]
     others += [
         fingerprint(8, "announce", keys),
         fingerprint(7, "x", keys),
         fingerprint(7, "announce", {0: keys[0], 1: keys[1]}),
     ]
-    assert len({found, *others}) == 7
+    assert len({text, *others}) == 7
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -223,11 +223,11 @@ def federate(request, run, tmp_path, monkeypatch, files):
             if not plain:
                 patch.setattr(InlineGrid, "__init__", received)
                 patch.setattr(InlineGrid, "_call", call)
-            found = None
+            finished = None
             with contextlib.suppress(FedGraphError, RunFailed):
-                found = go("rounds=1", *METHODS[request.param])
+                finished = go("rounds=1", *METHODS[request.param])
         kept = {int(file.parts[-4]): file.read_text() for file in here.rglob("fingerprints.txt")}
-        return found, kept
+        return finished, kept
 
     return federate
 
@@ -263,8 +263,8 @@ def test_signed_and_pinned_keys_change_nothing_else(federate, caplog):
 
 def test_a_server_that_swaps_keys_is_refused_where_they_are_pinned(federate, caplog):
     federate(swap=Sealer(1).public)
-    found = r"client 0 received a public key of client 1 \(\w+( \d+)*\) without a valid signature of the pinned key for this run"
-    assert re.search(found, caplog.text)
+    text = r"client 0 received a public key of client 1 \(\w+( \d+)*\) without a valid signature of the pinned key for this run"
+    assert re.search(text, caplog.text)
     assert "envelope" not in caplog.text
 
 

@@ -106,14 +106,14 @@ class Ignorant(LinkParty):
 
     def _proof(self, peer):
         rows, keys = self._values[peer]
-        own, changed = self.intersection(peer)[0], list(keys)
+        places, changed = self.intersection(peer)[0], list(keys)
         if peer == 0:
-            for place, value in zip(own, self.change([keys[place] for place in own]), strict=True):
+            for place, value in zip(places, self.change([keys[place] for place in places]), strict=True):
                 changed[place] = value
         self._values[peer] = rows, changed
-        found = super()._proof(peer)
+        evidence = super()._proof(peer)
         self._values[peer] = rows, keys
-        return found
+        return evidence
 
 
 def test_a_proof_needs_each_record_at_its_mask(files):
@@ -304,10 +304,10 @@ def sent_by(files, client, phase="confirm"):
     opened = parties[1]._opened
 
     def spy(peer, step, envelope):
-        found = opened(peer, step, envelope)
+        content = opened(peer, step, envelope)
         if (peer, step) == (client, phase):
-            seen.update(found)
-        return found
+            seen.update(content)
+        return content
 
     parties[1]._opened = spy
     simulate(parties)
@@ -320,12 +320,12 @@ def guessed(files):
     secret = parties[1]._to(0, 0, b"salt", b"")
     linked = parties[0].result()
     hidden = linked.y.clone()
-    found = []
+    guesses = []
     for bits in itertools.product((0, 1), repeat=8):
         candidate = replace(linked, y=torch.cat([torch.tensor(bits), hidden[8:]]))
         if file_digest(candidate, secret) == seen["file"].tobytes():
-            found.append(bits)
-    return found == [tuple(hidden[:8].tolist())]
+            guesses.append(bits)
+    return guesses == [tuple(hidden[:8].tolist())]
 
 
 def test_a_hash_of_a_file_tests_no_guess_of_its_labels(copies, monkeypatch):

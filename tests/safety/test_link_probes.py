@@ -61,15 +61,15 @@ CASES = {
 def books(tmp_path_factory):
     """Files of three banks: with payments, with columns of own records, with customers alone, and of a network and two banks."""
     plain, counted, bare, roles = (tmp_path_factory.mktemp(name) for name in ("plain", "counted", "bare", "roles"))
-    made, own = banks(plain, accounts=8, payments=20), banks(counted, accounts=8, payments=20)
-    own.columns = replace(own.columns, recipe="payments", windows="2")
+    made, record_banks = banks(plain, accounts=8, payments=20), banks(counted, accounts=8, payments=20)
+    record_banks.columns = replace(record_banks.columns, recipe="payments", windows="2")
     customers = banks(bare, accounts=8, payments=20, data=False)
     for place, bank in enumerate(BANKS):
         customers.nodes[bank]["id"] = [f"c{i + 3 * place:04d}" for i in range(8 + 3 * place)]
         customers.books[bank] = customers.books[bank].iloc[:0]
     return {
         "payments": [made.client(bank) for bank in BANKS],
-        "edges": [own.client(bank) for bank in BANKS],
+        "edges": [record_banks.client(bank) for bank in BANKS],
         "ids": [customers.client(bank) for bank in BANKS],
         "columns": write(roles),
     }
@@ -179,16 +179,16 @@ def difference(first, second):
 @pytest.fixture(scope="module")
 def pairs(books):
     """Parties of a case, what they send, and the files without what may not leave."""
-    found = {}
+    cache = {}
 
     def get(case):
-        if case not in found:
+        if case not in cache:
             parties, sent = simulated(files_of(books, CASES[case]), CASES[case])
             full = parties
             if CASES[case].increment:  # data of records of the last link were sent then
                 full = simulated(files_of(books, CASES[case]), replace(CASES[case], increment=False))[0]
-            found[case] = parties, sent, [without_secrets(party) for party in full]
-        return found[case]
+            cache[case] = parties, sent, [without_secrets(party) for party in full]
+        return cache[case]
 
     return get
 
@@ -264,10 +264,10 @@ def test_a_column_of_the_other_end_is_found(pairs, monkeypatch):
     made = LinkParty._told_records
 
     def with_other(self, peer):
-        found, rows = made(self, peer), self._matched(peer, self._by_mask(peer)[0])
+        arrays, rows = made(self, peer), self._matched(peer, self._by_mask(peer)[0])
         far = self.records[0][1].place
-        return found | {
-            "edge 0": found["edge 0"] + (self.graph.foreign_edge_attr[rows, far].numpy() > 0).astype("int8")
+        return arrays | {
+            "edge 0": arrays["edge 0"] + (self.graph.foreign_edge_attr[rows, far].numpy() > 0).astype("int8")
         }
 
     monkeypatch.setattr(LinkParty, "_told_records", with_other)

@@ -119,7 +119,7 @@ def cases(go: Go, method: str, part: int = PART) -> list[Case]:
 
     All methods read a model alike, so with ``part`` above 1 it is changed for the default method only.
     """
-    found: list[Case] = []
+    outcomes: list[Case] = []
     failures: list[str] = []
     call, done = InlineGrid._call, set()
 
@@ -151,7 +151,7 @@ def cases(go: Go, method: str, part: int = PART) -> list[Case]:
                 changed.__dict__["_content"] = content
                 reply = call(self, changed)
                 reason = reply.error.reason if reply.has_error() else ""
-                found.append(Case(form[0], place, kind, reason, "".join(failures)))
+                outcomes.append(Case(form[0], place, kind, reason, "".join(failures)))
             context.state = state
             node_clients.forget(self.run_id)
         return call(self, message)
@@ -160,13 +160,13 @@ def cases(go: Go, method: str, part: int = PART) -> list[Case]:
         nodes_with(patch, simulated, Recording)
         patch.setattr(InlineGrid, "_call", spy)
         go(method, "rounds=2", "train.local_steps=1")
-    return found
+    return outcomes
 
 
 @pytest.mark.parametrize("method", sampled(METHODS))
 def test_a_malformed_request_is_one_error_message(go, method):
-    for case in (found := cases(go, method)):
+    for case in (outcomes := cases(go, method)):
         assert not case.traceback, case
         assert len(case.refusal.splitlines()) <= 1, case
         assert case.refusal or not case.kind.endswith(NOT_FINITE), case
-    assert found or not declares(method).purpose.startswith(("cut_edges", "graph"))
+    assert outcomes or not declares(method).purpose.startswith(("cut_edges", "graph"))

@@ -113,8 +113,8 @@ def test_every_method_has_one_list_per_kind(method, go, parties):
 
 
 def test_two_sums_in_a_round(go, parties):
-    found = go("fedomd", "rounds=3", "model.dropout=0", SECURE, "strategy.cmd_range=unit")
-    assert found.summary["failures"] == {}
+    finished = go("fedomd", "rounds=3", "model.dropout=0", SECURE, "strategy.cmd_range=unit")
+    assert finished.summary["failures"] == {}
 
 
 def dropping(monkeypatch, drops):

@@ -111,12 +111,12 @@ def test_a_request_without_its_parts_is_an_error_with_their_names(method, node):
     """A traceback was in the log of the party's node."""
     cfg = compose([f"strategy={method}"])
     kind = locate(cfg.strategy.client)
-    found = {}
+    failures = {}
     for phase in (TRAIN, *(phase for phase in declared(kind, cfg) if hasattr(kind, phase))):
         reply = node(f"strategy={method}").request(phase, server_round=1)
         if isinstance(reply, str) and "the request failed" in reply:
-            found[phase] = reply
-    assert found == {}
+            failures[phase] = reply
+    assert failures == {}
 
 
 def test_prototypes_of_another_shape_are_refused():
@@ -156,9 +156,9 @@ def test_a_reply_to_no_open_request_is_dropped(caplog):
 
     with run_identity(1):
         sent = [Message(RecordDict(), dst_node_id=10 + i, message_type=MessageType.QUERY) for i in range(3)]
-        found: Any = exchange(Twice(), sent, {10 + i: i for i in range(3)}, read, 5, "round 1, train")
-    assert [reply.client for reply in found.replies] == [0, 1, 2]
-    assert found.failures == {}
+        outcome: Any = exchange(Twice(), sent, {10 + i: i for i in range(3)}, read, 5, "round 1, train")
+    assert [reply.client for reply in outcome.replies] == [0, 1, 2]
+    assert outcome.failures == {}
     assert "dropped a message of node" in caplog.text
 
 
@@ -170,10 +170,10 @@ def test_a_missing_envelope_is_not_the_receivers_fault(go, monkeypatch, prune):
     acquire = FedStructClient.acquire
 
     def silent(self, groups, config):
-        found, numbers = acquire(self, groups, config)
-        if self.graph.client == 1 and "0" in found.get("envelopes", {}):
-            del found["envelopes"]["0"]
-        return found, numbers
+        reply, numbers = acquire(self, groups, config)
+        if self.graph.client == 1 and "0" in reply.get("envelopes", {}):
+            del reply["envelopes"]["0"]
+        return reply, numbers
 
     silent.is_phase = True  # type: ignore[attr-defined]
     monkeypatch.setattr(FedStructClient, "acquire", silent)

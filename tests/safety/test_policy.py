@@ -304,7 +304,7 @@ def test_a_party_says_behind_how_many_a_secure_sum_hides_it(node, monkeypatch):
         asked = node(*overrides, policy={"min_clients": 4})
         published = [{k: v.numpy() for k, v in asked.request("secagg_keys", 1)["secagg"].items()}]
         published += [Member(client, 2 / 3, 24).publish(1) for client in range(1, others + 1)]
-        down = {name: np.stack([own[name] for own in published]) for name in ("keys", "sizes")}
+        down = {name: np.stack([record[name] for record in published]) for name in ("keys", "sizes")}
         reply = asked.request("secagg_shares", 1, {"secagg": {"clients": np.arange(len(published)), **down}})
         assert (refused in reply) if refused else not isinstance(reply, str)
 

@@ -30,22 +30,22 @@ SECURE = ["privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=
 @pytest.fixture
 def exact(monkeypatch):
     """Collect the sums without noise of all clients."""
-    found, own_rows = [], vars(FedGradClient)["training_rows"]
+    totals, own_rows = [], vars(FedGradClient)["training_rows"]
     real = own_rows.func
 
     def watched(self):
-        own = real(self)
-        sums = own.clipped_sums
+        rows = real(self)
+        sums = rows.clipped_sums
 
         def recorded(*args):
-            found.append(sums(*args))
-            return found[-1]
+            totals.append(sums(*args))
+            return totals[-1]
 
-        own.clipped_sums = recorded
-        return own
+        rows.clipped_sums = recorded
+        return rows
 
     monkeypatch.setattr(own_rows, "func", watched)
-    return found
+    return totals
 
 
 def numbers_of(messages):
@@ -152,11 +152,11 @@ def test_a_row_moves_a_sum_by_the_norm_at_most(overrides):
     """Whatever parameters a server chooses: norms by inner products of both ends let one edge move a sum by 1e16 norms."""
     bound = 0.5
     client = planted_client(private_graph(edges="task=edges" in overrides), *overrides)
-    own = client.training_rows
-    places = torch.arange(len(own.y))
+    rows = client.training_rows
+    places = torch.arange(len(rows.y))
 
     def total(chosen):
-        return torch.cat([t.ravel() for t in own.clipped_sums(chosen, bound).values()])
+        return torch.cat([t.ravel() for t in rows.clipped_sums(chosen, bound).values()])
 
     for sizes in SIZES:
         plant(client, *sizes)
@@ -173,11 +173,11 @@ def test_planted_parameters_do_not_widen_what_a_node_releases(dp):
     """The whole release of one edge: without noise, it is within the norm that ε counts, whichever side adds the noise."""
     words = SECURE if dp == "distributed" else []
     client = planted_client(private_graph(edges=True), *EDGES, *words)
-    own = client.training_rows
+    rows = client.training_rows
     plant(client, 1e12, 1e-16, 1e16)
-    own.y, own.ends, own.attr = own.y[:1], own.ends[:, :1], own.attr[:1]
+    rows.y, rows.ends, rows.attr = rows.y[:1], rows.ends[:, :1], rows.attr[:1]
     shared = client.shared
-    released = torch.cat([torch.as_tensor(v).ravel().double() for v in own.released(shared).values()])
+    released = torch.cat([torch.as_tensor(v).ravel().double() for v in rows.released(shared).values()])
     assert released.norm() <= 1 + 1e-9 + (dp == "local") * 12 * released.numel() ** 0.5
 
 
@@ -186,11 +186,11 @@ def test_a_row_has_the_same_bits_among_other_rows(overrides):
     """Rounding that depends on other rows, amplified by planted parameters, would change all terms of a sum at once."""
     client = planted_client(private_graph(40, edges="task=edges" in overrides), *overrides)
     plant(client, 1e12, 1e-8, 1e8)
-    own, values = client.training_rows, {n: t.detach().double() for n, t in client.model.named_parameters()}
-    places = torch.arange(len(own.y))
+    rows, values = client.training_rows, {n: t.detach().double() for n, t in client.model.named_parameters()}
+    places = torch.arange(len(rows.y))
 
     def gradients(chosen):
-        return [(tap.a, tap.grad) for tap in own._taps(values, chosen)]
+        return [(tap.a, tap.grad) for tap in rows._taps(values, chosen)]
 
     every = gradients(places)
     for chosen in (places.flip(0), places[5:], places[::3], places[7:8]):
@@ -213,7 +213,7 @@ def test_noise_that_cannot_be_drawn_is_no_noise(node, multiplier):
 def test_a_norm_whose_square_vanishes_or_overflows_is_a_norm(overrides, bound):
     """A server chooses the norm, too: with 1e-200, gradients of 1e-163 have a square of 0 and once left whole."""
     client = planted_client(private_graph(edges="task=edges" in overrides), *overrides, "model.layers=3")
-    own, tensors = client.training_rows, client.model.tensors
+    rows, tensors = client.training_rows, client.model.tensors
     last = "readout.last.bias" if "readout.last.bias" in tensors else "head.bias"
     for sure, wide in itertools.product((0.0, 40.0, 375.0, 740.0), (1e-160, 1.0, 1e75, 1e150)):
         with torch.no_grad():
@@ -222,9 +222,9 @@ def test_a_norm_whose_square_vanishes_or_overflows_is_a_norm(overrides, bound):
             for name in [name for name in tensors if name.endswith("bias") and name != last]:
                 tensors[name].fill_(wide)
             tensors[last][0] = sure
-        for row in range(len(own.y)):
+        for row in range(len(rows.y)):
             gradient = np.concatenate(
-                [t.numpy().ravel() for t in own.clipped_sums(torch.tensor([row]), bound).values()]
+                [t.numpy().ravel() for t in rows.clipped_sums(torch.tensor([row]), bound).values()]
             )
             largest = np.abs(gradient).max()
             assert np.isfinite(largest)

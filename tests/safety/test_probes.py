@@ -53,7 +53,7 @@ class Probe:
 
 def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
     """One run in which each reply of one client is first given in all its wrong forms."""
-    found: list[Probe] = []
+    trials: list[Probe] = []
     read, done = ReplyReader.read, set()
 
     def spy(self: ReplyReader, phase: str, message: Message, client: int | None) -> Reply:
@@ -72,7 +72,7 @@ def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
                 assert sum(outcome.groups.values()) >= 0
                 refusal = "".join(outcome.failures.values())
                 accepted = outcome.replies[0] if outcome.replies else None
-                found.append(
+                trials.append(
                     Probe(phase, wrong.place, wrong.kind, not self.method.server_round, refusal, accepted, honest)
                 )
         return honest
@@ -80,7 +80,7 @@ def probed(go: Go, method: str, *overrides: str) -> list[Probe]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ReplyReader, "read", spy)
         go(method, "rounds=2", *overrides)
-    return found
+    return trials
 
 
 @pytest.fixture(scope="module")
@@ -98,17 +98,17 @@ def probes(go: Go) -> Callable[..., list[Probe]]:
 
 @forms
 def test_a_wrong_answer_is_refused_by_name_or_could_be_an_honest_one(probes, form):
-    found = probes(form)
-    places = {(probe.phase, probe.place) for probe in found}
-    assert all(sum((p.phase, p.place) == place for p in found) >= 20 for place in places if _is_value(place[1]))
-    for probe in found:
+    trials = probes(form)
+    places = {(probe.phase, probe.place) for probe in trials}
+    assert all(sum((p.phase, p.place) == place for p in trials) >= 20 for place in places if _is_value(place[1]))
+    for probe in trials:
         if probe.accepted is None:
             assert probe.refusal.startswith((f"client {LIAR} ", "client 0 ", "node ")), probe
             assert probe.refusal.isprintable(), probe
             assert len(probe.refusal) <= 1000, probe
         else:
             assert not (problem := dishonest(probe.phase, probe.honest, probe.accepted, probe.setup)), (problem, probe)
-    assert sum(probe.accepted is None for probe in found) > len(found) / 2
+    assert sum(probe.accepted is None for probe in trials) > len(trials) / 2
 
 
 def _is_value(place: str) -> bool:
@@ -119,19 +119,19 @@ def _is_value(place: str) -> bool:
     )
 
 
-def dishonest(phase: str, honest: Reply, found: Reply, setup: bool = False) -> str:
+def dishonest(phase: str, honest: Reply, reply: Reply, setup: bool = False) -> str:
     """Why no honest client could have sent this; empty where one could. It knows the honest reply, and no schema.
 
     Before the first round (``setup``) an array may have as many rows as a client says it has nodes or types; sealed bytes
     are as many as they are.
     """
-    if phase != "describe" and found.client != honest.client:
+    if phase != "describe" and reply.client != honest.client:
         return "another's index"
-    if not found.metrics.keys() <= honest.metrics.keys() or honest.metrics.keys() - found.metrics.keys() - {
+    if not reply.metrics.keys() <= honest.metrics.keys() or honest.metrics.keys() - reply.metrics.keys() - {
         "train-loss"
     }:
         return "other numbers"
-    for name, value in found.metrics.items():
+    for name, value in reply.metrics.items():
         values, expected = (v if isinstance(v, list) else [v] for v in (value, honest.metrics[name]))
         if isinstance(value, list) != isinstance(honest.metrics[name], list) or len(values) != len(expected):
             return f"another length of {name}"
@@ -150,7 +150,7 @@ def dishonest(phase: str, honest: Reply, found: Reply, setup: bool = False) -> s
             return f"another {name} than sent before"
         if kind == "count" and (any(math.floor(v) != v for v in values)):
             return f"half a node in {name}"
-    for group, arrays in found.groups.items():
+    for group, arrays in reply.groups.items():
         for name, array in arrays.items():
             before = honest.groups[group].get(name)
             if before is None or array.dtype != before.dtype or array.ndim != before.ndim:
@@ -187,9 +187,9 @@ def test_the_judge_knows_a_dishonest_answer():
 def test_whole_rounds_with_a_wrong_answer_end_well_or_with_a_sentence(probes, go, form, monkeypatch):
     """A few replies, refused and not, are really given in a run."""
     rng = np.random.default_rng(len(form[0]))
-    found = probes(form)
-    chosen = [found[i] for i in rng.choice(len(found), 1)]
-    accepted = [p for p in found if p.accepted is not None and p.kind not in ("float", "1e9", "half")]
+    trials = probes(form)
+    chosen = [trials[i] for i in rng.choice(len(trials), 1)]
+    accepted = [p for p in trials if p.accepted is not None and p.kind not in ("float", "1e9", "half")]
     chosen += [accepted[i] for i in rng.choice(len(accepted), 2, replace=False)]
     call = InlineGrid._call
     for probe in chosen:

@@ -114,11 +114,11 @@ def honest(schema):
 @given(SCHEMAS.filter(lambda s: all(n.low <= n.high for n in s.numbers.values())))
 def test_an_honest_answer_is_read(schema):
     content, groups = honest(schema)
-    found, _ = schema.read(content, "client 3")
-    assert found.keys() == groups.keys()
+    received, _ = schema.read(content, "client 3")
+    assert received.keys() == groups.keys()
     for group, arrays in groups.items():
         for name, array in arrays.items():
-            np.testing.assert_array_equal(found[group][name], array)
+            np.testing.assert_array_equal(received[group][name], array)
         check(arrays, schema.groups[group], "client 3")
 
 
@@ -130,11 +130,11 @@ def test_an_honest_answer_is_read(schema):
     )
 )
 def test_what_is_sent_comes_back(arrays):
-    found = from_record(to_record(arrays))
-    assert found.keys() == arrays.keys()
+    copies = from_record(to_record(arrays))
+    assert copies.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
-        np.testing.assert_array_equal(found[name], array)
+        assert (copies[name].dtype, copies[name].shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(copies[name], array)
 
 
 @settings(max_examples=200)

@@ -17,9 +17,9 @@ from tests.nodes import SGD, binning, model_of
 def rows_read(sent, trained, first, bias, graph):
     """Training nodes whose features are among the quotients of differences of neighbouring units' gradients, to 1 %."""
     slope, of_bias = (np.diff(sent[name] - trained[name], axis=-1) for name in (first, bias))
-    found = (slope / np.where(np.abs(of_bias) > 1e-15, of_bias, np.nan)).T
+    quotients = (slope / np.where(np.abs(of_bias) > 1e-15, of_bias, np.nan)).T
     rows = graph.x[graph.train_mask].double().numpy()
-    return sum(bool(np.nanmin(np.linalg.norm(found - row, axis=1)) < 1e-2 * np.linalg.norm(row)) for row in rows)
+    return sum(bool(np.nanmin(np.linalg.norm(quotients - row, axis=1)) < 1e-2 * np.linalg.norm(row)) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_rows_that_a_sum_of_three_shows(width, read):
     updates = [client.fit([sent[name] for name in client.shared], {})[0] for client in clients]
     mean = [np.mean(arrays, axis=0) for arrays in zip(*updates, strict=True)]
     trained = dict(zip(clients[0].shared, mean, strict=True))
-    found = [rows_read(sent, trained, first, bias, graph) for graph in graphs]
-    assert abs(np.mean(found) - read) <= 2, found
+    counts = [rows_read(sent, trained, first, bias, graph) for graph in graphs]
+    assert abs(np.mean(counts) - read) <= 2, counts
 
 
 def test_the_first_round_shows_none(node):
@@ -86,9 +86,11 @@ def rows_in_first_update(*words: str) -> int:
         trained = dict(zip(client.shared, client.fit([sent[name] for name in client.shared], {})[0], strict=True))
         first, bias = (next(n for n, a in sent.items() if a.shape == shape) for shape in ((20, 1000), (1000,)))
         slope, of_bias = (sent[name] - trained[name] for name in (first, bias))
-        found = (slope / np.where(np.abs(of_bias) > 1e-15, of_bias, np.nan)).T
+        quotients = (slope / np.where(np.abs(of_bias) > 1e-15, of_bias, np.nan)).T
         rows = graph.x[graph.train_mask].double().numpy()
-        count += sum(bool(np.nanmin(np.linalg.norm(found - row, axis=1)) < 1e-2 * np.linalg.norm(row)) for row in rows)
+        count += sum(
+            bool(np.nanmin(np.linalg.norm(quotients - row, axis=1)) < 1e-2 * np.linalg.norm(row)) for row in rows
+        )
     return count
 
 

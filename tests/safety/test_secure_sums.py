@@ -38,7 +38,7 @@ def two_lists(count, colluders):
     honest = list(range(count - colluders))
     first, second = honest[: (len(honest) + 1) // 2], honest[(len(honest) + 1) // 2 :]
     bad = list(range(count - colluders, count))
-    found = []
+    views = []
     for told, alive in ((first, list(range(count))), (second, list(range(1, count)))):
         survivors, signed = np.array(alive), {}
         for client in told:
@@ -53,17 +53,17 @@ def two_lists(count, colluders):
                 shares[client] = made.members[client].reveal(signed, made.round)["shares"][0]
             except RunFailed:
                 return None
-        found.append(shares)
+        views.append(shares)
     needed = secagg.threshold(2 / 3, count)
-    own, mask = (
+    secret, mask = (
         combine(
             [client + 1 for client in sorted(shares)[:needed]], np.stack([shares[c] for c in sorted(shares)[:needed]])
         )
-        for shares in found
+        for shares in views
     )
     published = made.keys[0]
     return (
-        secagg.commitment(own.tobytes()) == published[2].tobytes()
+        secagg.commitment(secret.tobytes()) == published[2].tobytes()
         and secagg.mask_sealer(0, mask.tobytes()).public == published[1].tobytes()
     )
 
@@ -151,9 +151,9 @@ def test_a_model_for_each_client_makes_no_sum():
         made.shares(range(5), list(range(5)))
     alike = Round().deal()
     answers = {client: alike.mask(client, 0.2, received=b"a") for client in range(5)}
-    found = alike.sum(answers, alike.shares(range(5), list(range(5))))
+    total = alike.sum(answers, alike.shares(range(5), list(range(5))))
     expected = sum(0.2 * alike.values[client][MODEL]["w"] for client in range(5))
-    np.testing.assert_allclose(found[MODEL]["w"], expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(total[MODEL]["w"], expected, rtol=0, atol=1e-9)
 
 
 def test_survivors_among_whom_one_weighs_too_much_are_refused():

@@ -191,10 +191,10 @@ def test_payments_of_the_receiver_do_not_lift_an_account_over_the_floor(tmp_path
     rest = payments()
     rest = rest[(rest.source != "a0") & (rest.target != "a0")]
     half = [row["ref"] for row in PROBES[::2]]  # some of them at bank a alone
-    found = told(tmp_path / "books", PROBES, rules, rest, half)
-    assert found.keys() == {"known", "edge 0"}
-    assert not found["known"]
-    assert found == told(tmp_path / "alone", [], rules, rest)
+    groups = told(tmp_path / "books", PROBES, rules, rest, half)
+    assert groups.keys() == {"known", "edge 0"}
+    assert not groups["known"]
+    assert groups == told(tmp_path / "alone", [], rules, rest)
     more = pd.concat([rest, pd.DataFrame([pay(20 + k, "a2", "a0", 5.0, 50_000 + k) for k in range(2)])])
     assert told(tmp_path / "more", PROBES, rules, more, half)["known"]
 

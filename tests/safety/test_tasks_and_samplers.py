@@ -44,9 +44,9 @@ def rows_shown(nodes, width, rate, least=0):
     trained = dict(zip(client.shared, client.fit(list(sent.values()), {})[0], strict=True))
     first, bias = (next(n for n, a in sent.items() if a.shape == s) for s in ((20, width), (width,)))
     slope, of_bias = sent[first] - trained[first], sent[bias] - trained[bias]
-    found = (slope[:, of_bias != 0] / of_bias[of_bias != 0]).T
+    quotients = (slope[:, of_bias != 0] / of_bias[of_bias != 0]).T
     rows = graph.x[graph.train_mask].double().numpy()
-    return sum(bool(np.linalg.norm(found - row, axis=1).min() < 1e-3 * np.linalg.norm(row)) for row in rows)
+    return sum(bool(np.linalg.norm(quotients - row, axis=1).min() < 1e-3 * np.linalg.norm(row)) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_a_server_learns_no_names_of_files(tmp_path, monkeypatch):
     (tmp_path / "imported" / "secret.safetensors").touch()
     (tmp_path / "client_0000.safetensors").touch()
     for name in ("secret", "other"):
-        with pytest.raises(FedGraphError, match=rf"dataset={name} has no file in conf/dataset") as found:
+        with pytest.raises(FedGraphError, match=rf"dataset={name} has no file in conf/dataset") as error:
             from_run_config({"overrides": f"dataset={name}"}, foreign=True)
-        assert ("secret" in str(found.value)) == (name == "secret")
+        assert ("secret" in str(error.value)) == (name == "secret")
     assert from_run_config({"overrides": f"graph={tmp_path} num_clients=7"}, foreign=True).num_clients == 7
     with pytest.raises(FedGraphError, match="holds 1 client files"):
         from_run_config({"overrides": f"graph={tmp_path} num_clients=7"})

@@ -144,13 +144,13 @@ def test_nodes_compute_the_bits_of_a_server_that_follows_the_protocol(members, m
     if method == "boosting":
         (tmp_path / "policy.yaml").write_text("min_nodes: 5\n")  # values count in cells
     values = {"weights": {f"bank_{i}": i + 1 for i in range(3)}} if method == "weights" else {}
-    usual, received, own = members("curious", *words, **values), [], respond.respond
+    usual, received, original = members("curious", *words, **values), [], respond.respond
 
     def counted(message, context):
         terms = message.content.array_records.get(secagg.SECAGG, {}).get(verified.TERMS)
         if terms and terms.dtype == "uint64" and message.metadata.dst_node_id == 1:
             received.append(8 * np.prod(terms.shape))
-        return own(message, context)
+        return original(message, context)
 
     monkeypatch.setattr(respond, "respond", counted)
     done = members("verified", *words, *VERIFIED, **values)
@@ -211,8 +211,8 @@ def test_linked_files_run_and_books_score_with_the_certified_model(members, tmp_
         assert main(["book", "use", str(book), str(state / "state_0")]) == 0
         scores.append(bank_books.scores(tmp_path, book, "", *bank_books.SPAN))
         for client in range(3):
-            own = load_node(state / f"state_{client}")
-            assert_same_arrays({key: own.tensors[key].numpy() for key in done[-1].arrays}, done[-1].arrays)
+            predictor = load_node(state / f"state_{client}")
+            assert_same_arrays({key: predictor.tensors[key].numpy() for key in done[-1].arrays}, done[-1].arrays)
         state.rename(tmp_path / f"state_{name}")
     assert_same_arrays(done[0].arrays, done[1].arrays)
     pd.testing.assert_frame_equal(scores[0], scores[1])
@@ -322,10 +322,10 @@ def test_a_run_that_is_killed_anywhere_resumes_with_the_same_bits(members, monke
         return reply
 
     def writing(name):
-        own = getattr(StateFolder, name)
+        original = getattr(StateFolder, name)
 
         def write(self, *given):
-            written = own(self, *given)
+            written = original(self, *given)
             if name != "write_record" or given[0] == "verified":
                 killed(name)
             return written
@@ -386,12 +386,12 @@ def test_stored_replies_are_read_with_the_same_bits_or_refused(tmp_path):
 @pytest.mark.slow
 def test_a_run_continues_although_some_members_miss_the_last_certificate(members, monkeypatch):
     """They computed the model, so they begin with it as those do who have the certificate, whatever folder is named."""
-    own, without = node_verified.Verified.answer, (0, 1)
+    original, without = node_verified.Verified.answer, (0, 1)
 
     def answer(self, request):
         if request.phase == CLOSE and self.own in without:
             raise Refusal("withheld")
-        return own(self, request)
+        return original(self, request)
 
     done = {}
     for name, folder in (("verified", "same"), ("another", "other"), ("whole", "same")):
@@ -409,18 +409,18 @@ def test_a_run_continues_although_some_members_miss_the_last_certificate(members
 @pytest.mark.slow
 def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, monkeypatch):
     """One rounding of each number; a larger difference ends the run, since all of three members have to certify."""
-    usual, own, step = members("verified", *VERIFIED), Replica.follow, np.float32(1e-3)
+    usual, original, step = members("verified", *VERIFIED), Replica.follow, np.float32(1e-3)
 
     def of(change, who):
         """A replica that changes states: of member 2 by a rounding after the set-up, of some members after a round."""
 
         def follow(self, server_round, before, sums, client):
-            found = own(self, server_round, before, sums, client)
-            if not isinstance(found, list):
-                return found
+            states = original(self, server_round, before, sums, client)
+            if not isinstance(states, list):
+                return states
             if server_round:
-                return list(map(change, found)) if client in who else found
-            return list(map(rounded, found)) if client == 2 else found
+                return list(map(change, states)) if client in who else states
+            return list(map(rounded, states)) if client == 2 else states
 
         return follow
 
@@ -430,7 +430,7 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
         assert done.summary["failures"] == {}
         if who == (1,):
             assert_same_arrays(done.arrays, usual.arrays)
-    differs = of(lambda found: {name: a + step for name, a in found.items()}, (1,))
+    differs = of(lambda tensors: {name: a + step for name, a in tensors.items()}, (1,))
     monkeypatch.setattr(Replica, "follow", differs)
     with pytest.raises(
         RunFailed, match="client 1: the proposed model of round 1 is not the one that this node computed"
@@ -441,19 +441,19 @@ def test_a_member_whose_processor_rounds_otherwise_adopts_the_proposal(members, 
 @pytest.mark.slow
 def test_a_colluding_member_moves_the_model_by_max_update_a_round(members, monkeypatch, caplog):
     """It adds n (θ* − θ) and pushes one way: in a curious run the first round has that model."""
-    own = GraphClient.get_parameters
+    original = GraphClient.get_parameters
     chosen = np.float32(3.0)
 
     def replaces(self, config):
-        found = own(self, config)
-        return [3 * (chosen - array) + array for array in found] if self.graph.client == 0 else found
+        arrays = original(self, config)
+        return [3 * (chosen - array) + array for array in arrays] if self.graph.client == 0 else arrays
 
     monkeypatch.setattr(GraphClient, "get_parameters", replaces)
     free = members("curious", "rounds=1")
     bound = [members(f"of_{n}", f"rounds={n}", *VERIFIED[:1], "privacy.max_update=0.25") for n in (1, 3)]
     reached = np.median([np.median(array) for array in free.arrays.values()])
     assert reached > 2.5, "nearly the chosen 3"
-    monkeypatch.setattr(GraphClient, "get_parameters", own)
+    monkeypatch.setattr(GraphClient, "get_parameters", original)
     start = members("start", "rounds=1", "train.lr=1e-9", *VERIFIED)
     moved = [
         np.sqrt(sum(((done.arrays[n] - a).astype(float) ** 2).sum() for n, a in start.arrays.items())) for done in bound
@@ -489,13 +489,13 @@ def test_one_term_of_a_colluding_member_moves_no_later_rounds(members, monkeypat
 @pytest.mark.slow
 def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(members, monkeypatch, tmp_path):
     """It sends a change of 1000 for each number; steps * lr * |c| is the way that the local steps go because of c."""
-    own = Scaffold.send
+    original = Scaffold.send
 
     def send(self, client):
-        found = own(self, client)
+        groups = original(self, client)
         if client.graph.client == 0:
-            found[VARIATES] = {name: np.full_like(array, 1e3) for name, array in found[VARIATES].items()}
-        return found
+            groups[VARIATES] = {name: np.full_like(array, 1e3) for name, array in groups[VARIATES].items()}
+        return groups
 
     monkeypatch.setattr(Scaffold, "send", send)
     done = members("verified", *METHODS["scaffold"], *VERIFIED[:1], "privacy.max_update=0.25", "train.lr=0.05")
@@ -514,11 +514,11 @@ def test_a_colluding_member_moves_local_steps_by_max_update_through_variates(mem
 @pytest.mark.slow
 def test_a_colluding_member_chooses_classes_that_count_in_training(members, monkeypatch):
     """Its share hides a class from the others' training; `test_few_nodes` has the bound of items that are left."""
-    own, take, seen = replies.SERVED[LABELS], replies.take_class_weights, []
+    original, take, seen = replies.SERVED[LABELS], replies.take_class_weights, []
 
     def invented(client, groups, config):
-        found = own(client, groups, config)
-        return ({LABELS: {"share": np.array([1000.0, 0, 0])}}, {}) if client.graph.client == 0 else found
+        reply = original(client, groups, config)
+        return ({LABELS: {"share": np.array([1000.0, 0, 0])}}, {}) if client.graph.client == 0 else reply
 
     def spied(client, group):
         take(client, group)
@@ -537,12 +537,12 @@ def test_a_colluding_member_chooses_classes_that_count_in_training(members, monk
 @pytest.mark.slow
 def test_a_colluding_member_moves_raw_scores_by_max_update_a_round(members, monkeypatch):
     """It adds a large sum of gradients to every bin: the leaves of a curious run have any value."""
-    own = BoostingClient.sent_sums
+    original = BoostingClient.sent_sums
 
     def sent_sums(self, forest, tree, node):
-        found = own(self, forest, tree, node)
-        found[HISTOGRAM]["sums"][..., 0] += 0.1 * (self.graph.client == 0)
-        return found
+        groups = original(self, forest, tree, node)
+        groups[HISTOGRAM]["sums"][..., 0] += 0.1 * (self.graph.client == 0)
+        return groups
 
     monkeypatch.setattr(BoostingClient, "sent_sums", sent_sums)
     words = [*METHODS["boosting"], "rounds=3"]
@@ -606,14 +606,14 @@ ATTACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 @pytest.mark.slow
 def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
     """Each of its messages is refused, opens no sum, and changes nothing: the run has the same bits."""
-    (usual, own), refused = (members("usual", *METHODS["boosting"]), respond.respond), set()
+    (usual, original), refused = (members("usual", *METHODS["boosting"]), respond.respond), set()
 
     def attacked(message, context):
         config = message.content["config"]
         phase, first = config["phase"], config["round"] == (0 if config["phase"] == BINS else 2)
         later = phase != secagg.PUBLISH or config.get("exchange", 0)
         for reason, values in ATTACKS.get(phase, ()) if first and later else ():
-            reply = own(changed(message, **{"phase": phase, **values}), context)
+            reply = original(changed(message, **{"phase": phase, **values}), context)
             assert reply.has_error(), (phase, reason)
             assert reason in reply.error.reason
             refused.add((phase, reason))
@@ -622,8 +622,8 @@ def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
             part = from_record(message.content[secagg.SECAGG]) | {verified.STATE: state}
             early = changed(message, OPEN)
             early.content[secagg.SECAGG] = to_record(part)
-            assert "were opened here, and others follow" in own(early, context).error.reason
-        return own(message, context)
+            assert "were opened here, and others follow" in original(early, context).error.reason
+        return original(message, context)
 
     monkeypatch.setattr(respond, "respond", attacked)
     done = members("verified", *METHODS["boosting"], *VERIFIED)
@@ -636,7 +636,7 @@ def test_a_coordinator_grows_no_other_trees(members, monkeypatch, uncounted):
 @pytest.mark.parametrize("method", ["fedavg", "boosting"])
 def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tmp_path, method):
     """A coordinator's own weights, or none, are refused; a run that resumes takes the certified ones."""
-    words, own, left = [*METHODS[method], *METHODS["class weights"], "rounds=3", *VERIFIED], respond.respond, []
+    words, original, left = [*METHODS[method], *METHODS["class weights"], "rounds=3", *VERIFIED], respond.respond, []
     whole, plain = members("whole", *words), members("plain", *METHODS[method], "rounds=3", *VERIFIED)
     assert whole.summary["failures"] == {}
 
@@ -644,7 +644,7 @@ def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tm
         config = message.content["config"]
         if config["phase"] == TRAIN:
             for group in ({"name": "w", "change": lambda w: w[::-1].copy()}, {}):
-                reply = own(changed(message, TRAIN, CLASS_WEIGHTS, **group), context)
+                reply = original(changed(message, TRAIN, CLASS_WEIGHTS, **group), context)
                 signed = config["round"] == 3 and 0 in left and message.metadata.dst_node_id < 3
                 reason = "signed its term of another request" if signed else "sent another 'class_weights'"
                 assert reason in reply.error.reason
@@ -652,7 +652,7 @@ def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tm
         if (config["phase"], config["round"], message.metadata.dst_node_id) == (TRAIN, 3, 3) and 0 not in left:
             left.append(0)
             raise Killed
-        return own(message, context)
+        return original(message, context)
 
     monkeypatch.setattr(policy.Ledger, "book", uncounted)
     monkeypatch.setattr(respond, "respond", attacked)
@@ -677,13 +677,13 @@ def test_a_run_resumes_after_a_message_that_failed_at_a_node(members, monkeypatc
         return base(message, context)
 
     def fails(*given):
-        found = own(*given)
+        outcome = original(*given)
         if now["at"] == (phase, 2, 2) and left:
             raise RuntimeError(left.pop())
-        return found
+        return outcome
 
     module = respond if place == "client_at" else node_clients
-    own = getattr(module, place)
+    original = getattr(module, place)
     monkeypatch.setattr(respond, "respond", responding)
     monkeypatch.setattr(module, place, fails)
     with pytest.raises(RunFailed, match=r"round 2, .*client 1: "):
@@ -759,17 +759,17 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_nodes_do_not_compute_is_refused_by_name(what):
     words, reason = REFUSED[what]
-    assert re.search(reason, found := refusal([*WORDS, *VERIFIED, *words])), found
+    assert re.search(reason, text := refusal([*WORDS, *VERIFIED, *words])), text
 
 
 def test_a_member_that_opens_another_nonce_is_named(members, monkeypatch):
-    own = node_beginning.Beginning.reply
+    original = node_beginning.Beginning.reply
 
     def reply(self, phase, groups):
-        found = own(self, phase, groups)
+        answer = original(self, phase, groups)
         if phase == secure_beginning.OPEN and self.client == 2:
-            found[secure_beginning.START][secure_beginning.NONCE] = np.zeros(32, np.uint8)
-        return found
+            answer[secure_beginning.START][secure_beginning.NONCE] = np.zeros(32, np.uint8)
+        return answer
 
     monkeypatch.setattr(node_beginning.Beginning, "reply", reply)
     with pytest.raises(RunFailed, match="client 2 opened another nonce than it committed to"):
@@ -833,8 +833,8 @@ def test_a_member_moves_the_model_by_max_update_and_no_more():
     """It adds n (θ* − θ) to choose the next model."""
     start = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     chosen = {"w": np.full((3, 2), 50, np.float32), "b": np.full(2, -50, np.float32)}
-    found = verified.bounded(chosen, start, 0.5)
-    length = np.sqrt(sum((array.astype(float) ** 2).sum() for array in found.values()))
+    arrays = verified.bounded(chosen, start, 0.5)
+    length = np.sqrt(sum((array.astype(float) ** 2).sum() for array in arrays.values()))
     assert 0.49 < length <= 0.5
     small = {name: array + np.float32(1e-3) for name, array in start.items()}
     assert verified.bounded(small, start, 0.5) is small
@@ -869,14 +869,14 @@ def test_no_round_follows_the_last_tree():
 
 
 def test_a_proposal_may_differ_by_a_rounding_and_no_more():
-    own = {"arrays/w": np.array([1.0, -3.0, 0.0], np.float32), "method/n": np.array([2])}
-    assert verified.alike(own, rounded({"arrays/w": own["arrays/w"]}) | {"method/n": own["method/n"]})
+    state = {"arrays/w": np.array([1.0, -3.0, 0.0], np.float32), "method/n": np.array([2])}
+    assert verified.alike(state, rounded({"arrays/w": state["arrays/w"]}) | {"method/n": state["method/n"]})
     for path, array in (
-        ("arrays/w", own["arrays/w"] * np.float32(1 + 1e-6)),
-        ("arrays/w", own["arrays/w"].astype(np.float64)),
-        ("method/n", own["method/n"] + 1),
+        ("arrays/w", state["arrays/w"] * np.float32(1 + 1e-6)),
+        ("arrays/w", state["arrays/w"].astype(np.float64)),
+        ("method/n", state["method/n"] + 1),
     ):
-        assert not verified.alike(own, {**own, path: array})
+        assert not verified.alike(state, {**state, path: array})
     exact = {"arrays/w": np.array([1.0])}
     assert verified.alike(exact, {"arrays/w": np.array([1.0 + 9e-10])})
     assert not verified.alike(exact, {"arrays/w": np.array([1.0 + 2e-9])})
@@ -889,12 +889,12 @@ def test_a_proposal_may_differ_by_a_rounding_and_no_more():
 def player(tmp_path):
     """A coordinator of four members, in the middle of a run, that has made no trouble yet."""
     with watched():
-        found = VerifiedPlayer(tmp_path, "verified", seed=3, rate=0)
-        found.number = 1
-        run = found._run(1)
-        found._begin(run)
-        found._round(run, 1, {})
-        yield found, run
+        coordinator = VerifiedPlayer(tmp_path, "verified", seed=3, rate=0)
+        coordinator.number = 1
+        run = coordinator._run(1)
+        coordinator._begin(run)
+        coordinator._round(run, 1, {})
+        yield coordinator, run
 
 
 @pytest.fixture(name="uncounted")
@@ -911,9 +911,9 @@ def run_models():
 
 def refused(asked, client, phase, server_round, groups, reason, **scalars):
     """Require that a member refuses a message for this reason."""
-    found = asked.ask(client, phase, server_round, groups, **scalars)
-    assert isinstance(found, str), "it replied"
-    assert reason in found
+    answer = asked.ask(client, phase, server_round, groups, **scalars)
+    assert isinstance(answer, str), "it replied"
+    assert reason in answer
 
 
 def test_a_model_before_the_members_opened_their_nonces(player, run_models):
@@ -1002,8 +1002,8 @@ def test_models_of_the_coordinators_choice(player):
     chosen = {name: array + np.float32(1e-3) for name, array in model.items()}
     keys = {c: run.ask(c, secagg.PUBLISH, 2)[secagg.SECAGG] for c in range(4)}
     dealt = {c: run.ask(c, secagg.DEAL, 2, keys_of(keys))[secagg.SECAGG] for c in range(4)}
-    own = np.stack([dealt[p][secagg.ENVELOPES][1] for p in range(4)])
-    part = {secagg.SECAGG: {secagg.MEMBERS: np.arange(4), secagg.ENVELOPES: own}}
+    envelopes = np.stack([dealt[p][secagg.ENVELOPES][1] for p in range(4)])
+    part = {secagg.SECAGG: {secagg.MEMBERS: np.arange(4), secagg.ENVELOPES: envelopes}}
     refused(run, 1, TRAIN, 2, {MODEL: chosen, **part}, "sent another 'model'")
     refused(run, 0, EVALUATE, 2, {MODEL: chosen}, "scores no model")
     refused(run, 0, "describe", 2, {MODEL: chosen}, "sent another 'model'", keep=True, run="a", best=1)
@@ -1020,48 +1020,55 @@ def test_a_bank_declared_absent_and_three_and_three(player):
 def test_six_members_in_two_views(tmp_path, monkeypatch, uncounted):
     """Three and three see other lists, sums and models, for which member 5 signs both: five of six have to sign each."""
     monkeypatch.setitem(schedules.MEMBERS, "verified", 6)
-    found, halves = VerifiedPlayer(tmp_path / "of", "verified", seed=3, rate=0), ((0, 1, 2), (3, 4, 5))
+    coordinator, halves = VerifiedPlayer(tmp_path / "of", "verified", seed=3, rate=0), ((0, 1, 2), (3, 4, 5))
     with watched():
-        run = found._run(1)
-        found._begin(run)
-        found._round(run, 1, {})
-        key = read_key(str(found.owner.folder / "keys" / "node_5"))
+        run = coordinator._run(1)
+        coordinator._begin(run)
+        coordinator._round(run, 1, {})
+        key = read_key(str(coordinator.owner.folder / "keys" / "node_5"))
         ring = Keyring(5, run.cfg.agreement, key)
-        terms = found.terms(run, 2, found._model(run))
+        terms = coordinator.terms(run, 2, coordinator._model(run))
         for half in halves:
-            short = found.listing({c: terms[c] for c in half})
+            short = coordinator.listing({c: terms[c] for c in half})
             refused(run, half[0], secagg.AGREE, 2, short, f"a list of terms of clients {list(half)}")
         other = copy.deepcopy(terms)
         for array in other[5][MODEL].values():
             array += np.uint64(1)
         held = terms[5][secagg.SECAGG][secagg.AGREED].tobytes()
-        place = verified.Position(run.cfg.agreement, 2, TRAIN, 0, found.before)
+        place = verified.Position(run.cfg.agreement, 2, TRAIN, 0, coordinator.before)
         digests = [{c: verified.digest_of(flat({MODEL: r[MODEL]})) for c, r in view.items()} for view in (terms, other)]
         text = verified.Statement(place, held, digests[1][5])
         other[5][secagg.SECAGG] |= ring.sign("verified_statement", text.content)
         for half, view, listed in zip(halves, (terms, other), digests, strict=True):
-            signed = {c: run.ask(c, secagg.AGREE, 2, found.listing(view)) for c in half if c < 5}
+            signed = {c: run.ask(c, secagg.AGREE, 2, coordinator.listing(view)) for c in half if c < 5}
             consent = ring.sign("verified_list", verified.Listing(place, held, listed).content)
             signed[5] = {secagg.SECAGG: {**signed[half[0]][secagg.SECAGG], **consent}}
             said = f"{len(signed)} of 6 members signed"
-            refused(run, half[0], secagg.UNMASK, 2, found.consents(signed), said)
-        refused(run, 0, secagg.AGREE, 2, found.listing(other), "signed another list of terms at this place")
-        refused(run, 3, secagg.AGREE, 2, found.listing(terms), "signed another list of terms at this place")
+            refused(run, half[0], secagg.UNMASK, 2, coordinator.consents(signed), said)
+        refused(run, 0, secagg.AGREE, 2, coordinator.listing(other), "signed another list of terms at this place")
+        refused(run, 3, secagg.AGREE, 2, coordinator.listing(terms), "signed another list of terms at this place")
 
-        run = found._run(2)
+        run = coordinator._run(2)
         ring = Keyring(5, run.cfg.agreement, key)
-        found._begin(run)
-        terms, shares = found.agree(run, found.terms(run, 1, found._model(run)), 1)
+        coordinator._begin(run)
+        terms, shares = coordinator.agree(run, coordinator.terms(run, 1, coordinator._model(run)), 1)
         ask, run.ask = run.ask, lambda c, phase, *a, **k: "lost" if c > 2 and phase == OPEN else ask(c, phase, *a, **k)
-        found.open(run, (terms, shares), 1)  # three open the sum
+        coordinator.open(run, (terms, shares), 1)  # three open the sum
         run.ask = ask
         signed = {0: run.ask(0, PROPOSE, 1)}
         state = signed[0][PROPOSAL]
-        signed |= {c: run.ask(c, CERTIFY, 1, found.proposed(run, 0, state, 1)) for c in (1, 2)}
-        refused(run, 3, CERTIFY, 1, found.proposed(run, 0, state, 1), "the last round that members certified here is 0")
-        certificate = verified.Certificate(found.end(run.cfg.agreement, 1), digest(state))
+        signed |= {c: run.ask(c, CERTIFY, 1, coordinator.proposed(run, 0, state, 1)) for c in (1, 2)}
+        refused(
+            run,
+            3,
+            CERTIFY,
+            1,
+            coordinator.proposed(run, 0, state, 1),
+            "the last round that members certified here is 0",
+        )
+        certificate = verified.Certificate(coordinator.end(run.cfg.agreement, 1), digest(state))
         signed[5] = {secagg.SECAGG: ring.sign("verified_certificate", certificate.content)}
-        _, close = found.certificate(signed, state, 1, run.cfg.agreement)
+        _, close = coordinator.certificate(signed, state, 1, run.cfg.agreement)
         for client in (0, 3):
             refused(run, client, CLOSE, 1, {**close, PROPOSAL: state}, "4 of 6 members signed")
             refused(run, client, secagg.PUBLISH, 2, None, "the last round that members certified here is 0")
@@ -1158,31 +1165,33 @@ def test_a_member_that_missed_a_round_adopts_what_others_certified(player):
 
 def test_a_new_member_adopts_the_start_that_others_certified(tmp_path, uncounted):
     """It signs none; a model that a member chose is certified by nobody."""
-    found = VerifiedPlayer(tmp_path / "of", "verified", seed=3, rate=0)
+    coordinator = VerifiedPlayer(tmp_path / "of", "verified", seed=3, rate=0)
     words = [*KINDS["verified"], "privacy.scores=none"]
-    found.owner = Coordinator(tmp_path / "members", *words, members=4, runs=9, start="continues")
-    found.cfg = dataclasses.replace(resolved(found.owner.cfg), init="earlier")
+    coordinator.owner = Coordinator(tmp_path / "members", *words, members=4, runs=9, start="continues")
+    coordinator.cfg = dataclasses.replace(resolved(coordinator.owner.cfg), init="earlier")
     with watched():
-        first = found._run(1)
+        first = coordinator._run(1)
         first.cfg = dataclasses.replace(first.cfg, init="")
         for node in first.nodes:
             node.context.run_config = {"config": to_json(first.cfg), "overrides": ""}
-        found._begin(first)
-        found._round(first, 1, {})
-        last = found._model(first)
+        coordinator._begin(first)
+        coordinator._round(first, 1, {})
+        last = coordinator._model(first)
         (earlier,) = (tmp_path / "members" / "state_3").glob("fedavg-*")
         shutil.rmtree(earlier)
-        second = found._run(2)
-        Player._begin(found, second)
-        found.before = verified.first(second.cfg.agreement)
+        second = coordinator._run(2)
+        Player._begin(coordinator, second)
+        coordinator.before = verified.first(second.cfg.agreement)
         chosen = {"arrays/" + name: array + np.float32(1) for name, array in last.items()}
-        refused(second, 1, CERTIFY, 0, found.proposed(second, 0, chosen, 0), "not the one that this node computed")
+        refused(
+            second, 1, CERTIFY, 0, coordinator.proposed(second, 0, chosen, 0), "not the one that this node computed"
+        )
         refused(second, 3, PROPOSE, 0, None, "adopts that of other members")
-        found.proposal, found.signed, found.closing = {}, {}, {}
-        found.certify(second, 0)
+        coordinator.proposal, coordinator.signed, coordinator.closing = {}, {}, {}
+        coordinator.certify(second, 0)
         assert [record_of(second, c)["round"] for c in range(4)] == [0] * 4
-        assert_same_arrays(found._model(second), last)
-        found._round(second, 1, {})
+        assert_same_arrays(coordinator._model(second), last)
+        coordinator._round(second, 1, {})
         assert record_of(second, 3)["round"] == 1
 
 

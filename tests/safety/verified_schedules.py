@@ -117,11 +117,11 @@ class VerifiedPlayer(Player):
         required(self.facts.rounds.get(self.number) == 3, "a resumed run ended early", self.number, self.refusals)
 
     def _send(self, run: Run, message: Message) -> Groups | None:
-        found = super()._send(run, message)
+        reply = super()._send(run, message)
         self.left -= 1
         if not self.left:
             raise Cut
-        return found
+        return reply
 
     def _begin(self, run: Run) -> None:
         super()._begin(run)
@@ -147,15 +147,15 @@ class VerifiedPlayer(Player):
                 keys[c] = reply[secagg.SECAGG]
         self.closing = {}
         dealt = self._each(run, secagg.DEAL, keys_of(keys), server_round, list(keys)) if keys else {}
-        found = {}
+        replies = {}
         for place, c in enumerate(keys):
             if len(dealt) < len(keys):
                 raise Refused("too few")
-            own = np.stack([dealt[p][secagg.SECAGG][secagg.ENVELOPES][place] for p in keys])
-            part = {secagg.MEMBERS: np.array(list(keys), np.int64), secagg.ENVELOPES: own}
+            envelopes = np.stack([dealt[p][secagg.SECAGG][secagg.ENVELOPES][place] for p in keys])
+            part = {secagg.MEMBERS: np.array(list(keys), np.int64), secagg.ENVELOPES: envelopes}
             if reply := self._send(run, (c, TRAIN, server_round, {MODEL: model, secagg.SECAGG: part}, {})):
-                found[c] = reply
-        return found
+                replies[c] = reply
+        return replies
 
     def listing(self, terms: dict[int, Groups]) -> Groups:
         """The message that lists terms with their statements."""
@@ -184,13 +184,13 @@ class VerifiedPlayer(Player):
 
     def consents(self, signed: dict[int, Groups]) -> Groups:
         """The message that relays signatures of a list."""
-        own = {c: reply[secagg.SECAGG] for c, reply in signed.items()}
-        more = {verified.STATEMENTS: np.stack([arrays[SIGNATURE] for arrays in own.values()])}
-        return {secagg.SECAGG: secagg.relayed(own) | more}
+        groups = {c: reply[secagg.SECAGG] for c, reply in signed.items()}
+        more = {verified.STATEMENTS: np.stack([arrays[SIGNATURE] for arrays in groups.values()])}
+        return {secagg.SECAGG: secagg.relayed(groups) | more}
 
-    def open(self, run: Run, found: tuple[dict[int, Groups], dict[int, Groups]], server_round: int) -> None:
+    def open(self, run: Run, parts: tuple[dict[int, Groups], dict[int, Groups]], server_round: int) -> None:
         """Let members open a sum."""
-        terms, shares = found
+        terms, shares = parts
         if not shares:
             raise Refused("no shares")
         held = next(iter(terms.values()))[secagg.SECAGG][secagg.AGREED].tobytes()
@@ -284,9 +284,9 @@ class VerifiedPlayer(Player):
         if record["round"] >= 0:
             self.facts.only("two states of a round", digest(record["state"]), number, record["round"])
         if phase == TRAIN:
-            own = {PREFIX + name: array for name, array in (groups or {})[MODEL].items()}
+            state = {PREFIX + name: array for name, array in (groups or {})[MODEL].items()}
             required(record["round"] == server_round - 1, "training ahead of a certificate", place, server_round)
-            required(digest(own) == digest(record["state"]), "training on another model", place, server_round)
+            required(digest(state) == digest(record["state"]), "training on another model", place, server_round)
 
 
 def flat_names(groups: Groups) -> Arrays:

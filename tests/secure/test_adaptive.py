@@ -77,14 +77,14 @@ def test_all_three_sides_clip_and_adapt_alike(run, silent, strategy):
     expected = done["server"]
     norms = [r["privacy"]["clipping_norms"][MODEL] for r in expected.rounds]
     assert len(set(norms)) == 4
-    for side, found in done.items():
-        assert found.summary["failures"] == {}
-        for mine, other in zip(found.rounds, expected.rounds, strict=True):
+    for side, side_run in done.items():
+        assert side_run.summary["failures"] == {}
+        for mine, other in zip(side_run.rounds, expected.rounds, strict=True):
             assert mine["privacy"]["clipping_norms"] == pytest.approx(other["privacy"]["clipping_norms"], rel=1e-5), (
                 side
             )
         for name, array in expected.arrays.items():
-            np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=f"{side} {name}")
+            np.testing.assert_allclose(side_run.arrays[name], array, atol=1e-4, err_msg=f"{side} {name}")
     fixed = run(*overrides, "privacy.dp=server_fixed")
     assert not np.allclose(fixed.arrays["head.weight"], expected.arrays["head.weight"], atol=1e-3)
 

@@ -87,9 +87,9 @@ def test_the_terms_of_t_clients_hold_the_noise_that_is_booked(groups):
 def test_a_rounded_update_is_no_longer_than_the_norm():
     rng = np.random.default_rng(0)
     for bound, size in ((0.4, 10), (1.0, 1000), (30.0, 5000), (9000.5, 100)):
-        found = rounded(rng.normal(size=size) * bound, bound)
-        assert found.dtype == np.int64
-        assert np.linalg.norm(found) <= bound
+        vector = rounded(rng.normal(size=size) * bound, bound)
+        assert vector.dtype == np.int64
+        assert np.linalg.norm(vector) <= bound
     np.testing.assert_array_equal(rounded(np.array([3.4, -4.6]), 100.0), [3, -5])
 
 
@@ -110,15 +110,15 @@ def silent(monkeypatch):
 @pytest.mark.parametrize("form", ["fedavg", "fednova train.local_steps_by_client=[1,2,4]", "scaffold", "fedproto"])
 def test_without_its_noise_a_run_is_that_of_clients_that_clip(run, silent, monkeypatch, form):
     overrides = [f"strategy={form.split()[0]}", *form.split()[1:], "rounds=2", "dtype=float64", "model.dropout=0"]
-    found = run(*overrides, *NOISY)
+    noisy_run = run(*overrides, *NOISY)
     monkeypatch.setattr(
         noise, "source", type("Silent", (), {"poisson": lambda self, lam, size: np.zeros(size, np.int64)})
     )
     plain = [NOISY[0], "privacy.dp=client_fixed", *NOISY[4:]]
     expected = run(*overrides, *plain)
-    assert found.summary["failures"] == {}
+    assert noisy_run.summary["failures"] == {}
     for name, array in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(noisy_run.arrays[name], array, atol=1e-4, err_msg=name)
 
 
 FOUR = (12, 16, 20, 14)
@@ -143,14 +143,14 @@ def test_a_client_that_falls_leaves_enough_noise_and_the_same_divisor(run, silen
 
     monkeypatch.setattr(GraphClient, "train", fails)
     overrides = ["rounds=1", "dtype=float64", "model.dropout=0"]
-    found = run(*overrides, *NOISY, sizes=FOUR)
-    assert found.summary["failures"]
+    noisy_run = run(*overrides, *NOISY, sizes=FOUR)
+    assert noisy_run.summary["failures"]
     monkeypatch.setattr(
         noise, "source", type("Silent", (), {"poisson": lambda self, lam, size: np.zeros(size, np.int64)})
     )
     expected = run(*overrides, NOISY[0], "privacy.dp=client_fixed", *NOISY[4:], sizes=FOUR)
     for name, array in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(noisy_run.arrays[name], array, atol=1e-4, err_msg=name)
 
 
 def test_a_round_with_fewer_survivors_than_the_noise_is_made_for_ends_the_run(run, monkeypatch):

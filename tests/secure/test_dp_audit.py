@@ -22,9 +22,9 @@ def _the_same_noise_each_time(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_a_correct_mechanism_passes_and_a_forgotten_factor_is_caught(kind):
-    found = audited(*scores(MECHANISMS[kind], 2000), DELTA, SURE)
-    assert 0.5 * claimed(kind) < found["gdp"] <= claimed(kind), "tight enough to see an error, and no alarm"
-    assert found["threshold"] <= claimed(kind)
+    bounds = audited(*scores(MECHANISMS[kind], 2000), DELTA, SURE)
+    assert 0.5 * claimed(kind) < bounds["gdp"] <= claimed(kind), "tight enough to see an error, and no alarm"
+    assert bounds["threshold"] <= claimed(kind)
     assert audited(*scores(MECHANISMS[kind], 800, PLANTED.get(kind, 0.5)), DELTA, SURE)["gdp"] > claimed(kind)
 
 
@@ -53,9 +53,9 @@ def test_a_cohort_without_a_canary_has_nobody_in_its_place(monkeypatch):
 
 def test_the_audit_of_known_gaussians_is_below_the_truth():
     rng = np.random.default_rng(0)
-    found = audited(rng.normal(1.5, 1, 40_000), rng.normal(0, 1, 40_000), DELTA)
-    assert 1.4 < found["mu"] <= 1.5
-    assert found["threshold"] < found["gdp"]
+    bounds = audited(rng.normal(1.5, 1, 40_000), rng.normal(0, 1, 40_000), DELTA)
+    assert 1.4 < bounds["mu"] <= 1.5
+    assert bounds["threshold"] < bounds["gdp"]
 
 
 def test_the_interval_is_that_of_clopper_and_pearson():

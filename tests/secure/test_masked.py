@@ -102,4 +102,4 @@ def test_a_digest_knows_names_types_shapes_and_values():
         {"clients": values["clients"], "node": values["nodes"]},
     ]
     assert digest(values) == digest(dict(reversed(values.items())))
-    assert len({digest(each) for each in (values, *others)}) == 5
+    assert len({digest(variant) for variant in (values, *others)}) == 5

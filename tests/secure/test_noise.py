@@ -17,11 +17,11 @@ SIZE = 400_000
 def test_counts_have_poissons_probabilities(mean):
     drawn = SecureNoise(KEY).poisson(mean, SIZE)
     counts = np.arange(drawn.max() + 2)
-    expected, found = stats.poisson.pmf(counts, mean) * SIZE, np.bincount(drawn, minlength=counts.size)
+    expected, frequencies = stats.poisson.pmf(counts, mean) * SIZE, np.bincount(drawn, minlength=counts.size)
     often = expected > 20
-    chi2 = ((found - expected) ** 2 / np.maximum(expected, 1e-9))[often].sum()
+    chi2 = ((frequencies - expected) ** 2 / np.maximum(expected, 1e-9))[often].sum()
     assert 1e-4 < stats.chi2.sf(chi2, often.sum() - 1) < 1 - 1e-4
-    assert found[~often].sum() < 20 + 3 * expected[~often].sum()
+    assert frequencies[~often].sum() < 20 + 3 * expected[~often].sum()
 
 
 @pytest.mark.parametrize("mean", [2.0**23, 2.0**41])

@@ -25,10 +25,10 @@ ROWS = ["strategy=fedgrad", "privacy.unit=row", "privacy.rows=100000", "privacy.
 
 def layers(*overrides):
     """Names of the classes, from the outermost."""
-    found, names = protection_of(compose(["num_clients=5", *overrides])), []
-    while found:
-        names.append(type(found).__name__)
-        found = found.inner
+    layer, names = protection_of(compose(["num_clients=5", *overrides])), []
+    while layer:
+        names.append(type(layer).__name__)
+        layer = layer.inner
     return names
 
 
@@ -49,18 +49,18 @@ def test_the_configuration_chooses_the_layers(overrides, names):
 
 
 def test_facts_of_the_outermost_are_those_of_all():
-    found = protection_of(compose(["num_clients=5", "privacy.dp=distributed", *BOTH]))
-    assert (found.key, found.noised, found.private, found.sums_only) == (
+    protection = protection_of(compose(["num_clients=5", "privacy.dp=distributed", *BOTH]))
+    assert (protection.key, protection.noised, protection.private, protection.sums_only) == (
         "privacy.secagg=true",
         "privacy.dp=distributed",
         True,
         True,
     )
-    assert isinstance(found, Masked)
-    assert found.noise is found.member.noise is not None
-    assert found.releases(True, True) == 1  # scores are exact
-    assert found.withheld(TRAIN) == "privacy.dp=distributed"
-    assert [found.withheld(phase) for phase in found.exchanges] == [""] * 4
+    assert isinstance(protection, Masked)
+    assert protection.noise is protection.member.noise is not None
+    assert protection.releases(True, True) == 1  # scores are exact
+    assert protection.withheld(TRAIN) == "privacy.dp=distributed"
+    assert [protection.withheld(phase) for phase in protection.exchanges] == [""] * 4
     plain = protection_of(compose(["num_clients=5"]))
     assert (plain.key, plain.noised, plain.exchanges, plain.releases(True, True)) == ("", "", (), 0)
     assert list(plain.places(1, [3, 7])) == [3, 7]
@@ -130,5 +130,5 @@ def test_rooms_ask_a_runs_protection():
         *("store/earlier.py", "server_app.py"),
     }
     rooms = ("config", "cli", "secure", "report", "strategies/summation", "party/use/card.py")
-    found = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if asking.search(path.read_text())}
-    assert {path for path in found - known if not path.startswith(rooms)} == set()
+    paths = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if asking.search(path.read_text())}
+    assert {path for path in paths - known if not path.startswith(rooms)} == set()

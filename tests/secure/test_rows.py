@@ -62,17 +62,17 @@ def client_of(*overrides: str) -> FedGradClient:
 def test_sums_are_those_of_single_gradients(overrides, bound):
     """Each row's gradient by autograd of the model's own pass, clipped and added up."""
     client = client_of("dtype=float64", *overrides)
-    found = client.training_rows.clipped_sums(torch.arange(len(client.training_rows.y)), bound)
+    sums = client.training_rows.clipped_sums(torch.arange(len(client.training_rows.y)), bound)
     expected = {name: torch.zeros_like(p) for name, p in client.model.named_parameters()}
     logits = client.task.read(client.model(client.inputs), client.batch.nodes if client.task.ITEMS == "nodes" else None)
     for row in range(len(client.batch.y)):
         loss = cross_entropy(logits[row : row + 1], client.batch.y[row : row + 1])
-        own = torch.autograd.grad(loss, list(client.model.parameters()), retain_graph=True)
-        norm = torch.cat([g.ravel() for g in own]).norm()
-        for name, g in zip(expected, own, strict=True):
+        gradient = torch.autograd.grad(loss, list(client.model.parameters()), retain_graph=True)
+        norm = torch.cat([g.ravel() for g in gradient]).norm()
+        for name, g in zip(expected, gradient, strict=True):
             expected[name] += g * min(1.0, bound / norm)
     for name, total in expected.items():
-        torch.testing.assert_close(found[name], total, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(sums[name], total, rtol=1e-9, atol=1e-12)
     few = client.training_rows.clipped_sums(torch.tensor([2]), 0.3)
     assert torch.cat([t.ravel() for t in few.values()]).norm() <= 0.3 * (1 + 1e-12)
 
@@ -142,8 +142,8 @@ def test_draws_are_the_operating_systems():
 
 def test_a_party_adds_all_noise_even_to_an_empty_batch():
     rules = compose([*ROW, "privacy.noise_multiplier=2", "privacy.clipping_norm=0.5"]).privacy
-    found = rows.released(np.zeros(20_000), 0.5, rules, rows.SecureNoise())
-    assert found.std() == pytest.approx(1.0, rel=0.03)
+    noised_sum = rows.released(np.zeros(20_000), 0.5, rules, rows.SecureNoise())
+    assert noised_sum.std() == pytest.approx(1.0, rel=0.03)
     empty = client_of("privacy.batch=1", "privacy.rows=8").training_rows
     empty.y = empty.y[:0]
     empty.ends = empty.ends[:, :0]
@@ -170,12 +170,12 @@ def test_little_noise_and_a_huge_norm_give_gradient_averaging(run):
     plain = run("strategy=fedgrad", *overrides, sizes=(16, 16, 16))
     little = ["privacy.noise_multiplier=0.001", "privacy.clipping_norm=20"]
     for secure in ([], SECURE):
-        found = run(*ROW, *overrides, *little, *secure, sizes=(16, 16, 16))
+        private_run = run(*ROW, *overrides, *little, *secure, sizes=(16, 16, 16))
         for name, array in plain.arrays.items():
-            np.testing.assert_allclose(found.arrays[name], array, atol=2e-3, err_msg=name)
-            assert found.arrays[name].dtype == np.float32
-        assert found.summary["privacy"]["relation"] == UNITS["row"]
-        assert found.summary["privacy"]["releases"] == 3
+            np.testing.assert_allclose(private_run.arrays[name], array, atol=2e-3, err_msg=name)
+            assert private_run.arrays[name].dtype == np.float32
+        assert private_run.summary["privacy"]["relation"] == UNITS["row"]
+        assert private_run.summary["privacy"]["releases"] == 3
 
 
 def test_runs_of_one_seed_have_different_noise_and_one_ledger(run):

@@ -50,10 +50,10 @@ FOUR = (12, 16, 20, 14)
 def test_the_sum_is_exact_whoever_falls(among, survivors, helpers):
     made = Round().deal()
     answers = {i: made.mask(i, among=among) for i in survivors}
-    found = made.sum(answers, made.shares(helpers, list(survivors)), among)
+    total = made.sum(answers, made.shares(helpers, list(survivors)), among)
     for name in ("w", "b"):
         expected = sum(0.25 * made.values[i][MODEL][name] for i in survivors)
-        np.testing.assert_allclose(found[MODEL][name], expected, rtol=0, atol=5 * 2.0**-41)
+        np.testing.assert_allclose(total[MODEL][name], expected, rtol=0, atol=5 * 2.0**-41)
 
 
 def test_without_a_survivors_seed_or_a_fallen_ones_key_the_sum_is_noise():
@@ -195,14 +195,14 @@ def test_every_method_ends_as_without_or_is_refused(method, go):
             check_method(compose([f"strategy={method}", SECURE]))
         return
     overrides = ["rounds=2", "train.optimizer=sgd", *EXACT]  # Adam divides rounding by vanishing gradients
-    plain, found = go(method, *overrides), go(method, *overrides, SECURE)
-    assert found.summary["failures"] == {}
-    masked = 2 if "moments_sum" in found.summary["bytes_by_phase"] else 1
-    assert found.summary["exchanges_per_round"] == plain.summary["exchanges_per_round"] + 4 * masked
+    plain, secure_run = go(method, *overrides), go(method, *overrides, SECURE)
+    assert secure_run.summary["failures"] == {}
+    masked = 2 if "moments_sum" in secure_run.summary["bytes_by_phase"] else 1
+    assert secure_run.summary["exchanges_per_round"] == plain.summary["exchanges_per_round"] + 4 * masked
     for name, array in plain.arrays.items():
         scale = np.abs(array).max(initial=1e-3)
         within = 1e-8 if method == "fedfa" else 1e-9  # its variances are differences of squares
-        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=within * scale, err_msg=name)
+        np.testing.assert_allclose(secure_run.arrays[name], array, rtol=0, atol=within * scale, err_msg=name)
 
 
 def test_messages_hold_no_plain_parameters(run, monkeypatch):
@@ -302,10 +302,10 @@ def falling(monkeypatch, *falls):
     answer = honest_reply
 
     def spy(self, name, groups, config):
-        found = answer(self, name, groups, config)
+        reply = answer(self, name, groups, config)
         if (self.server_round, name, self.graph.client) in falls:
             raise RunFailed("the power is out")
-        return found
+        return reply
 
     patch_replies(monkeypatch, spy)
 
@@ -318,9 +318,9 @@ def test_clients_may_fall_at_every_step(run, monkeypatch):
         falling(patch, *lost)
         plain = run(*overrides, sizes=FOUR)
     falling(monkeypatch, (1, "secagg_keys", 3), (2, "secagg_shares", 0), (3, "train", 1), (4, "unmask", 2))
-    found = run(*overrides, SECURE, sizes=FOUR)
+    secure_run = run(*overrides, SECURE, sizes=FOUR)
     for name, array in plain.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(secure_run.arrays[name], array, rtol=0, atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize("phase", ["secagg_keys", "secagg_shares", "train", "secagg_agree", "unmask"])

@@ -84,14 +84,14 @@ def test_a_fleet_chooses_the_round_and_the_model_that_a_simulation_chooses(run, 
     expected = run(*overrides)
     (policy := tmp_path / "policy.yaml").write_text("min_nodes: 0\n")
     party_nodes(monkeypatch, sorted(Path(expected.cfg.graph).glob("*.safetensors")), policy, tmp_path)
-    found = run(*overrides, f"graph={expected.cfg.graph}")
+    fleet_run = run(*overrides, f"graph={expected.cfg.graph}")
     for key in ("best_round", "test_accuracy", "chance", "scored_by", "metrics", "failures"):
-        assert found.summary[key] == expected.summary[key], key
-    assert [r["clients"] for r in found.rounds] == [r["clients"] for r in expected.rounds]
-    assert [r.get("missing") for r in found.rounds] == [r.get("missing") for r in expected.rounds]
+        assert fleet_run.summary[key] == expected.summary[key], key
+    assert [r["clients"] for r in fleet_run.rounds] == [r["clients"] for r in expected.rounds]
+    assert [r.get("missing") for r in fleet_run.rounds] == [r.get("missing") for r in expected.rounds]
     for client in range(3) if select == "best_val" else ():
         (path,) = (tmp_path / f"state_{client}").rglob("model_best.safetensors")
-        assert read_tensors(path)[1]["round"] == found.summary["best_round"], read_tensors(path)[1]
+        assert read_tensors(path)[1]["round"] == fleet_run.summary["best_round"], read_tensors(path)[1]
 
 
 def test_without_a_complete_round_the_headline_says_over_whom(run, monkeypatch, capsys):
@@ -179,11 +179,11 @@ def test_incomplete_rounds_neither_stop_a_run_nor_keep_it(run, monkeypatch):
 
 
 def test_records_without_clients_are_read_as_before():
-    own = OwnRounds(EvaluationConfig())
+    rounds = OwnRounds(EvaluationConfig())
     scores = [[0.1, 0.2], [0.5], [0.3, 0.1]]
     for number, values in enumerate(scores, 1):
-        own.take(number, {"val-accuracy": values, "test-accuracy": values})
-    assert own.scores["test-accuracy"].tolist() == [0.3, 0.2]
+        rounds.take(number, {"val-accuracy": values, "test-accuracy": values})
+    assert rounds.scores["test-accuracy"].tolist() == [0.3, 0.2]
 
 
 def test_a_report_on_an_old_run_says_that_its_records_name_no_clients(run, monkeypatch):
@@ -191,16 +191,16 @@ def test_a_report_on_an_old_run_says_that_its_records_name_no_clients(run, monke
     finished = run(*LONG)
     path = Path(finished.cfg.out) / "rounds.jsonl"
     old = [json.loads(line) for line in path.read_text().splitlines()]
-    for each in old:
-        each.pop("scored_by")
-        each.pop("missing", None)
-    path.write_text("".join(json.dumps(each) + "\n" for each in old))
+    for entry in old:
+        entry.pop("scored_by")
+        entry.pop("missing", None)
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in old))
     from fedgraph_flwr.report.headline import _without
 
-    found = load_run(Path(finished.cfg.out))
-    assert found.unnamed
-    assert "did not record which clients scored" in _without(found)
-    assert compose([], found.folder / "config.yaml").rounds == 11
+    loaded_run = load_run(Path(finished.cfg.out))
+    assert loaded_run.unnamed
+    assert "did not record which clients scored" in _without(loaded_run)
+    assert compose([], loaded_run.folder / "config.yaml").rounds == 11
 
 
 def test_a_fleet_and_a_simulation_with_the_same_rule_show_the_same_score(run, monkeypatch, tmp_path):

@@ -119,7 +119,7 @@ def test_numbers_but_not_words_of_a_value_count_as_equal():
 def test_few_stored_rows_name_every_word_of_each_method():
     tables = rows.rows()
     chosen = rows.covering(tables)
-    for row in (row for each in tables.values() for row in each if row.get("code")):
+    for row in (row for table_rows in tables.values() for row in table_rows if row.get("code")):
         named = [rows.words_of(words) for words in chosen if rows.method(words) == rows.method(row["words"])]
         assert rows.words_of(row["words"]) <= set().union(*named)
     assert len(chosen) < 250

@@ -310,11 +310,11 @@ def test_a_run_that_finished_while_another_prepared_is_not_replaced(overrides, t
     prepare, place = prepare_module.prepare, f"fedgraph_flwr.{start}.prepare"
 
     def slowly(cfg):
-        found = prepare(cfg)
+        preparation = prepare(cfg)
         with monkeypatch.context() as patch:
             patch.setattr(place, prepare)
             go(*overrides, f"out={out}")
-        return found
+        return preparation
 
     monkeypatch.setattr(place, slowly)
     cfg = compose([*overrides, "rounds=1", f"out={out}"])

@@ -40,11 +40,11 @@ def test_an_older_versions_run_ends_where_it_would_have(run, tmp_path, monkeypat
 
 
 def test_num_train_may_be_missing_since_private_clients_no_longer_report_it():
-    found = read_checkpoint(FOLDER / "fedavg")
+    checkpoint = read_checkpoint(FOLDER / "fedavg")
     descriptions = {
-        client: {k: v for k, v in what.items() if k != "num_train"} for client, what in found.descriptions.items()
+        client: {k: v for k, v in what.items() if k != "num_train"} for client, what in checkpoint.descriptions.items()
     }
-    check_descriptions(descriptions, found, "folder")
-    descriptions["0"]["num_train"] = found.descriptions["0"]["num_train"] + 1
+    check_descriptions(descriptions, checkpoint, "folder")
+    descriptions["0"]["num_train"] = checkpoint.descriptions["0"]["num_train"] + 1
     with pytest.raises(FedGraphError, match="client 0 has num_train 15, in that run it had 14"):
-        check_descriptions(descriptions, found, "folder")
+        check_descriptions(descriptions, checkpoint, "folder")

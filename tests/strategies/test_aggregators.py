@@ -256,7 +256,7 @@ def test_shared_coefficients_have_no_rule():
 
 def test_least_clients_of_each_rule():
     """As the papers have them, with two liars."""
-    least = {name: found.least(2) for name, found in RULES.items()}
+    least = {name: aggregator.least(2) for name, aggregator in RULES.items()}
     assert least == {
         **dict.fromkeys(("median", "trimmed_mean", "geometric_median"), 5),
         **{"krum": 7, "multi_krum": 7, "bulyan": 11, "norm_bound": 1},

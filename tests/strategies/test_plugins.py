@@ -317,9 +317,9 @@ def test_partial_sums_keep_a_share_for_each_group():
     whole = PartialSum()
     for node, n in ((1, 10.0), (2, 11.0), (3, 12.0)):
         whole.add(node, {"model": {"w": np.array([n])}, "counts": {"n": np.array([n])}}, shares[node])
-    found = whole.means(shares, fields, {"counts": 3})
-    np.testing.assert_allclose(found["model"]["w"], [10.75], rtol=1e-12)
-    np.testing.assert_allclose(found["counts"]["n"], [33.0], rtol=1e-12)
+    totals = whole.means(shares, fields, {"counts": 3})
+    np.testing.assert_allclose(totals["model"]["w"], [10.75], rtol=1e-12)
+    np.testing.assert_allclose(totals["counts"]["n"], [33.0], rtol=1e-12)
 
 
 def test_an_undeclared_statistic_never_leaves(run, monkeypatch):

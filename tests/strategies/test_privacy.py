@@ -40,21 +40,21 @@ LIAR = ["adversary.kind=scaling", "adversary.clients=[1]"]
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedavgm"])
 def test_no_noise_and_a_huge_norm_give_the_plain_method(run, strategy):
     plain = run(f"strategy={strategy}", UNIFORM)
-    found = run(f"strategy={strategy}", UNIFORM, *HUGE)
+    private_run = run(f"strategy={strategy}", UNIFORM, *HUGE)
     for name, array in plain.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], array, atol=1e-6, err_msg=name)
-        assert found.arrays[name].dtype == np.float32
-    assert found.summary["exchanges_per_round"] == 1
-    assert found.summary["privacy"] == {"epsilon": None, "delta": 1e-5, "releases": 3, "relation": RELATION}
+        np.testing.assert_allclose(private_run.arrays[name], array, atol=1e-6, err_msg=name)
+        assert private_run.arrays[name].dtype == np.float32
+    assert private_run.summary["exchanges_per_round"] == 1
+    assert private_run.summary["privacy"] == {"epsilon": None, "delta": 1e-5, "releases": 3, "relation": RELATION}
 
 
 @pytest.mark.parametrize("fraction", [1, 0.67])
 @pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc", "fednova", "fedadam", "fedyogi", "fedadagrad"])
 def test_no_noise_and_a_huge_norm_change_rounding_only(run, strategy, fraction):
     overrides = [*WORDS, f"strategy={strategy}", f"strategy.fraction={fraction}", UNEQUAL]
-    plain, found = run(*overrides), run(*overrides, *HUGE)
-    assert [r["cohort"] for r in found.rounds] == [r["cohort"] for r in plain.rounds]
-    np.testing.assert_allclose(vector(found.arrays), vector(plain.arrays), rtol=0, atol=1e-9)
+    plain, private_run = run(*overrides), run(*overrides, *HUGE)
+    assert [r["cohort"] for r in private_run.rounds] == [r["cohort"] for r in plain.rounds]
+    np.testing.assert_allclose(vector(private_run.arrays), vector(plain.arrays), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("strategy", ["scaffold", "feddyn", "feddc", "fednova"])
@@ -76,8 +76,8 @@ def test_a_lost_reply_counts_as_that_of_a_client_that_did_not_train(run, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(*((GraphStrategy, "configure_train", drops) if dropped else (InlineGrid, "_call", lossy)))
-        found = run(*overrides, *HUGE)
-    assert len(found.summary["failures"]) == (not dropped)
+        private_run = run(*overrides, *HUGE)
+    assert len(private_run.summary["failures"]) == (not dropped)
 
     def some(self):
         return iter(()) if (self.graph.client, self.server_round) == (1, 2) else batches(self)
@@ -85,7 +85,7 @@ def test_a_lost_reply_counts_as_that_of_a_client_that_did_not_train(run, monkeyp
     monkeypatch.setattr(GraphClient, "batches", some)
     expected = run(*overrides)
     assert expected.summary["failures"] == {}
-    np.testing.assert_allclose(vector(found.arrays), vector(expected.arrays), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(vector(private_run.arrays), vector(expected.arrays), rtol=0, atol=1e-12)
 
 
 def _step(messages, finished):
@@ -254,7 +254,7 @@ def test_no_score_and_no_loss_travels_where_none_is_wanted(run, monkeypatch, cap
         done = run(*NOISY, "privacy.scores=none")
     numbers = [dict(c["metrics"]) for d, _, c in messages if d == "up" and "model" in c]
     assert len(numbers) == 9
-    assert all(sorted(found) == ["client"] for found in numbers)
+    assert all(sorted(entry) == ["client"] for entry in numbers)
     assert {c["config"]["phase"] for d, _, c in messages if d == "down"} == {"describe", "train"}
     assert done.summary["privacy"]["releases"] == 3
     assert np.isnan(done.summary["test_accuracy"])
@@ -317,8 +317,8 @@ def test_clients_send_only_the_terms_of_noised_scores(run, monkeypatch, side):
 def test_a_client_without_scored_nodes_adds_nothing_to_noised_scores():
     cfg = compose([*NOISY, "privacy.scores=noised", "num_clients=3"])
     client = GraphClient(cfg, client_graph(0))
-    found = {"val-accuracy": [math.nan], "test-accuracy": [1.5], "val-loss": [0.3], "val-count": [0.0]}
-    assert sent_scores(client, found) == {"val-accuracy": [0.0], "test-accuracy": [1.0]}
+    scores = {"val-accuracy": [math.nan], "test-accuracy": [1.5], "val-loss": [0.3], "val-count": [0.0]}
+    assert sent_scores(client, scores) == {"val-accuracy": [0.0], "test-accuracy": [1.0]}
 
 
 def test_scores_are_clipped_before_they_are_noised(no_noise):
@@ -379,10 +379,10 @@ def test_no_resumption_under_counts_what_was_released(run, monkeypatch, tmp_path
     with pytest.raises(KeyboardInterrupt):
         attempt(4, "checkpoint_every=20", again)  # after round 7, with no checkpoint before the end
     finished = attempt(0, "checkpoint_every=0", again)
-    found = finished.summary["privacy"]["releases"]
+    releases = finished.summary["privacy"]["releases"]
     assert released == 4 + 4 + 5
-    assert found >= released
-    assert found == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
+    assert releases >= released
+    assert releases == 3 + 3 + 5 + 5  # round 3, what could follow it in the first and second attempt, and the third's
     assert [r["privacy"]["releases"] for r in finished.rounds][2:] == [3, 12, 13, 14, 15, 16]
 
 
@@ -499,9 +499,9 @@ def test_the_noise_of_each_of_several_groups_is_as_wide_as_said(monkeypatch):
     cfg = compose([*NOISY, "num_clients=3", "privacy.clipping_norm=0.5", "privacy.clipping_norms={variates: 0.1}"])
     privacy, zero = Privacy(cfg), {"w": np.zeros(4)}
     groups = ("model", "variates", "counts")
-    found = privacy.release({group: Terms(zero, [zero] * 3, [1.0] * 3, 3.0) for group in groups})
+    sums = privacy.release({group: Terms(zero, [zero] * 3, [1.0] * 3, 3.0) for group in groups})
     for group, bound in zip(groups, (0.5, 0.1, 0.5), strict=True):
-        np.testing.assert_allclose(found[group]["w"], 4 * bound * math.sqrt(3) / 3, rtol=2**-19)
+        np.testing.assert_allclose(sums[group]["w"], 4 * bound * math.sqrt(3) / 3, rtol=2**-19)
     assert privacy.releases == 1
     privacy.release({"model": Terms(zero, [zero] * 3, [1.0] * 3, 3.0)})
     assert math.sqrt(variances[-1]) == 4 * 0.5 * lattice.unit(4 * 0.5)
@@ -535,18 +535,18 @@ def test_what_is_released_is_a_whole_number_of_steps(dtype, deviation, monkeypat
     step = 1 / lattice.unit(deviation)
     assert 2**19 <= deviation / step < 2**20
     terms = [np.full(50, deviation / 7, dtype).astype(np.float64)] * 3
-    found = lattice.noisy_sum(terms, deviation, deviation, 50)
-    assert (found / step == np.rint(found / step)).all()
-    assert len(set(found.tolist())) == 50
-    assert np.abs(found - 3 * deviation / 7).max() < 6 * deviation
+    total = lattice.noisy_sum(terms, deviation, deviation, 50)
+    assert (total / step == np.rint(total / step)).all()
+    assert len(set(total.tolist())) == 50
+    assert np.abs(total - 3 * deviation / 7).max() < 6 * deviation
 
 
 def test_a_rounded_term_is_never_longer_than_its_norm():
     rng = np.random.default_rng(0)
     for size in (1, 10, 10_000):
         value = rng.normal(size=size)
-        found = lattice.rounded(value * 1e4, 1e4 * np.linalg.norm(value) / 2)
-        assert (found.astype(object) ** 2).sum() <= (1e4 * np.linalg.norm(value) / 2) ** 2 * (1 + 1e-12)
+        term = lattice.rounded(value * 1e4, 1e4 * np.linalg.norm(value) / 2)
+        assert (term.astype(object) ** 2).sum() <= (1e4 * np.linalg.norm(value) / 2) ** 2 * (1 + 1e-12)
 
 
 def test_a_client_that_is_left_out_changes_no_other_contribution(run, monkeypatch):

@@ -16,8 +16,8 @@ def reduced() -> Reduced:
 
 
 def test_the_mean_takes_a_weight_per_client():
-    found = reduced().mean(MODEL, iter([3, 1]))["w"]  # an iterator is read once
-    assert found.tolist() == [(3 * 1 + 5) / 4, (3 * 2 + 6) / 4]
+    mean = reduced().mean(MODEL, iter([3, 1]))["w"]  # an iterator is read once
+    assert mean.tolist() == [(3 * 1 + 5) / 4, (3 * 2 + 6) / 4]
     assert reduced().mean(MODEL, [2], clients=[3])["w"].tolist() == [5, 6]
 
 

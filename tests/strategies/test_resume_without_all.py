@@ -68,8 +68,8 @@ def test_a_client_that_was_down_at_the_checkpoint_resumes_from_its_last_one(run,
     out = cut(run, tmp_path, 4)
     assert "the checkpoint of round 4 has an earlier state of client 1 (round 2)" in caplog.text
     down(1, ())
-    found = resumed(out)
-    assert [sorted(r["failed"]) for r in found.rounds] == [
+    resumed_run = resumed(out)
+    assert [sorted(r["failed"]) for r in resumed_run.rounds] == [
         [],
         ["1 (scores)"],
         ["1 (scores)", "1 (train)"],
@@ -110,10 +110,10 @@ def test_it_goes_on_as_if_the_run_had_not_been_cut(run, tmp_path, monkeypatch, e
     assert undisturbed.rounds[-1]["clients"] != whole.rounds[-1]["clients"]
     if engine == "ray":
         request.getfixturevalue("one_ray")
-    found = resumed(
+    resumed_run = resumed(
         out, *(["engine=ray"] if engine == "ray" else []), launch=run_ray if engine == "ray" else run_inline
     )
-    assert [r["clients"] for r in found.rounds] == [r["clients"] for r in undisturbed.rounds]
+    assert [r["clients"] for r in resumed_run.rounds] == [r["clients"] for r in undisturbed.rounds]
 
 
 def test_a_run_resumes_while_a_client_is_down_and_takes_it_back_with_its_state(run, tmp_path, down, caplog):
@@ -122,13 +122,13 @@ def test_a_run_resumes_while_a_client_is_down_and_takes_it_back_with_its_state(r
     whole = resumed(tmp_path / "copy", "rounds=8", f"out={tmp_path / 'copy'}")
     down(1, {0, 4, 5})  # 0: the exchange that resumes
     with caplog.at_level(WARNING), recorded_messages(pytest.MonkeyPatch()) as messages:
-        found = resumed(out, "rounds=8")
+        resumed_run = resumed(out, "rounds=8")
     asked = [c["config"] for d, node, c in messages if (d, node) == ("down", 2)]
     assert [c["round"] for c in asked if "resume" in c] == [0, 5, 6]
     assert [c["resume"] for c in asked if "resume" in c] == [4, 4, 4]
     assert [c["round"] for c in asked if c["phase"] == "train"] == [6, 7, 8], "it takes no part before it has its state"
-    assert [sorted(r["failed"]) for r in found.rounds[3:6]] == [["1 (scores)"], ["1 (describe)"], []]
-    alone = [r["clients"]["test-loss"] for r in (found.rounds[7], whole.rounds[6])]
+    assert [sorted(r["failed"]) for r in resumed_run.rounds[3:6]] == [["1 (scores)"], ["1 (describe)"], []]
+    alone = [r["clients"]["test-loss"] for r in (resumed_run.rounds[7], whole.rounds[6])]
     assert alone[0][1] == alone[1][1], "its own network has one round less"
 
 
@@ -136,9 +136,9 @@ def test_a_client_that_never_stored_its_state_begins_anew_and_is_named(run, tmp_
     down(1, {1, 2, 3})
     out = cut(run, tmp_path, 2)
     down(1, ())
-    found = resumed(out)
+    resumed_run = resumed(out)
     assert "client 1 stored no state before round 2, and begins anew" in caplog.text
-    assert not found.rounds[-1]["failed"]
+    assert not resumed_run.rounds[-1]["failed"]
 
 
 def test_fewer_than_min_clients_do_not_resume(run, tmp_path, down):
@@ -162,8 +162,8 @@ def test_a_resumed_run_does_not_wait_for_all_nodes(monkeypatch, caplog):
     def describe(nodes: list[int]) -> tuple[list[ClientInfo], dict[int, str]]:
         return [known[node - 10] for node in nodes], {}
 
-    found = Connection(grid, describe).wait(3, 3600.0, known, least=2)
-    assert found == known
+    members = Connection(grid, describe).wait(3, 3600.0, known, least=2)
+    assert members == known
     assert connection.RETURN <= now[0] < 2 * connection.RETURN
     assert "client 1 has not joined: the run is resumed without it until it does" in caplog.text
     with pytest.raises(RunFailed, match="2 of 3 nodes have joined"):
@@ -206,6 +206,6 @@ def test_a_client_that_is_back_before_the_last_scores_is_asked_for_them(run, tmp
     whole = run(*WORDS)
     out = cut(run, tmp_path, 6)
     down(1, AtFirst())
-    found = resumed(out)
-    assert found.rounds[-1]["failed"] == {}
-    assert found.rounds[-1]["clients"] == whole.rounds[-1]["clients"]
+    resumed_run = resumed(out)
+    assert resumed_run.rounds[-1]["failed"] == {}
+    assert resumed_run.rounds[-1]["clients"] == whole.rounds[-1]["clients"]

@@ -33,9 +33,9 @@ def tally_of(place, figures, more=""):
 def test_interval_against_scipy(n):
     values = np.random.default_rng(n).normal(size=n)
     low, high = stats.t.interval(0.95, n - 1, loc=values.mean(), scale=stats.sem(values))
-    found = interval(list(values))
-    np.testing.assert_allclose([found.mean - found.half, found.mean + found.half], [low, high])
-    assert found.n == n
+    estimate = interval(list(values))
+    np.testing.assert_allclose([estimate.mean - estimate.half, estimate.mean + estimate.half], [low, high])
+    assert estimate.n == n
 
 
 def test_the_interval_of_two_by_hand():
@@ -50,11 +50,11 @@ def test_differences_are_paired_by_seed(place):
     shifted = {seed: value + 0.02 for seed, value in local.items()}
     other = dict(enumerate([0.2, 0.5, 0.8, 0.4, 0.9]))
     tally = tally_of(place, {"Local": local, "FedAvg": dict(reversed(shifted.items())), "FedProx": other})
-    found = tally.difference("toy", "FedAvg")
-    assert (found.mean, found.half, found.n) == (pytest.approx(2), pytest.approx(0, abs=1e-9), 5)
+    gap = tally.difference("toy", "FedAvg")
+    assert (gap.mean, gap.half, gap.n) == (pytest.approx(2), pytest.approx(0, abs=1e-9), 5)
     low, high = stats.ttest_rel(list(other.values()), list(local.values())).confidence_interval(0.95)
-    found = tally.difference("toy", "FedProx")
-    np.testing.assert_allclose([found.mean - found.half, found.mean + found.half], [100 * low, 100 * high])
+    gap = tally.difference("toy", "FedProx")
+    np.testing.assert_allclose([gap.mean - gap.half, gap.mean + gap.half], [100 * low, 100 * high])
     assert tally.difference("toy", "Local") is None
 
 
@@ -65,9 +65,9 @@ def test_a_failed_or_missing_seed_leaves_its_pair_out_and_n_says_so(place):
         "FedProx": {0: 0.5, 1: 0.6, 2: 0.7, 3: 0.1},
     }
     tally = tally_of(place, figures)
-    found = tally.difference("toy", "FedAvg")  # seeds 0 and 2: +10 and +20
-    assert (found.mean, found.n) == (pytest.approx(15), 2)
-    assert found.half == pytest.approx(5 * math.tan(0.475 * math.pi))
+    gap = tally.difference("toy", "FedAvg")  # seeds 0 and 2: +10 and +20
+    assert (gap.mean, gap.n) == (pytest.approx(15), 2)
+    assert gap.half == pytest.approx(5 * math.tan(0.475 * math.pi))
     text = markdown(tally)
     assert "95 % interval of the difference to Local, paired by seed (t, n seeds, listed per cell):" in text
     assert "| toy | +15.00 ± 63.53 (n = 2) | +0.00 ± 0.00 (n = 4) |" in text

@@ -49,12 +49,12 @@ def test_a_sweep_writes_it_and_returns_it(tmp_path, monkeypatch):
     words = ["strategy=fedavg,fedprox", "seed=0..1", "rounds=1", "num_clients=3", "dataset.nodes_per_client=[40,50]"]
     assert cli.main(["sweep", *words, "--out", "s", "--jobs", "0", "--quiet", "--cells", "std"]) == 0
     [path] = (tmp_path / "s").glob("*.tex")
-    found = json.loads(path.with_suffix(".json").read_text())
-    assert path.read_text() == latex(found["cells"], "std")
-    trained = [cell for cell in found["cells"] if cell["method"] != "Majority"]
+    summary = json.loads(path.with_suffix(".json").read_text())
+    assert path.read_text() == latex(summary["cells"], "std")
+    trained = [cell for cell in summary["cells"] if cell["method"] != "Majority"]
     assert max(trained, key=lambda cell: cell["mean"])["best"]
     assert not min(trained, key=lambda cell: cell["mean"])["best"]
     result = fg.sweep(*words, out=tmp_path / "s", progress=False)
-    assert result.latex("std") == latex(found["cells"], "std")
-    assert path.read_text() == result.latex() == latex(found["cells"])
+    assert result.latex("std") == latex(summary["cells"], "std")
+    assert path.read_text() == result.latex() == latex(summary["cells"])
     assert len(re.findall(r"\\textbf", result.latex())) >= 1

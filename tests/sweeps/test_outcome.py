@@ -35,8 +35,8 @@ from tests.sweeps.conftest import one, sweep
     ],
 )
 def test_a_difference_in_words_is_that_of_a_paired_t_test(scores, others, sign, words):
-    found = compared("A", dict(enumerate(scores)), "B", dict(enumerate(others)), sign)
-    said = found.text if found else ""
+    comparison = compared("A", dict(enumerate(scores)), "B", dict(enumerate(others)), sign)
+    said = comparison.text if comparison else ""
     assert said == words
     gaps = [a - b for a, b in zip(scores, others, strict=True)]
     if len(gaps) > 1:  # SciPy's interval, and its test at 5 %
@@ -45,7 +45,7 @@ def test_a_difference_in_words_is_that_of_a_paired_t_test(scores, others, sign, 
         differs = stats.ttest_rel(scores, others).pvalue < 0.05
         within = low >= -1 and high <= 1
         expected = "level" if within else (("better", "worse")[sign * sum(gaps) < 0] if differs else "not decided")
-        assert found.verdict == expected
+        assert comparison.verdict == expected
 
 
 def test_methods_have_the_names_of_their_papers():
@@ -58,9 +58,9 @@ def test_methods_have_the_names_of_their_papers():
         "MOON",
         "no such method, lr 0.1",
     ]
-    found = compared("fedprox, mu=0.1", {0: 80.0}, "fedavg", {0: 79.0})
-    assert found.text == "Too few seeds to tell FedProx, mu=0.1 from FedAvg (+1.0 points), 1 seed"
-    assert found.name == "fedprox, mu=0.1"
+    comparison = compared("fedprox, mu=0.1", {0: 80.0}, "fedavg", {0: 79.0})
+    assert comparison.text == "Too few seeds to tell FedProx, mu=0.1 from FedAvg (+1.0 points), 1 seed"
+    assert comparison.name == "fedprox, mu=0.1"
 
 
 def test_counted_columns_look_like_chance_and_take_no_colour():
@@ -77,23 +77,23 @@ def test_json_has_what_the_table_has_and_the_page_names_it(toy, ran, capsys):
     sweep(toy)
     said = capsys.readouterr().out
     sweep(toy, "--json", "--table-only")
-    found = json.loads(capsys.readouterr().out)
-    for verdict in found["verdicts"]:
+    summary = json.loads(capsys.readouterr().out)
+    for verdict in summary["verdicts"]:
         assert verdict in said
         assert verdict.startswith(("few: ", "many: "))
-    assert {(cell["setting"], cell["method"]) for cell in found["cells"]} == {
+    assert {(cell["setting"], cell["method"]) for cell in summary["cells"]} == {
         (setting, method) for setting in ("few", "many") for method in ("FedAvg", "Local", "Majority")
     }
-    (cell,) = (cell for cell in found["cells"] if (cell["setting"], cell["method"]) == ("few", "FedAvg"))
+    (cell,) = (cell for cell in summary["cells"] if (cell["setting"], cell["method"]) == ("few", "FedAvg"))
     assert cell["mean"] == pytest.approx(statistics.mean(cell["scores"].values()))
     assert cell["half"] == pytest.approx(12.7062 * statistics.stdev(cell["scores"].values()) / math.sqrt(2), rel=1e-4)
     assert cell["deviation"] == pytest.approx(statistics.stdev(cell["scores"].values()))
-    assert found["equal"] == []
+    assert summary["equal"] == []
     page = toy.with_suffix(".html").read_text()
-    assert found["verdicts"][0] in page
-    assert json.loads(toy.with_suffix(".json").read_text())["cells"] == found["cells"]
+    assert summary["verdicts"][0] in page
+    assert json.loads(toy.with_suffix(".json").read_text())["cells"] == summary["cells"]
     assert cli.main(["report", str(toy.parent)]) == 0
-    assert found["verdicts"][0] in (toy.parent / "report.html").read_text()
+    assert summary["verdicts"][0] in (toy.parent / "report.html").read_text()
 
 
 def test_methods_with_equal_scores_in_every_run_are_named(place, monkeypatch, capsys):

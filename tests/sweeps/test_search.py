@@ -134,10 +134,10 @@ def test_choices_are_compared_on_the_first_seeds_and_the_best_runs_on_all(toy, r
     toy.write_text(text.replace("  Local: [strategy=local]\n  Majority: []\n", ""))
     sweep(toy, "--jobs", 0)
     assert len(ran) == 2 * (2 * count + 3)
-    found = rows(toy.with_suffix(".csv"))
-    for setting in {row["setting"] for row in found}:
+    stored_rows = rows(toy.with_suffix(".csv"))
+    for setting in {row["setting"] for row in stored_rows}:
         by: dict[str, dict[str, float]] = {}
-        for row in found:
+        for row in stored_rows:
             if row["setting"] == setting:
                 by.setdefault(row["method"], {})[row["seed"]] = float(row["validation"])
         best = max(by, key=lambda name: by[name]["0"] + by[name]["1"])

@@ -212,8 +212,8 @@ def test_majority_by_hand(toy):
     assert runs.majority([*SMALL, "seed=1", "evaluation.metric=auc"]) == 0.5  # all nodes tie
     parts = [[y == 1 for y in g.y[g.test_mask].tolist()] for g in graphs]
     shares = [np.mean(part) for part in parts]
-    found = runs.majority([*SMALL, "seed=1", "evaluation.metric=average_precision"])
-    assert found == pytest.approx(np.mean(shares))
+    score = runs.majority([*SMALL, "seed=1", "evaluation.metric=average_precision"])
+    assert score == pytest.approx(np.mean(shares))
     best = [max(f1_score(part, [c] * len(part), average="macro") for c in (False, True)) for part in parts]
     assert runs.majority([*SMALL, "seed=1", "evaluation.metric=macro_f1"]) == pytest.approx(np.mean(best))
 
@@ -265,9 +265,9 @@ def test_the_choice_of_a_grid_is_the_best_on_validation_nodes(toy):
         "seed=1",
         f"out={toy.parent / 'own'}",
     ]
-    own = run(compose(overrides))["metrics"]["best_val"]
+    scores = run(compose(overrides))["metrics"]["best_val"]
     row = next(r for r in rows(toy.with_suffix(".csv")) if (r["method"], r["seed"]) == ("FedAvg, usual", "1"))
-    assert (float(row["value"]), float(row["validation"])) == (own["test_accuracy"], own["val_accuracy"])
+    assert (float(row["value"]), float(row["validation"])) == (scores["test_accuracy"], scores["val_accuracy"])
 
     # Test figures say the opposite of validation figures; the run that failed has none of the latter.
     nan = float("nan")

@@ -68,8 +68,8 @@ def clients_of(graph: Graph, parts: int = 1) -> list[ClientGraph]:
 
 
 def client(graph: Any, *overrides: str) -> GraphClient:
-    own = graph if isinstance(graph, ClientGraph) else clients_of(graph)[0]
-    return GraphClient(compose([*WORDS, *overrides]), own)
+    part = graph if isinstance(graph, ClientGraph) else clients_of(graph)[0]
+    return GraphClient(compose([*WORDS, *overrides]), part)
 
 
 def task_of(made: GraphClient) -> Edges:
@@ -188,17 +188,17 @@ def test_each_edge_is_an_item_of_the_owner_of_its_source(overrides):
     """Clients and the pooled graph split the same edges alike, so that their scores are of the same items."""
     graph = random_graph()
     clients = clients_of(graph, 3)
-    own = [task_of(client(one, *overrides)) for one in clients]
+    tasks = [task_of(client(one, *overrides)) for one in clients]
     whole = task_of(client(pool(clients), *overrides))
-    assert sum(task.y.numel() for task in own) == EDGES == whole.y.numel()
+    assert sum(task.y.numel() for task in tasks) == EDGES == whole.y.numel()
     for split in ("train", "val", "test"):
         expected = sorted(map(tuple, whole.ends[:, whole.masks[split]].T.tolist()))
-        found = [map(tuple, task.ends[:, task.masks[split]].T.tolist()) for task in own]
-        assert sorted(edge for one in found for edge in one) == expected
-        for number, task in enumerate(own):
+        lists = [map(tuple, task.ends[:, task.masks[split]].T.tolist()) for task in tasks]
+        assert sorted(edge for one in lists for edge in one) == expected
+        for number, task in enumerate(tasks):
             mask = whole.masks[split] & (whole.part == number)
             assert torch.equal(torch.sort(whole.y[mask]).values, torch.sort(task.y[task.masks[split]]).values)
-    for number, task in enumerate(own):
+    for number, task in enumerate(tasks):
         assert (task.ends[0] % 3 == number).all()
         if overrides:
             shares = [float(task.y[task.masks[split]].double().mean()) for split in ("train", "val", "test")]
@@ -262,16 +262,16 @@ def test_all_parts_in_one_batch_are_the_full_batch(model, parts):
     overrides = [f"model={model}", "split.kind=temporal", *CLUSTERS, "train.clusters_per_batch=5"]
     made = client(clients_of(timed(random_graph()), parts)[0], *overrides)
     made.model.eval()
-    found = []
+    passes = []
     for batch in (next(made.batches()), made.batch):
         made.model.zero_grad()
         made.batch = batch
         loss = made.loss()
         loss.backward()
-        found.append((batch.y, loss, *(p.grad for p in made.model.parameters())))
-    assert torch.equal(found[0][0], found[1][0])
-    assert len(found[0][0]) > 20
-    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        passes.append((batch.y, loss, *(p.grad for p in made.model.parameters())))
+    assert torch.equal(passes[0][0], passes[1][0])
+    assert len(passes[0][0]) > 20
+    for one, other in zip(passes[0][1:], passes[1][1:], strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
@@ -341,7 +341,7 @@ def hourly(graph: Graph) -> Graph:
 def test_a_score_reads_no_edge_after_the_end_of_its_step(parts, sampler, monkeypatch):
     """Noise after an hour changes no score of edges before, and some after; inputs made once or for each scoring."""
     graph, end = random_graph(), 700  # the end of a step of 50 hours, between both cuts
-    found = []
+    outputs = []
     for at_once in (1 << 27, 0):
         monkeypatch.setattr(edges, "AT_ONCE", at_once)
         runs = [
@@ -363,10 +363,10 @@ def test_a_score_reads_no_edge_after_the_end_of_its_step(parts, sampler, monkeyp
         ]
         assert scored[0] == scored[1]
         assert len(scored[0]) > 40
-        found.append(scored[0])
+        outputs.append(scored[0])
         later = client(clients_of(hourly(with_noise_after(graph, 640)), parts)[0], *BY_STEP, *sampler)
         assert score(later, later.predict())["val-loss"] != score(runs[0], runs[0].predict())["val-loss"]
-    assert found[0] == found[1]
+    assert outputs[0] == outputs[1]
 
 
 def test_each_step_predicts_as_a_graph_that_ends_with_it():
@@ -448,37 +448,37 @@ def test_edges_run_under_protections_and_references(keys, tmp_path):
 
 def test_predictions_list_edges_as_they_were_scored(inline):
     run = fg.load_run(inline)
-    found = run.predict(client=1)
-    frame = found.to_frame()
+    predictions = run.predict(client=1)
+    frame = predictions.to_frame()
     assert list(frame.columns) == ["edge", "source", "target", "p_clean", "p_laundering", "class"]
-    own = load_client(run.config, 1)
-    inner = own.edge_index.size(1)
-    assert len(frame) == inner + own.cut_out.size(1)
-    assert frame["source"][:inner].tolist() == own.node_id[own.edge_index[0]].tolist()
-    assert frame["target"][inner:].tolist() == own.cut_out[1].tolist()
-    made = client_class(run.config)(run.config, own)
+    graph = load_client(run.config, 1)
+    inner = graph.edge_index.size(1)
+    assert len(frame) == inner + graph.cut_out.size(1)
+    assert frame["source"][:inner].tolist() == graph.node_id[graph.edge_index[0]].tolist()
+    assert frame["target"][inner:].tolist() == graph.cut_out[1].tolist()
+    made = client_class(run.config)(run.config, graph)
     made.model.load_state_dict(final(inline), strict=False)
     expected = made.predict()[task_of(made).order.argsort()]
-    assert torch.equal(load_predictor(inline, 1, "last").predict(own).logits, expected)
+    assert torch.equal(load_predictor(inline, 1, "last").predict(graph).logits, expected)
 
 
 def test_reasons_of_built_in_payments_have_names_and_days(inline, tmp_path):
     predictor = load_predictor(inline, 1)
-    own = predictor.party_graph()
+    graph = predictor.party_graph()
     spec = payments.PaymentsSpec(accounts=150, background=600, per_kind=2)
     made = payments.generate(spec, seed=0, banks=3)
     every = {
         f"amount {amount:,.0f}" if amount >= 99.995 else f"amount {amount:.2f}".removesuffix(".00")
         for amount in made.amount
     }
-    found = explain(predictor, own, None, None, ["3", "7"], checks=False)
-    for reasons in found:
+    explanations = explain(predictor, graph, None, None, ["3", "7"], checks=False)
+    for reasons in explanations:
         frame = reasons.to_frame(400)
         text = frame[frame["name"] == "amount"]["text"]
         assert set(text.str.replace(r", usually.*", "", regex=True)) <= every
         assert "format=1" in reasons.columns
         assert not any("column" in name for name in reasons.columns)
-    frame = predictor.predict(own)
+    frame = predictor.predict(graph)
     assert (
         time_texts(frame.time)[0] == f"day {frame.time[0] // 86_400} {pd.Timestamp(frame.time[0], unit='s'):%H:%M:%S}"
     )
@@ -513,8 +513,8 @@ def test_a_run_whose_classes_are_numbers_stays_readable(inline, tmp_path, capsys
 
 def test_only_generated_payments_and_published_ones_have_names(inline, tmp_path):
     assert payment_names(compose(["dataset=csbm"]).dataset) == Names()
-    own = replace(compose(["dataset=payments"]).dataset, source="my_package:payments", params={})
-    assert payment_names(own) == Names()
+    dataset = replace(compose(["dataset=payments"]).dataset, source="my_package:payments", params={})
+    assert payment_names(dataset) == Names()
     predictor = load_predictor(inline, 1)
     assert predictor.built_in.edges
     for change in ({"graph": str(tmp_path)}, {"engine": "fleet"}):
@@ -551,8 +551,10 @@ def test_names_of_payments_are_as_many_as_their_columns():
         cfg = compose(["dataset=payments", *(f"dataset.{word}" for word in [*words, "features=activity", *SMALL])])
         graph = payments.load(cfg.dataset, num_clients=3)
         names = payment_names(cfg.dataset)
-        own = graph.own_columns.get("edges", 0)
-        assert (len(names.nodes), len(names.edges)) == (graph.num_features, graph.num_edge_features - own), words
+        local_count = graph.own_columns.get("edges", 0)
+        assert (len(names.nodes), len(names.edges)) == (graph.num_features, graph.num_edge_features - local_count), (
+            words
+        )
 
 
 def test_the_report_counts_edges(inline, tmp_path):
@@ -607,7 +609,7 @@ def test_totals_of_nodes_over_the_training_time_are_not_read():
         replace(graph, x=torch.cat([graph.x, column], dim=1), own_columns={"nodes": 2})
         for column in (torch.ones(NODES, 2), torch.randn(NODES, 2))
     ]
-    runs = [client(own, "model=gine", "split.kind=temporal") for own in graphs]
+    runs = [client(variant, "model=gine", "split.kind=temporal") for variant in graphs]
     assert_same_arrays(trained(runs[0]), trained(runs[1]))
     assert torch.equal(runs[0].predict(), runs[1].predict())
     assert torch.equal(task_of(runs[0]).columns(), task_of(runs[1]).columns())

@@ -68,9 +68,9 @@ def flipped(p: Payments) -> Payments:
     return replace(p, source=np.where(flip, p.target, p.source), target=np.where(flip, p.source, p.target))
 
 
-def against(p: Payments, found: tuple[np.ndarray, np.ndarray], decoy: int) -> float:
+def against(p: Payments, outputs: tuple[np.ndarray, np.ndarray], decoy: int) -> float:
     """AUC of patterns against one kind of decoys."""
-    values, place = found
+    values, place = outputs
     role = p.role[place]
     kept = (role == PATTERN) | (role == decoy)
     return float(roc_auc_score(role[kept] == PATTERN, values[kept]))

@@ -85,15 +85,15 @@ def scored(work: Path, *args: str) -> pd.DataFrame:
 
 
 def test_new_payments_are_scored_by_their_ids_in_the_order_of_the_table(work):
-    found, table = scored(work, "--client", "0"), payments(30, 1000, 1)
-    assert found["edge"].tolist() == table["ref"].tolist()
-    assert found[["source", "target"]].to_numpy().tolist() == table[["source", "target"]].to_numpy().tolist()
-    assert list(found.columns[3:]) == ["p_no", "p_yes", "class"]
-    assert found["p_yes"][table["fraud"] == "yes"].mean() > found["p_yes"][table["fraud"] == "no"].mean()
+    predictions, table = scored(work, "--client", "0"), payments(30, 1000, 1)
+    assert predictions["edge"].tolist() == table["ref"].tolist()
+    assert predictions[["source", "target"]].to_numpy().tolist() == table[["source", "target"]].to_numpy().tolist()
+    assert list(predictions.columns[3:]) == ["p_no", "p_yes", "class"]
+    assert predictions["p_yes"][table["fraud"] == "yes"].mean() > predictions["p_yes"][table["fraud"] == "no"].mean()
     table.drop(columns="fraud").iloc[::-1].to_csv(work / "new.csv", index=False)
     turned = scored(work, "--client", "0").iloc[::-1].reset_index(drop=True)
-    assert turned["edge"].tolist() == found["edge"].tolist()
-    assert np.allclose(turned["p_yes"], found["p_yes"], atol=1e-5)
+    assert turned["edge"].tolist() == predictions["edge"].tolist()
+    assert np.allclose(turned["p_yes"], predictions["p_yes"], atol=1e-5)
 
 
 def test_trees_score_new_payments_from_tables(work):
@@ -109,12 +109,12 @@ def test_trees_score_new_payments_from_tables(work):
         str(work / "again.csv"),
     ]
     assert main(["predict", str(work / "trees"), "--client", "0", *given]) == 0
-    found, predictor = pd.read_csv(work / "again.csv"), load_predictor(work / "trees", 0)
+    predictions, predictor = pd.read_csv(work / "again.csv"), load_predictor(work / "trees", 0)
     stored = predictor.predict(predictor.own)
     assert isinstance(stored, EdgePredictions)
     order = predictor.own.edge_time.argsort(stable=True).tolist()
-    assert found["p_yes"].tolist() == pytest.approx([stored.probabilities[i, 1] for i in order], abs=1e-6)
-    assert found["edge"].tolist() == payments(200, 0, 0)["ref"].tolist()
+    assert predictions["p_yes"].tolist() == pytest.approx([stored.probabilities[i, 1] for i in order], abs=1e-6)
+    assert predictions["edge"].tolist() == payments(200, 0, 0)["ref"].tolist()
     assert predictor.column_names[:2] == ["amount", "edge column 1"]
 
 
@@ -135,9 +135,9 @@ def test_new_payments_between_stored_accounts_are_scored_within_the_stored_graph
     table.to_csv(work / "few.csv", index=False)
     given = ["--nodes", str(work / "one.csv"), "--edges", str(work / "few.csv"), "--out", str(work / "few_scored.csv")]
     assert main(["predict", str(work / "run"), "--client", "0", *given]) == 0
-    found = pd.read_csv(work / "few_scored.csv")
-    assert found["edge"].tolist() == table["ref"].tolist()
-    assert found["target"].tolist() == table["target"].tolist()
+    predictions = pd.read_csv(work / "few_scored.csv")
+    assert predictions["edge"].tolist() == table["ref"].tolist()
+    assert predictions["target"].tolist() == table["target"].tolist()
 
 
 def test_new_payments_read_stored_payments_with_other_parties(work):
@@ -178,8 +178,8 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
         given = work / "one.csv", work / "few.csv", Columns.of(spec.schema.tables), spec, graph, "it", spec.treatment()
         read = new_nodes(*given)
         chances.append((predictor.predict_edges(read).probabilities, read.graph.edge_attr[read.edges]))
-    for found, expected in zip(chances[1], chances[0], strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for array, expected in zip(chances[1], chances[0], strict=True):
+        np.testing.assert_allclose(array, expected, atol=1e-5)
     assert not np.allclose(chances[2][0], chances[0][0], atol=1e-3)
     assert not np.allclose(chances[2][1], chances[0][1], atol=1e-3)
 
@@ -247,10 +247,10 @@ def test_three_banks_score_new_payments_and_a_fleet_trains_the_same_bits(tmp_pat
         **{"model.hidden": 32, "train.lr": 0.02},
     )
     assert run.summary["rounds"] == 2
-    found = (
+    models = (
         read_tensors(path / "model_final.safetensors")[0] for path in (tmp_path / "run", tmp_path / "fleet/runs/fedavg")
     )
-    assert_same_arrays(*found)
+    assert_same_arrays(*models)
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_each_dataset_is_a_client_with_its_own_features_and_classes(strategy, tw
     fg.run(**two, strategy=strategy, out=tmp_path / "run")
     cfg = compose([f"{key}={value}" for key, value in (two | {"strategy": strategy}).items() if key != "progress"])
     clients = [load_client(cfg, index) for index in range(2)]
-    assert [(own.num_features, own.num_classes, own.name) for own in clients] == [(4, 2, "ONE"), (5, 3, "TWO")]
+    assert [(party.num_features, party.num_classes, party.name) for party in clients] == [(4, 2, "ONE"), (5, 3, "TWO")]
     shared = read_tensors(tmp_path / "run/model_final.safetensors")[0]
     assert {name.split(".")[0] for name in shared} == (
         {"structure", "structure_convs"} if strategy == "fedstar" else {"layers"}
@@ -187,11 +187,11 @@ def test_published_files_train_under_fedstars_protocol(tmp_path, monkeypatch):
     run = fg.run(**keys, progress=False, out=tmp_path / "run")
     assert run.summary["strategy"] == "fedstar"
     for client, (name, atoms) in enumerate((("MUTAG", 3), ("BZR", 35))):
-        own, plain = load_client(run.config, client), TUDataset(str(tmp_path / "TUDataset"), name)
-        assert torch.equal(own.x, torch.cat([graph.x for graph in plain]))
-        assert (own.num_features, own.num_classes) == (atoms, 2)
-        assert own.edge_index.size(1) == 2 * len(MOLECULES[name]["A"])
-        assert [int(own.y[own.graph_id == graph][0]) for graph in range(4)] == [int(graph.y) for graph in plain]
+        party, plain = load_client(run.config, client), TUDataset(str(tmp_path / "TUDataset"), name)
+        assert torch.equal(party.x, torch.cat([graph.x for graph in plain]))
+        assert (party.num_features, party.num_classes) == (atoms, 2)
+        assert party.edge_index.size(1) == 2 * len(MOLECULES[name]["A"])
+        assert [int(party.y[party.graph_id == graph][0]) for graph in range(4)] == [int(graph.y) for graph in plain]
     shared = read_tensors(tmp_path / "run/model_final.safetensors")[0]
     assert {name.split(".")[0] for name in shared} == {"structure", "structure_convs"}
 

@@ -76,7 +76,7 @@ def test_walks_tell_cycles_apart_and_sums_over_neighbours_do_not():
 @pytest.mark.slow
 def test_a_sum_counts_edges_and_a_mean_cannot():
     """The mean degree is the same for all sizes, so that it says little of the number of edges."""
-    found = {}
+    scores = {}
     for how in ("sum", "mean"):
         given = [
             *overrides(COUNTS),
@@ -88,9 +88,9 @@ def test_a_sum_counts_edges_and_a_mean_cannot():
         made = client(*given, "model=gine", "model.layers=1", "model.hidden=32", f"task.pool={how}")
         made.train()
         outputs, y = answers(made)
-        found[how] = r2_score(y[:, 0], outputs[:, 0])
-    assert found["sum"] > 0.98
-    assert found["mean"] < 0.5
+        scores[how] = r2_score(y[:, 0], outputs[:, 0])
+    assert scores["sum"] > 0.98
+    assert scores["mean"] < 0.5
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_one_client_equals_a_plain_pyg_loop(task):
     )
     of, items = index_of(graph), one_per_graph(graph)
     stats = graph.target_stats if graph.num_targets else None
-    each = []
+    graphs = []
     for number in range(len(items.y)):
         nodes = of == number
         ends = graph.edge_index[:, nodes[graph.edge_index[0]]] - int(nodes.nonzero()[0])
@@ -128,7 +128,7 @@ def test_one_client_equals_a_plain_pyg_loop(task):
             if stats is None
             else (items.targets[number : number + 1] - stats[0]) / stats[1]
         )
-        each.append(Data(x=graph.x[nodes].double(), edge_index=ends, y=y))
+        graphs.append(Data(x=graph.x[nodes].double(), edge_index=ends, y=y))
     modules = nn.ModuleList([*layers, embed, head, first, last])
     optimizer = torch.optim.Adam(modules.parameters(), lr=0.01)
 
@@ -138,7 +138,7 @@ def test_one_client_equals_a_plain_pyg_loop(task):
             h = torch.relu(layer(h, batch.edge_index, none))
         return last(torch.relu(first(global_add_pool(head(h), batch.batch))))
 
-    batch = Batch.from_data_list([each[i] for i in items.train_mask.nonzero().view(-1).tolist()])
+    batch = Batch.from_data_list([graphs[i] for i in items.train_mask.nonzero().view(-1).tolist()])
     for _ in range(made.local_steps):
         p = outputs(batch)
         loss = nn.functional.cross_entropy(p, batch.y) if stats is None else nn.functional.mse_loss(p, batch.y)
@@ -146,7 +146,7 @@ def test_one_client_equals_a_plain_pyg_loop(task):
         loss.backward()
         optimizer.step()
     made.train()
-    expected = outputs(Batch.from_data_list(each))
+    expected = outputs(Batch.from_data_list(graphs))
     assert expected.shape[1] == width
     torch.testing.assert_close(made.predict()[order_of(made).argsort()], expected.detach(), atol=1e-11, rtol=0)
 
@@ -202,9 +202,9 @@ def test_graphs_stay_whole(kind, partition):
         check_file(one, "client")
         assert one.cut_out.size(1) == 0
         per = one_per_graph(one)
-        each = index_of(one)
+        index = index_of(one)
         for mask in ("train_mask", "val_mask", "test_mask"):
-            assert torch.equal(getattr(one, mask), getattr(per, mask)[each])
+            assert torch.equal(getattr(one, mask), getattr(per, mask)[index])
             assert bool(getattr(per, mask).any())
     both = pool(clients)
     assert torch.equal(one_per_graph(both).y.sort().values, one_per_graph(graph).y.sort().values)
@@ -307,14 +307,14 @@ def test_predictions_of_stored_graphs_are_those_that_were_scored(inline, tmp_pat
     for index in range(2):
         assert main(["predict", str(out), "--client", str(index), "--out", str(tmp_path / f"{index}.csv")]) == 0
         assert "on 12 graphs" in capsys.readouterr().out
-        found, graph = pd.read_csv(tmp_path / f"{index}.csv"), load_client(run.config, index)
+        table, graph = pd.read_csv(tmp_path / f"{index}.csv"), load_client(run.config, index)
         items = one_per_graph(graph)
         test = items.test_mask.numpy()
-        assert found["id"].tolist() == graph.graph_id.unique_consecutive().tolist()
+        assert table["id"].tolist() == graph.graph_id.unique_consecutive().tolist()
         if keys["task"] == "graphs":
-            scores.append(accuracy_score(items.y[test], found["p_1"][test] > 0.5))
+            scores.append(accuracy_score(items.y[test], table["p_1"][test] > 0.5))
         else:
-            errors = found[["target_0", "target_1"]].to_numpy()[test] - items.targets[test].numpy()
+            errors = table[["target_0", "target_1"]].to_numpy()[test] - items.targets[test].numpy()
             scores.append(np.sqrt((errors**2).mean(0)).mean())
     name = "test_accuracy" if keys["task"] == "graphs" else "test_rmse"
     assert run.summary["metrics"]["best_val"][name] == pytest.approx(np.mean(scores), rel=1e-5)
@@ -346,22 +346,22 @@ def test_one_new_graph_is_predicted(inline):
     graph: ClientGraph = load_client(run.config, 0)
     one: Graph = selected(graph, torch.tensor([4]))
     data = Data(x=one.x, edge_index=one.edge_index)
-    found, every = run.predict(data), run.predict(graph, client=None)
+    prediction, every = run.predict(data), run.predict(graph, client=None)
     values = "probabilities" if keys["task"] == "graphs" else "values"
-    np.testing.assert_allclose(getattr(found, values)[0], getattr(every, values)[4], rtol=1e-5)
+    np.testing.assert_allclose(getattr(prediction, values)[0], getattr(every, values)[4], rtol=1e-5)
 
 
 def several(numbers: bool, count: int = 12) -> list[list[Data]]:
     """Two clients with rings and paths of three to five nodes."""
-    found: list[list[Data]] = []
-    for own in range(2):
-        found.append([])
+    parties: list[list[Data]] = []
+    for party in range(2):
+        parties.append([])
         for place in range(count):
             n, ring = 3 + place % 3, place % 2
             ends = torch.stack([torch.arange(n), torch.arange(n).roll(-1)])[:, : n if ring else n - 1]
-            y = torch.tensor([float(n), float(own)]) if numbers else torch.tensor([ring])
-            found[-1].append(Data(x=torch.ones(n, 2), edge_index=torch.cat([ends, ends.flip(0)], 1), y=y))
-    return found
+            y = torch.tensor([float(n), float(party)]) if numbers else torch.tensor([ring])
+            parties[-1].append(Data(x=torch.ones(n, 2), edge_index=torch.cat([ends, ends.flip(0)], 1), y=y))
+    return parties
 
 
 @pytest.mark.parametrize("numbers", [False, True], ids=["classes", "numbers"])
@@ -369,12 +369,12 @@ def test_lists_of_data_are_clients_with_many_graphs(numbers, tmp_path):
     task = "graphs-regression" if numbers else "graphs"
     given, keys = several(numbers), {"rounds": 1, "model.hidden": 4, "progress": False}
     run = fg.run(graphs=given, task=task, **keys, out=tmp_path / "run")
-    for client, own in enumerate(given):
+    for client, graphs in enumerate(given):
         stored = load_client(run.config, client)
         items = one_per_graph(stored)
         answer = items.targets.tolist() if numbers else items.y.tolist()
-        assert answer == [data.y.tolist() if numbers else int(data.y) for data in own]
-        for place, data in enumerate(own):
+        assert answer == [data.y.tolist() if numbers else int(data.y) for data in graphs]
+        for place, data in enumerate(graphs):
             one = selected(stored, torch.tensor([place]))
             assert torch.equal(one.x, data.x)
             assert torch.equal(one.edge_index, data.edge_index)

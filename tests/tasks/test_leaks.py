@@ -42,11 +42,11 @@ def with_noise(p: Payments) -> Payments:
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The graph, and the one with noise."""
     folder, plain = tmp_path_factory.mktemp("leaks"), generate(SPEC, seed=0, banks=3)
-    found = []
+    paths = []
     for name, p in (("plain", plain), ("noise", with_noise(plain))):
-        found.append(folder / f"{name}.safetensors")
-        as_graph(p, SPEC, edge_features(p, SPEC), name).save(found[-1])
-    return found
+        paths.append(folder / f"{name}.safetensors")
+        as_graph(p, SPEC, edge_features(p, SPEC), name).save(paths[-1])
+    return paths
 
 
 def of_run(path: Path, out: Path) -> tuple[dict[str, torch.Tensor], list[Any], list[torch.Tensor]]:
@@ -75,7 +75,7 @@ def test_noise_after_a_moment_changes_nothing_before_it(files, tmp_path):
     assert_same_arrays(model, other)
     assert scores == noisy
     assert sum(map(len, scores)) > 300
-    assert {row[2] // DAY for own in scores for row in own} >= {0, 18, 19}  # of training and of validation
+    assert {row[2] // DAY for rows in scores for row in rows} >= {0, 18, 19}  # of training and of validation
     for one, two in zip(columns, changed, strict=True):
         assert torch.equal(one, two)
         assert one.size(1) > 30

@@ -32,9 +32,9 @@ def random_graph(nodes: int = 60, edges: int = 240, features: int = 8, seed: int
     """Undirected edges, uniform or mostly within blocks, and random features."""
     rng = np.random.default_rng(seed)
     of = rng.integers(blocks, size=nodes)
-    found = rng.integers(nodes, size=(2, 40 * edges))
-    kept = (of[found[0]] == of[found[1]]) | (rng.random(found.shape[1]) < (0.05 if blocks > 1 else 1))
-    joined = pairs.undirected(found[:, kept][:, :edges])
+    ends = rng.integers(nodes, size=(2, 40 * edges))
+    kept = (of[ends[0]] == of[ends[1]]) | (rng.random(ends.shape[1]) < (0.05 if blocks > 1 else 1))
+    joined = pairs.undirected(ends[:, kept][:, :edges])
     empty = torch.zeros(nodes, dtype=torch.bool)
     mask = torch.arange(nodes) < nodes // 2
     return ClientGraph(
@@ -67,7 +67,7 @@ def as_pairs(edge_index: torch.Tensor) -> set[frozenset[int]]:
 def test_scored_edges_are_hidden_in_both_directions():
     graph = random_graph()
     made = client(graph)
-    splits = {split: as_pairs(torch.from_numpy(found)) for split, found in task_of(made).items.items()}
+    splits = {split: as_pairs(torch.from_numpy(edges)) for split, edges in task_of(made).items.items()}
     read = as_pairs(made.graph.edge_index)
     assert set.union(*splits.values()) == as_pairs(graph.edge_index)
     assert sum(map(len, splits.values())) == len(as_pairs(graph.edge_index))
@@ -170,14 +170,14 @@ def test_one_client_equals_a_plain_pyg_loop():
 def test_scores_equal_those_of_scikit_learn():
     made = client(random_graph())
     z = made.predict()
-    found = score(made, z)
+    metrics = score(made, z)
     ranked = task_of(made).drawn("test", 0)
     both = np.concatenate([ranked.pairs, ranked.apart], axis=1)
     scores = (z[both[0]] * z[both[1]]).sum(1).numpy()
     y = np.arange(both.shape[1]) < ranked.pairs.shape[1]
-    assert found["test-auc"][0] == pytest.approx(roc_auc_score(y, scores))
-    assert found["test-average_precision"][0] == pytest.approx(average_precision_score(y, scores))
-    assert found["test-count"] == [ranked.pairs.shape[1]]
+    assert metrics["test-auc"][0] == pytest.approx(roc_auc_score(y, scores))
+    assert metrics["test-average_precision"][0] == pytest.approx(average_precision_score(y, scores))
+    assert metrics["test-count"] == [ranked.pairs.shape[1]]
 
 
 def test_scored_pairs_are_the_same_for_every_model_and_round():
@@ -196,10 +196,10 @@ def test_clients_and_the_pooled_graph_split_the_same_edges():
     parts = [links.Links(compose(WORDS), one) for one in clients]
     whole = links.Links(compose(WORDS), pool(clients))
     for split in ("train", "val", "test"):
-        own = [
+        edge_sets = [
             as_pairs(one.node_id[torch.from_numpy(task.items[split])]) for one, task in zip(clients, parts, strict=True)
         ]
-        assert as_pairs(torch.from_numpy(whole.items[split])) == own[0] | own[1]
+        assert as_pairs(torch.from_numpy(whole.items[split])) == edge_sets[0] | edge_sets[1]
     crossing = {edge for edge in as_pairs(graph.edge_index) if len({min(node // 40, 1) for node in edge}) == 2}
     assert crossing <= as_pairs(whole.graph.edge_index)
     for part, task in enumerate(parts):
@@ -210,9 +210,9 @@ def test_clients_and_the_pooled_graph_split_the_same_edges():
 def test_few_pairs_are_not_scored_under_a_policy():
     made = client(random_graph(nodes=12, edges=20))
     made.policy = Policy(min_nodes=50)
-    found = score(made, made.predict())
-    assert found["test-count"] == [0]
-    assert np.isnan(found["test-mrr"][0])
+    metrics = score(made, made.predict())
+    assert metrics["test-count"] == [0]
+    assert np.isnan(metrics["test-mrr"][0])
     with pytest.raises(FedGraphError, match="min_nodes"):
         made.train()
 
@@ -310,9 +310,9 @@ def test_pairs_are_scored_once_the_run_is_over(inline, tmp_path):
     run = fg.load_run(inline)
     graph = load_client(run.config, 1)
     ids = graph.node_id.tolist()
-    found = run.predict_pairs([[ids[3], ids[5]], [ids[7], ids[2]]], graph)
+    predictions = run.predict_pairs([[ids[3], ids[5]], [ids[7], ids[2]]], graph)
     z = run.model()(run.model().prepare(graph)).detach()
-    assert found.scores == pytest.approx([(z[3] * z[5]).sum().item(), (z[7] * z[2]).sum().item()], abs=1e-6)
+    assert predictions.scores == pytest.approx([(z[3] * z[5]).sum().item(), (z[7] * z[2]).sum().item()], abs=1e-6)
     given, out = tmp_path / "pairs.csv", tmp_path / "scored.csv"
     given.write_text(f"source,target\n{ids[3]},{ids[5]}\n{ids[7]},{ids[2]}\n")
     assert main(["predict", str(inline), "--client", "1", "--pairs", str(given), "--out", str(out)]) == 0
@@ -345,11 +345,11 @@ def test_links_of_tables_are_trained_and_pairs_of_new_tables_scored(tmp_path, mo
     new = ["--nodes", str(tmp_path / "new.csv"), "--edges", str(tmp_path / "new_edges.csv")]
     new += ["--pairs", str(tmp_path / "pairs.csv"), "--out", str(tmp_path / "scored.csv")]
     assert main(["predict", str(tmp_path / "run"), *new]) == 0
-    found = pd.read_csv(tmp_path / "scored.csv")
+    table = pd.read_csv(tmp_path / "scored.csv")
     given = replace(random_graph(3), x=torch.tensor([[0.5, 0.1], [1, 2], [0, -1]]), edge_index=torch.tensor([[0], [1]]))
     z = run.model()(run.model().prepare(given)).detach()
-    assert found[["source", "target"]].to_numpy().tolist() == [["z", "x"], ["x", "y"]]
-    assert found["score"].tolist() == pytest.approx([(z[0] * z[2]).sum().item(), (z[2] * z[1]).sum().item()], abs=1e-6)
+    assert table[["source", "target"]].to_numpy().tolist() == [["z", "x"], ["x", "y"]]
+    assert table["score"].tolist() == pytest.approx([(z[0] * z[2]).sum().item(), (z[2] * z[1]).sum().item()], abs=1e-6)
 
 
 def test_the_report_names_scores_of_links(inline, tmp_path):

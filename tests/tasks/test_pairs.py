@@ -12,8 +12,8 @@ def graph(nodes: int, edges: int, seed: int = 0) -> np.ndarray:
 
 
 def test_an_undirected_edge_is_one_pair():
-    found = pairs.undirected(np.array([[3, 1, 1, 2, 0], [1, 3, 3, 2, 4]]))
-    assert found.T.tolist() == [[0, 4], [1, 3]]
+    edges = pairs.undirected(np.array([[3, 1, 1, 2, 0], [1, 3, 3, 2, 4]]))
+    assert edges.T.tolist() == [[0, 4], [1, 3]]
 
 
 def test_a_hash_depends_on_the_pair_and_the_key_alone():

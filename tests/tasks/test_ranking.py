@@ -26,13 +26,13 @@ def test_a_positive_without_a_score_comes_last():
 def test_a_constant_scorer_is_in_the_middle():
     places = ranking.ranks(np.zeros(4), np.zeros((4, 10)))
     assert places.tolist() == [6] * 4
-    found = ranking.scores(places, np.full(4, 10))
-    assert found["mrr"] == pytest.approx(1 / 6)
-    assert (found["hits_3"], found["hits_10"]) == (0, 1)
+    metrics = ranking.scores(places, np.full(4, 10))
+    assert metrics["mrr"] == pytest.approx(1 / 6)
+    assert (metrics["hits_3"], metrics["hits_10"]) == (0, 1)
 
 
 def test_a_random_order_has_the_expected_reciprocal_rank():
     rng = np.random.default_rng(0)
     places = ranking.ranks(rng.random(40_000), rng.random((40_000, 7)))
-    found = ranking.scores(places, np.full(3, 7))
-    assert found["mrr"] == pytest.approx(found["chance_mrr"], abs=0.006)
+    metrics = ranking.scores(places, np.full(3, 7))
+    assert metrics["mrr"] == pytest.approx(metrics["chance_mrr"], abs=0.006)

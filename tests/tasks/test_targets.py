@@ -107,10 +107,10 @@ def test_one_client_equals_a_plain_pyg_loop(task):
     state = made.model.state_dict()
     with torch.no_grad():
         for layer, prefix in zip(layers, ("layers.0.", "head."), strict=True):
-            own = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-            layer.lin_l.weight.copy_(own["neighbours.weight"].T)
-            layer.lin_r.weight.copy_(own["itself.weight"].T)
-            layer.lin_l.bias.copy_(own["itself.bias"])
+            tensors = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
+            layer.lin_l.weight.copy_(tensors["neighbours.weight"].T)
+            layer.lin_r.weight.copy_(tensors["itself.weight"].T)
+            layer.lin_l.bias.copy_(tensors["itself.bias"])
     optimizer = torch.optim.Adam([p for layer in layers for p in layer.parameters()], lr=0.01)
     y = graph.targets.double()
     if task is NUMBERS:
@@ -261,14 +261,14 @@ def test_tables_with_targets_become_predictions_in_their_unit(tmp_path, monkeypa
     for index in range(2):
         out = tmp_path / f"{index}.csv"
         assert main(["predict", str(tmp_path / "run"), "--client", str(index), "--out", str(out)]) == 0
-        found, graph = pd.read_csv(out), load_client(run.config, index)
-        assert list(found) == ["id", "income", "age"]
+        table, graph = pd.read_csv(out), load_client(run.config, index)
+        assert list(table) == ["id", "income", "age"]
         test = graph.test_mask.numpy()
-        known = graph.targets.numpy()[test], found[["income", "age"]].to_numpy()[test]
+        known = graph.targets.numpy()[test], table[["income", "age"]].to_numpy()[test]
         for t in range(2):
             rows = ~np.isnan(known[0][:, t])
             errors.append(root_mean_squared_error(known[0][rows, t], known[1][rows, t]))
-        ids += found["id"].tolist()
+        ids += table["id"].tolist()
     assert sorted(ids) == sorted(f"n{i}" for i in range(90))
     assert run.summary["metrics"]["best_val"]["test_rmse"] == pytest.approx(np.mean(errors), rel=1e-5)
 
@@ -316,18 +316,18 @@ def test_tables_with_yes_and_no_become_probabilities(tmp_path, monkeypatch):
     for index in range(2):
         out = tmp_path / f"{index}.csv"
         assert main(["predict", str(tmp_path / "run"), "--client", str(index), "--out", str(out)]) == 0
-        found, graph = pd.read_csv(out), load_client(run.config, index)
+        table, graph = pd.read_csv(out), load_client(run.config, index)
         test = graph.test_mask.numpy()
-        scores.append(average_precision_score(graph.targets.numpy()[test], found[["old", "rich"]].to_numpy()[test]))
+        scores.append(average_precision_score(graph.targets.numpy()[test], table[["old", "rich"]].to_numpy()[test]))
     assert run.summary["metrics"]["best_val"]["test_average_precision"] == pytest.approx(np.mean(scores), rel=1e-5)
     (tmp_path / "new.csv").write_text("id,a,b\nx,0.5,0.1\ny,1,2\n")
     (tmp_path / "new_edges.csv").write_text("source,target\nx,y\n")
     out, new = tmp_path / "p.csv", ["--nodes", str(tmp_path / "new.csv"), "--edges", str(tmp_path / "new_edges.csv")]
     assert main(["predict", str(tmp_path / "run"), *new, "--out", str(out)]) == 0
-    found = pd.read_csv(out)
-    assert list(found) == ["id", "old", "rich"]
-    assert found["id"].tolist() == ["x", "y"]
-    assert ((found[["old", "rich"]] > 0) & (found[["old", "rich"]] < 1)).to_numpy().all()
+    table = pd.read_csv(out)
+    assert list(table) == ["id", "old", "rich"]
+    assert table["id"].tolist() == ["x", "y"]
+    assert ((table[["old", "rich"]] > 0) & (table[["old", "rich"]] < 1)).to_numpy().all()
 
 
 @pytest.mark.parametrize(
@@ -352,9 +352,9 @@ def test_targets_of_graphs_in_memory_share_their_statistics(tmp_path):
     graphs = [Data(x=one.x, edge_index=one.edge_index, targets=one.targets[:, 0]) for one in parts]
     run = fg.run(graphs=graphs, out=str(tmp_path / "run"), task="nodes-regression", rounds=1, progress=False)
     assert np.isfinite(run.summary["test_rmse"])
-    found = [load_client(run.config, index).target_stats for index in range(2)]
-    assert found[0].shape == (2, 1)
-    assert torch.equal(found[0], found[1])
+    statistics = [load_client(run.config, index).target_stats for index in range(2)]
+    assert statistics[0].shape == (2, 1)
+    assert torch.equal(statistics[0], statistics[1])
     bad = Data(x=parts[0].x, edge_index=parts[0].edge_index, targets=torch.zeros(3))
     with pytest.raises(FedGraphError, match=r"targets must have a row per node, got 3 for 60 nodes"):
         fg.run(graphs=[bad], task="nodes-regression", out=str(tmp_path / "bad"))

@@ -59,9 +59,9 @@ def task_of(made: GraphClient) -> triples.Triples:
     return made.task
 
 
-def as_set(found: np.ndarray) -> set[tuple[int, ...]]:
+def as_set(columns: np.ndarray) -> set[tuple[int, ...]]:
     """Columns (head, relation, tail)."""
-    return {tuple(column) for column in found.T.tolist()}
+    return {tuple(column) for column in columns.T.tolist()}
 
 
 def true_score(decoder: str, h: np.ndarray, r: np.ndarray, t: np.ndarray) -> float:
@@ -94,20 +94,20 @@ def test_ranks_equal_those_of_a_plain_loop_over_candidates(filtered, decoder):
     made = client(random_graph(), f"task.decoder={decoder}", "split.kind=public")
     task = task_of(made)
     z = np.random.default_rng(1).integers(-1, 2, size=(12 + 3, 8)).astype(np.float32)
-    known = set().union(*(as_set(found) for found in task.items.values()))
+    known = set().union(*(as_set(columns) for columns in task.items.values()))
     assert len(known) == 90
     expected = []
     for side in (0, 2):
         for triple in task.items["test"].T.tolist():
-            own, others = true_score(decoder, z[triple[0]], z[12 + triple[1]], z[triple[2]]), []
+            truth, others = true_score(decoder, z[triple[0]], z[12 + triple[1]], z[triple[2]]), []
             for entity in range(12):
                 wrong = [*triple[:side], entity, *triple[side + 1 :]]
                 if wrong != triple and not (filtered and tuple(wrong) in known):
                     others.append(true_score(decoder, z[wrong[0]], z[12 + wrong[1]], z[wrong[2]]))
-            above, equal = (np.array(others) > own).sum(), (np.array(others) >= own).sum()
-            expected.append((1 + (above + equal) / 2, len(others), np.log(np.exp([own, *others]).sum()) - own))
-    found = task.ranked(torch.from_numpy(z), task.parties[0], "test", filtered)
-    assert pytest.approx(np.array(expected), abs=1e-4) == np.stack(found).T
+            above, equal = (np.array(others) > truth).sum(), (np.array(others) >= truth).sum()
+            expected.append((1 + (above + equal) / 2, len(others), np.log(np.exp([truth, *others]).sum()) - truth))
+    columns = task.ranked(torch.from_numpy(z), task.parties[0], "test", filtered)
+    assert pytest.approx(np.array(expected), abs=1e-4) == np.stack(columns).T
     if filtered:
         scores = score(made, torch.from_numpy(z))
         ranks = np.array(expected)[:, 0]
@@ -146,7 +146,7 @@ def test_only_training_triples_are_messages_and_wrong_ones_are_wrong():
     train = as_set(task.items["train"])
     read = np.stack([made.graph.edge_index[0].numpy(), made.graph.edge_y.numpy(), made.graph.edge_index[1].numpy()])
     assert as_set(read) == train
-    assert sum(found.shape[1] for found in task.items.values()) == 90
+    assert sum(columns.shape[1] for columns in task.items.values()) == 90
     seen = []
     for batch in made.batches():
         assert task.steps_on(batch.y) == 20
@@ -210,13 +210,13 @@ def test_clients_and_the_pooled_graph_split_the_same_triples():
     parts = [triples.Triples(compose(WORDS), one) for one in clients]
     whole = triples.Triples(compose(WORDS), pool(clients))
     z = torch.randn(23, 8, generator=torch.Generator().manual_seed(0))
-    for p, (own, task) in enumerate(zip(clients, parts, strict=True)):
-        assert (whole.parties[p].entities == own.node_id.numpy()).all()
+    for p, (party, task) in enumerate(zip(clients, parts, strict=True)):
+        assert (whole.parties[p].entities == party.node_id.numpy()).all()
         for split in STAGES:
             head, relation, tail = task.items[split]
-            names = own.node_id.numpy()
+            names = party.node_id.numpy()
             assert as_set(np.stack([names[head], relation, names[tail]])) == as_set(whole.parties[p].items[split])
-        rows = torch.cat([own.node_id, torch.arange(20, 23)])
+        rows = torch.cat([party.node_id, torch.arange(20, 23)])
         one = task.ranked(z[rows], task.parties[0], "test")
         assert sorted(one.ranks) == sorted(whole.ranked(z, whole.parties[p], "test").ranks)
 

@@ -42,14 +42,14 @@ def expected(folder: Path) -> dict[str, list[float]]:
 def test_tensorboard_reads_back_what_was_told():
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="no tensorboard here")
     done = run(*WORDS, **TINY, tracking=["tensorboard"], tracking_clients=True)
-    found = events.EventAccumulator(str(done.path / "tensorboard"))
-    found.Reload()
+    accumulator = events.EventAccumulator(str(done.path / "tensorboard"))
+    accumulator.Reload()
     for key, values in expected(done.path).items():
-        logged = [event for event in found.Scalars(key) if event.step]
+        logged = [event for event in accumulator.Scalars(key) if event.step]
         assert [event.step for event in logged] == [1, 2], key
         assert [event.value for event in logged] == pytest.approx(values), key
-    assert found.Scalars("final/test_accuracy")[0].value == pytest.approx(done.summary["test_accuracy"])
-    assert "config/text_summary" in found.Tags()["tensors"]
+    assert accumulator.Scalars("final/test_accuracy")[0].value == pytest.approx(done.summary["test_accuracy"])
+    assert "config/text_summary" in accumulator.Tags()["tensors"]
 
 
 @pytest.mark.slow

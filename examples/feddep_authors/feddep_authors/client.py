@@ -118,7 +118,7 @@ class FedDEPAuthorsClient(GraphClient):
     def judge(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Send the gradients of R at the other clients' generators; 0 for this client's own."""
         generators, rows = groups.get(GENERATOR, {}), groups.get(EMBEDDINGS, {})
-        found = {f"{self.graph.client}.{n}": to_numpy(torch.zeros_like(t)) for n, t in self.peer().trained.items()}
+        gradients = {f"{self.graph.client}.{n}": to_numpy(torch.zeros_like(t)) for n, t in self.peer().trained.items()}
         for name, embeddings in rows.items():
             peer = self.peer()
             received = {n.partition(".")[2]: array for n, array in generators.items() if n.partition(".")[0] == name}
@@ -135,8 +135,8 @@ class FedDEPAuthorsClient(GraphClient):
             weight = self.params.embedding_weight / self.cfg.num_clients
             grads = torch.autograd.grad(weight * loss, list(peer.trained.values()), allow_unused=True)
             for (n, tensor), grad in zip(peer.trained.items(), grads, strict=True):
-                found[f"{name}.{n}"] = to_numpy(torch.zeros_like(tensor) if grad is None else grad)
-        return {GRADIENTS: found}, {}
+                gradients[f"{name}.{n}"] = to_numpy(torch.zeros_like(tensor) if grad is None else grad)
+        return {GRADIENTS: gradients}, {}
 
     @phase
     def mend(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -175,10 +175,10 @@ class FedDEPAuthorsClient(GraphClient):
         source, target = source[order], target[order]
         count = target.bincount(minlength=n)
         place = torch.arange(target.numel()) - (count.cumsum(0) - count)[target]
-        found = torch.full((n, limit), -1)
+        neighbours = torch.full((n, limit), -1)
         within = place < limit
-        found[target[within], place[within]] = source[within]
-        return found
+        neighbours[target[within], place[within]] = source[within]
+        return neighbours
 
     def prototype(self) -> Tensor:
         """Return the prototype of each node's cluster, [N, H]; computed once."""
@@ -208,11 +208,11 @@ class FedDEPAuthorsClient(GraphClient):
 
     def drawn(self, rows: int) -> Tensor:
         """Draw targets [rows, P, H]: P slots of a random node per row, each a lost neighbour's prototype or the node's own."""
-        limit, own = self.params.neighbours, self.prototype()
+        limit, prototypes = self.params.neighbours, self.prototype()
         node = torch.randint(self.graph.num_nodes, (rows,))
         slot = torch.randint(limit, (rows, limit))
         lost = self.lost[node[:, None], slot]
-        return own[torch.where(lost < 0, node[:, None], lost).to(own.device)]
+        return prototypes[torch.where(lost < 0, node[:, None], lost).to(prototypes.device)]
 
     # --- the generator ------------------------------------------------------------------------------------------------
 
@@ -262,19 +262,19 @@ class FedDEPAuthorsClient(GraphClient):
 
     def objective(self) -> Tensor:
         """Return L of the networks in training."""
-        p, own, nets = self.params, self.impaired, self.trainable.train()
-        trains = own.trains.to(self.device)
+        p, impairment, nets = self.params, self.impaired, self.trainable.train()
+        trains = impairment.trains.to(self.device)
         u = nets.encoder(self.encoded)
         count, z = nets.made.counts(u), nets.made(u)
         mean, used = self.fused(z, count)
         if not trains.numel():
             return mean.sum() * 0
-        lost = self.lost[own.kept[own.trains]].to(self.device)
+        lost = self.lost[impairment.kept[impairment.trains]].to(self.device)
         targets = self.prototype()[lost.clamp(min=0)]
-        loss = p.count_weight * F.smooth_l1_loss(count[trains], own.count.to(count)[trains])
+        loss = p.count_weight * F.smooth_l1_loss(count[trains], impairment.count.to(count)[trains])
         loss = loss + p.embedding_weight * recovery(z[trains], used[trains], targets, lost >= 0)
         inputs = AugmentedInputs(self.encoded.x, self.encoded.adj, z=mean)
-        y = self.y[own.kept[own.trains].to(self.device)]
+        y = self.y[impairment.kept[impairment.trains].to(self.device)]
         return loss + p.task_weight * task_loss(nets.classifier(inputs)[trains], y, self.cfg.train, self.class_weights)
 
     def pretrain(self) -> None:

@@ -51,8 +51,8 @@ class LinearFusedSAGE(GraphSAGE):
         """Return logits [N, C]: SAGE^L(H^{L-1}) + E^{L-1} V^{L-1} + c^{L-1}."""
         if not self.layers:
             return super().classify(h, inputs)
-        own, e = h.split(self.width, 1)
-        return GraphSAGE.convolve(self, self.head, self.dropped(own), inputs) + self.fuse[-1](e)
+        hidden, e = h.split(self.width, 1)
+        return GraphSAGE.convolve(self, self.head, self.dropped(hidden), inputs) + self.fuse[-1](e)
 
     def embeddings(self, inputs: Any, layers: int) -> Tensor:
         """Return E^l [N, H] after ``layers`` linear maps; [1, H] without generated embeddings."""
@@ -64,8 +64,8 @@ class LinearFusedSAGE(GraphSAGE):
 
     def convolve(self, layer: Any, h: Any, inputs: Inputs) -> Tensor:
         """Return SAGE^l(H^l) + E^{l+1}."""
-        own = [*self.layers, self.head]
-        place = next(index for index, known in enumerate(own) if known is layer)
+        layers = [*self.layers, self.head]
+        place = next(index for index, known in enumerate(layers) if known is layer)
         return super().convolve(layer, h, inputs) + self.embeddings(inputs, place + 1)
 
 

@@ -53,11 +53,11 @@ class FedDEPAuthors(GraphStrategy):
                 j: {
                     GENERATOR: {
                         f"{i}.{n}": array
-                        for i, own in proposed.items()
+                        for i, proposal in proposed.items()
                         if i != j
-                        for n, array in own[GENERATOR].items()
+                        for n, array in proposal[GENERATOR].items()
                     },
-                    EMBEDDINGS: {str(i): own[EMBEDDINGS]["rows"] for i, own in proposed.items() if i != j},
+                    EMBEDDINGS: {str(i): proposal[EMBEDDINGS]["rows"] for i, proposal in proposed.items() if i != j},
                 }
                 for j in proposed
             }

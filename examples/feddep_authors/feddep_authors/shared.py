@@ -159,10 +159,10 @@ def deep_clusters(h: Tensor, params: Params) -> Tensor:
     for _ in range(p.cluster_epochs):
         _epoch(optimizer, divergence, h, p.batch)
         with torch.no_grad():
-            found = soft_assignment(net.through(net.encoder, h), centres).argmax(1)
-        if torch.equal(found, labels):
+            clusters = soft_assignment(net.through(net.encoder, h), centres).argmax(1)
+        if torch.equal(clusters, labels):
             break
-        labels = found
+        labels = clusters
     return labels
 
 

@@ -45,7 +45,7 @@ def books(folder, hours=True, prefix="", ends=("a", "b")):
             "ref": [f"E{i}" for i in range(count)],
         }
     )
-    found = []
+    files = []
     named = {bank: table[bank].to_numpy() for bank in ("from_bank", "to_bank")}
     if prefix:
         for end, bank in (("payer", "from_bank"), ("payee", "to_bank")):
@@ -54,8 +54,8 @@ def books(folder, hours=True, prefix="", ends=("a", "b")):
     for client, letter in enumerate(ends):
         place = folder / f"bank_{letter}"
         place.mkdir(parents=True)
-        own = (named["from_bank"] == letter) | (named["to_bank"] == letter)
-        table[own].to_csv(place / "payments.csv", index=False)
+        mask = (named["from_bank"] == letter) | (named["to_bank"] == letter)
+        table[mask].to_csv(place / "payments.csv", index=False)
         ids = [f"{letter}{prefix}{letter}{n:03d}" if prefix else f"{letter}{n:03d}" for n in range(EACH)]
         pd.DataFrame({"id": ids}).to_csv(place / "accounts.csv", index=False)
         party = {
@@ -69,8 +69,8 @@ def books(folder, hours=True, prefix="", ends=("a", "b")):
             "features": "payments",
         }
         (place / "party.yaml").write_text(yaml.safe_dump(party))
-        found.append(place / "party.yaml")
-    return found
+        files.append(place / "party.yaml")
+    return files
 
 
 def content(folder):
@@ -188,10 +188,10 @@ def test_both_halves_agree_without_accounts_of_the_other(planted):
     crossing = [t.reference for p in made.patterns for t in p.transfers if p.parties[t.source] != p.parties[t.target]]
     assert {*both} == {*crossing}
     assert len(both) > 10
-    for table, own in ((a, "a"), (b, "b")):
+    for table, letter in ((a, "a"), (b, "b")):
         for end, party in (("source", "from_party"), ("target", "to_party")):
-            mine = table[party] == own
-            assert table.loc[mine, end].str.match(f"({own}:)?{own}\\d\\d\\d$").all()
+            mine = table[party] == letter
+            assert table.loc[mine, end].str.match(f"({letter}:)?{letter}\\d\\d\\d$").all()
             assert table.loc[~mine, end].str.startswith(made.label).all()
 
 
@@ -242,11 +242,11 @@ def test_recall_by_hand():
     """Six test payments of one party, three of the other; of kinds 0 and 1 there are three and two planted payments."""
     first = Scored(np.array([9.0, 8, 7, 6, 5, 4]), np.array([-1, 0, -1, 0, 1, -1]))
     second = Scored(np.array([1.0, 3, 2]), np.array([0, 1, -1]))
-    found = recall({"m": [first, second]}, {0: "cycle", 1: "stack"}, 2).set_index("kind")
+    table = recall({"m": [first, second]}, {0: "cycle", 1: "stack"}, 2).set_index("kind")
     # alerts: 9 (ordinary) and 8 (pattern 0); 3 (pattern 1) and 2 (ordinary)
-    assert found.loc["cycle", ["payments", "found", "patterns", "patterns_found"]].tolist() == [3, 1, 1, 1]
-    assert found.loc["stack", ["payments", "found", "patterns", "patterns_found"]].tolist() == [2, 1, 1, 1]
-    assert found.loc[ALL, ["payments", "found", "recall", "alerts", "test"]].tolist() == [5, 2, 0.4, 4, 9]
+    assert table.loc["cycle", ["payments", "found", "patterns", "patterns_found"]].tolist() == [3, 1, 1, 1]
+    assert table.loc["stack", ["payments", "found", "patterns", "patterns_found"]].tolist() == [2, 1, 1, 1]
+    assert table.loc[ALL, ["payments", "found", "recall", "alerts", "test"]].tolist() == [5, 2, 0.4, 4, 9]
 
 
 @pytest.mark.parametrize(
@@ -299,8 +299,8 @@ def test_refusals(tmp_path):
     with pytest.raises(FedGraphError, match="which party has the accounts"):
         read_book(files[0])
     other = plan(dates=True, seed=9)
-    for number, each in enumerate((made, other)):
-        each.save(tmp_path / str(number) / "plan.yaml")
+    for number, drill_plan in enumerate((made, other)):
+        drill_plan.save(tmp_path / str(number) / "plan.yaml")
     with pytest.raises(FedGraphError, match="one plan at all"):
         report([], [tmp_path / "0", tmp_path / "1"], [0, 1], 1)
 
@@ -377,18 +377,18 @@ def test_random_alerts_and_the_most_that_a_budget_allows_are_those_of_many_draws
     """Expected recall and patterns at random agree with 4,000 draws; at best, all alerts are planted payments."""
     rng = np.random.default_rng(0)
     patterns = [rng.permutation(np.concatenate([np.full(37, -1), [0, 0, 0, 1, 2, 2]])), np.array([-1, -1, 0, 1, 1])]
-    parties = [Scored(np.zeros(each.size), each) for each in patterns]
+    parties = [Scored(np.zeros(pattern.size), pattern) for pattern in patterns]
     kinds = {0: "cycle", 1: "stack", 2: "stack", 3: "fan_in"}
-    found = bounds(parties, kinds, 4).set_index(["kind", "method"])
-    drawn = [np.concatenate([rng.permutation(each)[:4] for each in patterns]) for _ in range(4000)]
+    table = bounds(parties, kinds, 4).set_index(["kind", "method"])
+    drawn = [np.concatenate([rng.permutation(pattern)[:4] for pattern in patterns]) for _ in range(4000)]
     for kind, numbers in (("cycle", [0]), ("stack", [1, 2]), (ALL, [0, 1, 2])):
-        row = found.loc[kind, RANDOM]
-        assert row.found == pytest.approx(np.mean([np.isin(each, numbers).sum() for each in drawn]), rel=0.05)
-        seen = np.mean([np.unique(each[np.isin(each, numbers)]).size for each in drawn])
+        row = table.loc[kind, RANDOM]
+        assert row.found == pytest.approx(np.mean([np.isin(pattern, numbers).sum() for pattern in drawn]), rel=0.05)
+        seen = np.mean([np.unique(pattern[np.isin(pattern, numbers)]).size for pattern in drawn])
         assert row.patterns_found == pytest.approx(seen, rel=0.05)
-    assert found.loc[ALL, MOST].found == 4 + 3
-    assert found.loc[ALL, MOST].patterns_found == 3
-    assert "fan_in" not in found.index.get_level_values("kind"), "no payment of it is in the test"
+    assert table.loc[ALL, MOST].found == 4 + 3
+    assert table.loc[ALL, MOST].patterns_found == 3
+    assert "fan_in" not in table.index.get_level_values("kind"), "no payment of it is in the test"
 
 
 def test_all_kinds_of_patterns_can_be_planned():

@@ -360,9 +360,9 @@ def test_a_party_that_leaves_is_named_and_nothing_is_lost(left, lost, run, tmp_p
     run(*args)
     assert not {read_digest(path) for path in linked.values()} & {*first.values()}  # the link has another number
     assert cli.main(["link", "--simulate", *map(str, before), "--out", str(tmp_path / "linked")]) == 0
-    found = [ClientGraph.load(path) for path in linked.values()]
-    assert len({graph.linking["link"] for graph in found}) == 1
-    for graph, path in zip(found, before, strict=True):
+    graphs = [ClientGraph.load(path) for path in linked.values()]
+    assert len({graph.linking["link"] for graph in graphs}) == 1
+    for graph, path in zip(graphs, before, strict=True):
         expected = ClientGraph.load(tmp_path / "linked" / path.name)
         assert graph.linking | {"link": ""} == expected.linking | {"link": ""}
         assert torch.equal(graph.node_id, expected.node_id)

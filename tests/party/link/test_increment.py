@@ -72,12 +72,12 @@ def test_an_increment_equals_a_link_of_all_records(tmp_path, rules, options):
         equal(party.result(), expected.result())
         assert party.result().linking["form"] == party.graph.linking["form"]
         assert party.ledger().peers.keys() == expected.ledger().peers.keys()
-        for name, found in expected.ledger().peers.items():
+        for name, records in expected.ledger().peers.items():
             again = party.ledger().peers[name]
-            assert (again.keys, {*again.alone}) == (found.keys, {*found.alone})
-            assert all(torch.equal(again.data[key], values) for key, values in found.data.items())
+            assert (again.keys, {*again.alone}) == (records.keys, {*records.alone})
+            assert all(torch.equal(again.data[key], values) for key, values in records.data.items())
         for peer in party.peers:
-            sent, every = ({*each.values(peer)[1]} for each in (party, expected))
+            sent, every = ({*side.values(peer)[1]} for side in (party, expected))
             old = {key.encode() for key in ledgers[party.client].peers[party.names[peer]].keys}
             assert len(old) > 10
             assert sent == every - old
@@ -117,7 +117,7 @@ def test_a_changed_missing_or_repeated_record_is_refused_by_name(tmp_path, caplo
         link(files, LinkRules(increment=True), [ledgers[0], None, ledgers[2]])
     with pytest.raises(RunFailed, match="another schema or other options"):
         link(files, LinkRules(increment=True), [replace(ledger, basis="x") for ledger in ledgers])
-    least = min(len(found.keys) for party in link(files, LinkRules()) for found in party.ledger().peers.values())
+    least = min(len(records.keys) for party in link(files, LinkRules()) for records in party.ledger().peers.values())
     link(files, LinkRules(min_shared=least))  # all records count, but of an increment only the new ones
     with pytest.raises(
         RunFailed, match=rf"share fewer than {least} \(min_shared; with --since only new records count: wait"
@@ -164,7 +164,7 @@ def test_nodes_keep_their_ledgers(tmp_path, run, monkeypatch):
     expected = link([made.client(bank) for bank in BANKS], LinkRules())
     for path, party in zip(paths, expected, strict=True):
         equal(ClientGraph.load(path.with_name(f"linked_{path.name}")), party.result())
-        found = Ledger.load(tmp_path / f"policy.{party.names[party.client]}.ledger")
-        assert {name: each.keys for name, each in found.peers.items()} == {
-            name: each.keys for name, each in party.ledger().peers.items()
+        ledger = Ledger.load(tmp_path / f"policy.{party.names[party.client]}.ledger")
+        assert {name: records.keys for name, records in ledger.peers.items()} == {
+            name: records.keys for name, records in party.ledger().peers.items()
         }

@@ -290,9 +290,9 @@ def test_link_simulate_writes_files_for_a_run(files, tmp_path, capsys):
     day.to_csv(tmp_path / "day.csv", index=False)
     predict = ["predict", f"{tmp_path}/run", "--client=0", f"--edges={tmp_path}/day.csv", f"--out={tmp_path}/p.csv"]
     assert main(predict) == 0
-    found = pd.read_csv(tmp_path / "p.csv")
-    assert found[["source", "target"]].to_numpy().tolist() == [["A5", "B3"], ["new1", "A5"]]
-    assert found["p_yes"].between(0, 1).all()
+    predictions = pd.read_csv(tmp_path / "p.csv")
+    assert predictions[["source", "target"]].to_numpy().tolist() == [["A5", "B3"], ["new1", "A5"]]
+    assert predictions["p_yes"].between(0, 1).all()
     assert main([*predict[:2], "--client=1", *predict[3:]]) == 2
     assert (
         "day.csv needs --nodes FILE: the graph of role bank was imported from a table of nodes"

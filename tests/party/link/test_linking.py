@@ -96,8 +96,8 @@ def test_each_party_keeps_the_columns_of_its_own_records(tmp_path, match):
     made.columns = replace(made.columns, windows="30")
     files = [made.client(bank) for bank in BANKS]
     for graph, party in zip(files, link(files, LinkRules(match=match)), strict=True):
-        found, words = party.result(), unpack_words(graph.ids)
-        assert found.num_shared_edge_features == 1
+        linked_graph, words = party.result(), unpack_words(graph.ids)
+        assert linked_graph.num_shared_edge_features == 1
         for cut_edges, outgoing in (("cut_out", True), ("cut_in", False)):
             booked = graph.foreign_out == outgoing
             records = Counter(
@@ -106,8 +106,11 @@ def test_each_party_keeps_the_columns_of_its_own_records(tmp_path, match):
                     graph.foreign[0, booked].tolist(), graph.foreign_edge_attr[booked, 1:].tolist(), strict=True
                 )
             )
-            ends, attr = getattr(found, cut_edges)[0].tolist(), getattr(found, f"{cut_edges}_edge_attr")[:, 1:].tolist()
-            linked = Counter((word, *row) for word, row in zip(unpack_words(found.ids)[ends], attr, strict=True))
+            ends, attr = (
+                getattr(linked_graph, cut_edges)[0].tolist(),
+                getattr(linked_graph, f"{cut_edges}_edge_attr")[:, 1:].tolist(),
+            )
+            linked = Counter((word, *row) for word, row in zip(unpack_words(linked_graph.ids)[ends], attr, strict=True))
             assert linked.total() > 20
             assert linked <= records
         sent = party._data(np.arange(graph.foreign.size(1)), "")
@@ -599,8 +602,8 @@ def test_sets_are_padded_to_powers_of_two_with_points_that_match_nothing(monkeyp
     assert masks.shape == (128, 32)
     assert len(places) == 70
     distinct = first.masks([b"a", b"b"], b"purpose")[0], second.masks([b"b", b"c"], b"purpose")[0]
-    own, other = shared(second.double(distinct[0], "one"), first.double(distinct[1], "two"))
-    assert own.size == other.size == 1
+    own_places, other = shared(second.double(distinct[0], "one"), first.double(distinct[1], "two"))
+    assert own_places.size == other.size == 1
     assert all(on_curve(row.tobytes()) for row in masks)
 
 
@@ -612,10 +615,10 @@ def on_curve(coordinate):
 
 def test_values_have_points_on_the_curve(monkeypatch):
     values = [b"%d" % i for i in range(40)]
-    found = points(values, b"purpose")
-    assert len(set(found)) == 40
-    assert all(map(on_curve, found))
-    assert found[7] == points(values[7:8], b"purpose")[0] != points(values[7:8], b"another")[0]
+    curve_points = points(values, b"purpose")
+    assert len(set(curve_points)) == 40
+    assert all(map(on_curve, curve_points))
+    assert curve_points[7] == points(values[7:8], b"purpose")[0] != points(values[7:8], b"another")[0]
 
 
 @pytest.mark.slow
@@ -626,7 +629,9 @@ def test_numba_finds_the_points_of_python(monkeypatch):
     drawn = np.random.default_rng(0)
     numbers = [int.from_bytes(drawn.bytes(32), "little") % P for _ in range(2000)]
     numbers += [0, 1, 2, 4, P - 1, *(2**k for k in (63, 64, 65, 128, 192, 254))]
-    overrides = [np.frombuffer(b"".join(n.to_bytes(32, "little") for n in each), "<u8") for each in (numbers, [P])]
+    overrides = [
+        np.frombuffer(b"".join(n.to_bytes(32, "little") for n in integers), "<u8") for integers in (numbers, [P])
+    ]
     assert symbols(overrides[0].reshape(-1, 4), overrides[1]).tolist() == [jacobi(number) for number in numbers]
     values = [b"%d" % i for i in range(100)]
     expected = points(values, b"purpose")
@@ -751,8 +756,8 @@ def test_disclosed_records_are_edges_at_both(tmp_path):
         for key, count in (counted[0] | counted[1]).items():  # the larger multiplicity
             for bank in (a, b):
                 expected[bank] += [(key[1], key[3])] * count
-    for bank, found in zip(BANKS, named(parties), strict=True):
-        assert sorted(found) == sorted(expected[bank])
+    for bank, pairs in zip(BANKS, named(parties), strict=True):
+        assert sorted(pairs) == sorted(expected[bank])
     assert "one-sided (disclose)" in parties[0].report()[0]
 
 
@@ -1079,9 +1084,9 @@ def test_the_command_links_files(tmp_path, capsys):
     for client, graph in enumerate(alone):
         graph.client, graph.num_clients = client, 2
     for client, party in enumerate(link(alone, LinkRules())):  # as if no other party had ever been imported
-        found, path = party.result(), tmp_path / "two" / f"client_{client:04d}.safetensors"
-        assert_equal(ClientGraph.load(path), found)
-        assert (ClientGraph.load(path).num_clients, ClientGraph.load(path).linking) == (2, found.linking)
+        linked_graph, path = party.result(), tmp_path / "two" / f"client_{client:04d}.safetensors"
+        assert_equal(ClientGraph.load(path), linked_graph)
+        assert (ClientGraph.load(path).num_clients, ClientGraph.load(path).linking) == (2, linked_graph.linking)
     for args, message in (
         (["--simulate", *paths], "--simulate needs --out DIR"),
         (["--simulate", paths[0], "--out", "x"], "link needs the files of two parties or more, got"),

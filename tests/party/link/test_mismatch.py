@@ -81,8 +81,11 @@ def test_the_number_of_a_cause_is_that_of_a_join(tmp_path):
     ]
     kinds = kinds_of(a.linking["form"])
     assert kinds == ["date", "amount", "text"]
-    found = causes(keys[0], keys[1], kinds)
-    assert (found[0].equal, found[0].text.partition(":")[0]) == (expected, "dates are one day earlier at the first")
+    mismatches = causes(keys[0], keys[1], kinds)
+    assert (mismatches[0].equal, mismatches[0].text.partition(":")[0]) == (
+        expected,
+        "dates are one day earlier at the first",
+    )
     assert causes([], keys[1], kinds) == []
     text = facts(keys[0], "a", kinds)
     outgoing = int((sides[0].from_bank == "A").sum())

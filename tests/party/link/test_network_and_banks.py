@@ -97,7 +97,7 @@ def test_training_on_files_that_nodes_linked_is_the_simulation(example, run, tmp
     with monkeypatch.context() as patch:
         party_nodes(patch, [place / f"{name}.yaml" for name in parties], tmp_path / "policy.yaml", tmp_path, keys)
         run(f"graph={place}", "num_clients=4", *link_overrides(rules))
-        found = run(*train, f"graph={place}")
+        fleet_run = run(*train, f"graph={place}")
     files = [str(place / f"{name}.yaml") for name in parties]
     given = ["--match=routed", "--entities=columns", f"--share={','.join(SHARE)}"]
     assert main(["link", "--simulate", *files, *given, f"--out={tmp_path}/linked"]) == 0
@@ -108,8 +108,8 @@ def test_training_on_files_that_nodes_linked_is_the_simulation(example, run, tmp
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.edge_index, other.edge_index)
     expected = run(*train, f"graph={tmp_path}/linked")
-    assert_same_arrays(found.arrays, expected.arrays)
-    assert found.summary["metrics"] == expected.summary["metrics"]
+    assert_same_arrays(fleet_run.arrays, expected.arrays)
+    assert fleet_run.summary["metrics"] == expected.summary["metrics"]
     tomorrow = pd.read_csv(place / "payments.csv").tail(20)
     tomorrow.to_csv(tmp_path / "day.csv", index=False)
     for where, out in (([f"{tmp_path}/state_0"], "fleet"), ([str(expected.out), "--client=0"], "simulation")):

@@ -54,11 +54,11 @@ def equal(left: Tensor, right: Tensor) -> bool:
 def test_linked_files_equal_the_partition_with_the_same_share(tmp_path, match):
     made = banks(tmp_path, accounts=30, payments=60)
     parties = linked([made.client(bank) for bank in BANKS], LinkRules(match=match, share=SHARE, min_records=4))
-    found = [party.result() for party in parties]
-    starts = [0, *torch.tensor([graph.num_nodes for graph in found]).cumsum(0).tolist()]
+    graphs = [party.result() for party in parties]
+    starts = [0, *torch.tensor([graph.num_nodes for graph in graphs]).cumsum(0).tolist()]
     parts = [torch.arange(a, b) for a, b in itertools.pairwise(starts)]
-    expected = with_shares(cut(made.whole(found), parts), SHARE, floor=4, seed=0)
-    for actual, wanted in zip(found, expected, strict=True):
+    expected = with_shares(cut(made.whole(graphs), parts), SHARE, floor=4, seed=0)
+    for actual, wanted in zip(graphs, expected, strict=True):
         absent = actual.far_x.isnan().all(1)
         assert 0 < int(absent.sum()) < len(absent)
         assert actual.far == wanted.far
@@ -292,8 +292,8 @@ def test_each_party_tells_the_columns_of_its_end_of_a_payment(tmp_path):
     names = [column.name for column in recipe_of(imported[0]).edge_columns]
     shared = imported[0].num_shared_edge_features
     place = {name: shared + number for number, name in enumerate(names)}
-    for own, graph in enumerate(graphs):
-        far = imported[1 - own]
+    for client, graph in enumerate(graphs):
+        far = imported[1 - client]
         rows = {at: row for row, at in enumerate(far.foreign_edge_time.tolist())}
         assert sorted(map(tuple, graph.own_columns["told"])) == sorted(
             (place[name], place[name.replace("_source", "_target")])
@@ -305,7 +305,9 @@ def test_each_party_tells_the_columns_of_its_end_of_a_payment(tmp_path):
             assert len(times) > 20
             for name in ("n_in", "n_out"):
                 assert torch.equal(attr[:, place[f"{name}_{end}_2d"]], theirs[:, place[f"{name}_{end}_2d"]])
-            mine = imported[own].foreign_edge_attr[[imported[own].foreign_edge_time.tolist().index(at) for at in times]]
+            mine = imported[client].foreign_edge_attr[
+                [imported[client].foreign_edge_time.tolist().index(at) for at in times]
+            ]
             other = "source" if end == "target" else "target"
             assert torch.equal(attr[:, place[f"n_in_{other}_2d"]], mine[:, place[f"n_in_{other}_2d"]])
             column = place[f"sum_in_{end}_2d"]
@@ -382,12 +384,12 @@ def test_trees_read_the_same_largest_columns_in_a_simulation_and_from_linked_fil
     for file, part in zip(
         files, cut(whole, [torch.from_numpy(np.flatnonzero(party == k)) for k in range(2)], arriving), strict=True
     ):
-        found, expected = edge_maxima(file), edge_maxima(part)
+        maxima, expected = edge_maxima(file), edge_maxima(part)
         assert file.num_shared_edge_features == 0
         assert file.cut_in.size(1) > 50
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(maxima, expected, atol=1e-5)
         names = [column.name for column in recipe.edge_columns]
-        into = found[:, len(names) :]
+        into = maxima[:, len(names) :]
         amounts = [cents[ends[1] == place[word]].max() / 100 for word in unpack_words(file.ids).tolist()]
         np.testing.assert_allclose(torch.expm1(into[:, 0] * SUM.scale + SUM.center), amounts, rtol=1e-4)
 

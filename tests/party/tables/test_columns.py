@@ -18,13 +18,13 @@ def made(columns: dict, **treatment):
     return features("node", table, list(table), "t.csv", Treatment(floor=1, say=lines.append, **treatment)), lines
 
 
-def by_name(found) -> dict[str, np.ndarray]:
-    return dict(zip(feature_names(found.agreed), found.x.numpy().T, strict=True))
+def by_name(node_features) -> dict[str, np.ndarray]:
+    return dict(zip(feature_names(node_features.agreed), node_features.x.numpy().T, strict=True))
 
 
 def test_kinds_are_found():
     n = 40
-    found, lines = made(
+    node_features, lines = made(
         {
             "age": [str(i) for i in range(n)],
             "active": ["yes", "NO"] * (n // 2),
@@ -38,7 +38,7 @@ def test_kinds_are_found():
             "void": [None] * n,
         }
     )
-    kinds = {name: column.kind for name, column in found.agreed.items()}
+    kinds = {name: column.kind for name, column in node_features.agreed.items()}
     assert kinds == {
         "age": "number",
         "active": "flag",
@@ -54,11 +54,11 @@ def test_kinds_are_found():
     assert "name (40 different values in 40 rows)" in " ".join(lines)
     assert "columns.split=part" in " ".join(lines)
     assert "void (empty)" in " ".join(lines)
-    assert found.agreed["signed"].format == "%m/%d/%Y"  # the 31st is no month
+    assert node_features.agreed["signed"].format == "%m/%d/%Y"  # the 31st is no month
 
 
 def test_types_of_parquet_are_kinds():
-    found, _ = made(
+    node_features, _ = made(
         {
             "flag": [True, False, True],
             "when": pd.to_datetime(["1970-01-02", None, "1970-01-04"]),
@@ -67,8 +67,8 @@ def test_types_of_parquet_are_kinds():
         },
         scaling="none",
     )
-    assert [column.kind for column in found.agreed.values()] == ["flag", "date", "number", "number"]
-    columns = by_name(found)
+    assert [column.kind for column in node_features.agreed.values()] == ["flag", "date", "number", "number"]
+    columns = by_name(node_features)
     assert columns["when"].tolist() == [1, 2, 3]  # days since 1970; the gap is filled with the median of 1 and 3
     assert columns["when missing"].tolist() == [0, 1, 0]
 
@@ -78,24 +78,24 @@ def test_numbers_are_scaled_as_scikit_learn_does(scale):
     rng = np.random.default_rng(0)
     held = np.exp(rng.normal(3, 2, 50)) * rng.choice([-1, 1], 50)
     held[[3, 17]] = np.nan
-    found, _ = made({"income": held}, scales={"income": scale})
+    node_features, _ = made({"income": held}, scales={"income": scale})
     filled = SimpleImputer(strategy="median").fit_transform(held[:, None])
     known = held[~np.isnan(held)][:, None]
     if scale == "log":
         filled, known = (np.sign(v) * np.log(1 + np.abs(v)) for v in (filled, known))
     expected = (RobustScaler() if scale == "robust" else StandardScaler()).fit(known).transform(filled)
-    np.testing.assert_allclose(by_name(found)["income"], expected[:, 0], rtol=1e-5, atol=1e-6)
-    assert by_name(found)["income missing"].nonzero()[0].tolist() == [3, 17]
+    np.testing.assert_allclose(by_name(node_features)["income"], expected[:, 0], rtol=1e-5, atol=1e-6)
+    assert by_name(node_features)["income missing"].nonzero()[0].tolist() == [3, 17]
 
 
 def test_categories_are_one_hot_with_an_other_one():
     jobs = ["nurse", "clerk", "nurse", None, "sailor", "clerk", "nurse"]
     table = pd.DataFrame({"job": jobs})
-    found = features("node", table, ["job"], "t.csv", Treatment(floor=2))
-    assert found.agreed["job"].categories == ("clerk", "nurse")  # one sailor alone is "other"
+    node_features = features("node", table, ["job"], "t.csv", Treatment(floor=2))
+    assert node_features.agreed["job"].categories == ("clerk", "nurse")  # one sailor alone is "other"
     filled = table.fillna("nurse")  # the most frequent
     encoder = OneHotEncoder(categories=[["clerk", "nurse"]], handle_unknown="ignore", sparse_output=False)
-    columns = by_name(found)
+    columns = by_name(node_features)
     assert list(columns) == ["job=clerk", "job=nurse", "job=other", "job missing"]
     np.testing.assert_array_equal(
         np.stack([columns["job=clerk"], columns["job=nurse"]], 1), encoder.fit_transform(filled)
@@ -105,8 +105,10 @@ def test_categories_are_one_hot_with_an_other_one():
 
 
 def test_the_users_word_wins():
-    found, _ = made({"zip": ["10", "20", "10"], "age": ["1", "2", "3"]}, kinds={"zip": "category", "age": "ignored"})
-    assert list(by_name(found)) == ["zip=10", "zip=20", "zip=other"]
+    node_features, _ = made(
+        {"zip": ["10", "20", "10"], "age": ["1", "2", "3"]}, kinds={"zip": "category", "age": "ignored"}
+    )
+    assert list(by_name(node_features)) == ["zip=10", "zip=20", "zip=other"]
     with pytest.raises(FedGraphError, match="column 'job' has 'clerk' in row 1"):
         made({"job": ["clerk", "nurse"]}, kinds={"job": "number"})
     with pytest.raises(FedGraphError, match="column 'job' has no dates"):
@@ -129,16 +131,18 @@ def test_doubtful_columns_are_asked_about():
 
 
 def test_words_for_nothing_are_missing_in_numbers_but_not_in_categories():
-    found, _ = made({"age": ["1", "NaN", "null", "4"], "kind": ["none", "some", "none", "some"]}, scaling="none")
-    columns = by_name(found)
+    node_features, _ = made(
+        {"age": ["1", "NaN", "null", "4"], "kind": ["none", "some", "none", "some"]}, scaling="none"
+    )
+    columns = by_name(node_features)
     assert columns["age"].tolist() == [1, 2.5, 2.5, 4]
     assert "kind=none" in columns
     assert "kind missing" not in columns
 
 
 def test_values_that_do_not_differ_become_zero():
-    found, _ = made({"year": [0.1] * 7, "x": list(range(7))})
-    np.testing.assert_allclose(by_name(found)["year"], 0, atol=1e-6)
+    node_features, _ = made({"year": [0.1] * 7, "x": list(range(7))})
+    np.testing.assert_allclose(by_name(node_features)["year"], 0, atol=1e-6)
 
 
 def test_statistics_of_the_schema_go_before_those_of_the_table():
@@ -153,12 +157,12 @@ def test_new_rows_become_features_as_the_old_ones():
         "job": ["a", "b", "b", None],
         "d": ["2024-01-01", "2024-01-05", "2024-02-01", ""],
     }
-    found, _ = made(columns)
-    schema = Schema(("x", "y"), {"node": found.fitted})
+    node_features, _ = made(columns)
+    schema = Schema(("x", "y"), {"node": node_features.fitted})
     for row in range(4):
         one = pd.DataFrame({name: [values[row]] for name, values in columns.items()}, dtype=str)
         again = features("node", one, list(one), "new.csv", Treatment(schema=schema, where="s.yaml"))
-        torch.testing.assert_close(again.x[0], found.x[row])
+        torch.testing.assert_close(again.x[0], node_features.x[row])
 
 
 def test_many_words_are_cut_to_the_most_frequent():

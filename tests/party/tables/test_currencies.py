@@ -26,10 +26,10 @@ def test_several_currencies_without_rates_are_refused():
 
 def test_rates_of_the_party_convert_each_amount():
     party = PartyFile(party="a", nodes="n", edges="e", rates={"EUR": "1", "USD": "0.9"})
-    found = amounts_of(MIXED, "amount", "t.csv", Treatment(**party.formats))
-    assert found.tolist() == [1000, 1800, 500]
-    own = amounts_of(table(("20.00", "USD", "US")), "amount", "t.csv", Treatment(**party.formats))
-    assert own.tolist() == [1800], "also a file with one of them"
+    amounts = amounts_of(MIXED, "amount", "t.csv", Treatment(**party.formats))
+    assert amounts.tolist() == [1000, 1800, 500]
+    dollars = amounts_of(table(("20.00", "USD", "US")), "amount", "t.csv", Treatment(**party.formats))
+    assert dollars.tolist() == [1800], "also a file with one of them"
 
 
 def test_one_currency_needs_no_rate_and_other_columns_are_none():

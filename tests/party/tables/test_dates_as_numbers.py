@@ -135,11 +135,11 @@ def test_columns_of_accounts_and_payments(capsys):
 
     for form in ("%Y%m%d", "%d%m%Y", "%Y%m"):
         for texts in (DAYS.strftime(form), DAYS.strftime(form).astype(int)):
-            found = made(texts)
-            assert (found.agreed["opened"].kind, found.agreed["opened"].format) == ("date", form)
+            node_features = made(texts)
+            assert (node_features.agreed["opened"].kind, node_features.agreed["opened"].format) == ("date", form)
             days = (pd.to_datetime(DAYS.strftime(form), format=form) - pd.Timestamp("1970-01-01")).days
             expected = (days - days.to_numpy().mean()) / days.to_numpy().std()
-            np.testing.assert_allclose(found.x[:, 0], expected, atol=1e-4)
+            np.testing.assert_allclose(node_features.x[:, 0], expected, atol=1e-4)
     for number in ([2001, 1999, 2020], [46_023, 46_024], [1, 20_260_304, 3], [250_000, 180_500]):
         assert features("node", pd.DataFrame({"v": number}), ["v"], "n.csv", Treatment()).agreed["v"].kind == "number"
     assert made(DAYS.strftime("%Y%m%d").astype(int), kinds={"opened": "number"}).agreed["opened"].kind == "number"
@@ -172,7 +172,7 @@ def test_a_book_of_numbers_equals_that_of_dates(folder):
     """Recipe, match columns and the split by time read the same days."""
     rows = payments()
     dates = pd.to_datetime(rows["at"], unit="s")
-    found = []
+    graphs = []
     for name, form in (("iso", "%Y-%m-%d"), ("numbers", "%Y%m%d")):
         linked = books(
             folder / name,
@@ -181,8 +181,8 @@ def test_a_book_of_numbers_equals_that_of_dates(folder):
             "--match-columns",
             "at:date,amount:amount,ref",
         )
-        found.append([load_graph(linked / f"client_000{i}.safetensors") for i in range(2)])
-    for one, other in zip(*found, strict=True):
+        graphs.append([load_graph(linked / f"client_000{i}.safetensors") for i in range(2)])
+    for one, other in zip(*graphs, strict=True):
         for key in ("edge_time", "edge_attr", "edge_index", "edge_split", "x"):
             assert getattr(one, key).equal(getattr(other, key))
 

@@ -52,12 +52,12 @@ def test_every_row_is_an_edge_with_its_own_data(files):
     assert {name: c.kind for name, c in columns.items()} == {"amount": "number", "form": "category", "urgent": "flag"}
     assert schema.edge_classes == ("0", "1")
     amount = columns["amount"].statistics
-    found = {}
+    edges = {}
     for place, (source, target) in enumerate(g.edge_index.T.tolist()):
         value = float(g.edge_attr[place, 0]) * float(amount["spread"]) + float(amount["center"])
-        found[round(value)] = (f"n{source}", f"n{target}", place)
+        edges[round(value)] = (f"n{source}", f"n{target}", place)
     for source, target, value, form, urgent, time, bad in rows:
-        a, b, place = found[int(value)]
+        a, b, place = edges[int(value)]
         assert (a, b) == (source, target)
         words = g.edge_attr[place, 1:].tolist()
         assert words[columns["form"].categories.index(form)] == 1
@@ -154,11 +154,11 @@ def test_two_parties_train_on_edge_columns_and_predict(files, tmp_path, run_main
             "2",
         ]
         run_main("import", *args, "--out", str(folder / f"client_{client:04d}.safetensors"))
-    own = ClientGraph.load(folder / "client_0000.safetensors")
-    assert own.num_edge_features == 5
+    graph = ClientGraph.load(folder / "client_0000.safetensors")
+    assert graph.num_edge_features == 5
     out = tmp_path / "run"
     run_main("run", f"graph={folder}", f"model={model}", "model.hidden=8", "rounds=2", f"out={out}", "--no-report")
-    pooled = pool([own, ClientGraph.load(folder / "client_0001.safetensors")])
+    pooled = pool([graph, ClientGraph.load(folder / "client_0001.safetensors")])
     assert pooled.edge_attr.size(0) == pooled.edge_index.size(1) == 120
     args = ["--nodes", str(files[0]), "--edges", str(files[1]), "--out", str(tmp_path / "p.csv")]
     run_main("predict", str(out), *args)

@@ -34,14 +34,14 @@ def tables(tmp_path, monkeypatch):
 @pytest.mark.parametrize("undirected", [False, True])
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_an_import_in_chunks_gives_the_same_graph(tables, monkeypatch, suffix, undirected):
-    found, said = [], []
+    graphs, said = [], []
     for size in (2**60, 1):
         monkeypatch.setattr(mapped, "MAPPED_BYTES", size)
         lines: list[str] = []
         files = tables / f"nodes.{suffix}", tables / f"edges.{suffix}"
-        found.append(from_tables(*files, undirected=undirected, treatment=Treatment(say=lines.append)))
+        graphs.append(from_tables(*files, undirected=undirected, treatment=Treatment(say=lines.append)))
         said.append(lines)
-    whole, chunked = found
+    whole, chunked = graphs
     assert said[0] == said[1]
     assert any("20 of 320 rows repeat" in line or "rows repeat an edge" in line for line in said[0])
     assert whole.compressed is None

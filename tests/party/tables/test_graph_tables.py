@@ -119,7 +119,7 @@ def test_from_tables_to_predicted_new_graphs(tmp_path, monkeypatch, capsys):
     assert main(["run", *overrides, "out=run"]) == 0
     write([f"new{k}" for k in range(6)])
     assert main(["predict", "run", "--nodes", "nodes.csv", "--edges", "edges.csv", "--out", "found.csv"]) == 0
-    found = pd.read_csv("found.csv")
-    assert found["id"].tolist() == [f"new{k}" for k in range(6)]
-    assert found["class"].tolist() == ["pair", "path"] * 3
+    predictions = pd.read_csv("found.csv")
+    assert predictions["id"].tolist() == [f"new{k}" for k in range(6)]
+    assert predictions["class"].tolist() == ["pair", "path"] * 3
     assert "on 6 graphs" in capsys.readouterr().out

@@ -52,8 +52,8 @@ def agree(capsys, caplog):
     common = ["columns.split=part", "--classes", "ok,fraud", "--undirected", "scales.income=log"]
     outputs = {}
     for letter in ENDINGS:
-        own = {"b": GERMAN, "c": ["kinds.branch=ignored"]}.get(letter, [])
-        outputs[letter] = go(capsys, "import", *files(letter), *common, *own, "--statistics", f"{letter}.json")
+        options = {"b": GERMAN, "c": ["kinds.branch=ignored"]}.get(letter, [])
+        outputs[letter] = go(capsys, "import", *files(letter), *common, *options, "--statistics", f"{letter}.json")
     assert "a_customers.csv: formats: income as 1,234.5, balance as 1,234.5, opened as ISO8601|%d.%m.%Y" in outputs["a"]
     assert re.search(r"a_payments\.csv: \d+ of \d+ rows repeat an edge of another row", outputs["a"])
     assert "b_customers.csv: read as cp1252 (Latin-1) because it is not UTF-8" in outputs["b"]
@@ -71,9 +71,9 @@ def agree(capsys, caplog):
     schema = Schema.load(Path("schema.yaml"))
     assert (schema.tables.split, schema.tables.id, schema.undirected) == ("part", "", True)
     for number, letter in enumerate(ENDINGS):
-        own = GERMAN if letter == "b" else []
+        options = GERMAN if letter == "b" else []
         client = ["--client", number, "--num-clients", 3, "--out", f"parts/client_{number:04d}.safetensors"]
-        go(capsys, "import", *files(letter), *own, "--schema", "schema.yaml", *client)
+        go(capsys, "import", *files(letter), *options, "--schema", "schema.yaml", *client)
 
 
 def check_files():
@@ -102,17 +102,17 @@ def check_predictions(capsys, caplog, *source):
     assert "50 nodes joined to the 200 nodes of" in output
     assert "'crypto' 5; it lists clerk" in caplog.text
     assert "classes: ok " in output
-    found = pd.read_csv("predictions.csv")
-    assert found["id"].tolist() == pd.read_csv("ugly/new_truth.csv")["id"].tolist()
-    assert list(found.columns) == ["id", "p_ok", "p_fraud", "class"]
-    return overrides, found
+    predictions = pd.read_csv("predictions.csv")
+    assert predictions["id"].tolist() == pd.read_csv("ugly/new_truth.csv")["id"].tolist()
+    assert list(predictions.columns) == ["id", "p_ok", "p_fraud", "class"]
+    return overrides, predictions
 
 
-def check_export(capsys, overrides, found, *source):
+def check_export(capsys, overrides, predictions, *source):
     go(capsys, "export", *source, "--out", "exported")
     graph = ["--graph", "parts/client_0000.safetensors"]
     go(capsys, "predict", "exported", *graph, *overrides, "--out", "again.csv")
-    np.testing.assert_allclose(pd.read_csv("again.csv")["p_fraud"], found["p_fraud"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(pd.read_csv("again.csv")["p_fraud"], predictions["p_fraud"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -122,8 +122,8 @@ def test_the_journey_from_ugly_tables_to_an_export(ugly, capsys, caplog):
     overrides = ["graph=parts", "strategy=ditto", "rounds=2", "train.loss=weighted", "out=runs/mine"]
     go(capsys, "run", *overrides, "--quiet", "--no-report")
     source = ["runs/mine", "--client", "0"]
-    overrides, found = check_predictions(capsys, caplog, *source)
-    check_export(capsys, overrides, found, *source)
+    overrides, predictions = check_predictions(capsys, caplog, *source)
+    check_export(capsys, overrides, predictions, *source)
 
 
 @pytest.mark.slow

@@ -104,8 +104,8 @@ def test_a_flag_of_accounts_leaks_the_label_of_payments(tmp_path, capsys):
 def test_the_party_file_asks_and_accepts(tmp_path, capsys):
     people, rows = tables()
     people["flag7"] = (people["label"] == "mule").astype(int)
-    found = guess({"n.csv": people, "e.csv": rows}, {"day": "before"})
-    (question,) = found.questions
+    proposal = guess({"n.csv": people, "e.csv": rows}, {"day": "before"})
+    (question,) = proposal.questions
     assert question.startswith("'flag7' alone predicts the label of")
     assert "`inputs: [flag7]`" in question
     assert guess({"n.csv": people.drop(columns="flag7"), "e.csv": rows}, {"day": "before"}).questions == []
@@ -144,10 +144,10 @@ def test_the_gain_is_that_of_average_precision():
 
 def test_few_items_of_a_class_are_not_judged():
     y = np.zeros(300, np.int64)
-    for count, found in ((leaks.MIN_ITEMS - 1, 0), (leaks.MIN_ITEMS, 1)):
+    for count, number in ((leaks.MIN_ITEMS - 1, 0), (leaks.MIN_ITEMS, 1)):
         y[:count] = 1
         items = leaks.Items("nodes", y.copy(), {"copy": [leaks.Values(y.copy())]}, {"copy": [y[:, None]]})
-        assert len(list(leaks.leaks(items))) == found
+        assert len(list(leaks.leaks(items))) == number
 
 
 @pytest.mark.parametrize("accounts", [leaks.MIN_ITEMS - 1, leaks.MIN_ITEMS])

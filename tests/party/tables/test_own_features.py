@@ -32,17 +32,17 @@ RECIPE = Recipe(windows=(2.0,))
 
 @pytest.fixture
 def made(tmp_path):
-    found = banks(tmp_path, accounts=15, payments=60)
-    found.columns = replace(found.columns, recipe="payments", windows="2", label="label")
-    return found
+    three_banks = banks(tmp_path, accounts=15, payments=60)
+    three_banks.columns = replace(three_banks.columns, recipe="payments", windows="2", label="label")
+    return three_banks
 
 
-def by_hand(book: pd.DataFrame, own: str, nodes: list[str], until: int | None = None):
+def by_hand(book: pd.DataFrame, bank: str, nodes: list[str], until: int | None = None):
     """Columns of a bank's records and accounts, from its table by pandas."""
-    rows = once(book, own)
-    rows = rows[(rows.from_bank == own) | (rows.to_bank == own)]
+    rows = once(book, bank)
+    rows = rows[(rows.from_bank == bank) | (rows.to_bank == bank)]
     ends = [rows.from_bank + ":" + rows.source, rows.to_bank + ":" + rows.target]
-    names = [f"{own}:{name}" for name in nodes]
+    names = [f"{bank}:{name}" for name in nodes]
     code = {name: place for place, name in enumerate([*names, *sorted(set(pd.concat(ends)) - set(names))])}
     source, target = (end.map(code).to_numpy() for end in ends)
     first = rows.reset_index(drop=True).reset_index().groupby(KEY)["index"].transform("min")  # booked twice with a bank
@@ -65,8 +65,8 @@ def test_columns_of_an_import(made, undirected):
         expected = sorted(map(tuple, np.repeat(columns[inner], 1 + undirected, axis=0).tolist()))
         loops = undirected * int((rows.source == rows.target)[inner].sum())
         assert len(expected) - loops == graph.num_edges
-        found = sorted(map(tuple, graph.edge_attr[:, 1:].tolist()))
-        assert found == expected or loops
+        edge_rows = sorted(map(tuple, graph.edge_attr[:, 1:].tolist()))
+        assert edge_rows == expected or loops
         assert sorted(graph.foreign_edge_attr[:, 1:].tolist()) == sorted(columns[~inner].tolist())
         np.testing.assert_array_equal(graph.x[:, -table.shape[1] :].numpy(), table)
         assert graph.own_columns["nodes"] == table.shape[1]
@@ -88,13 +88,13 @@ def test_a_linked_file_keeps_book_and_columns(made):
     parties = [LinkParty(graph, LinkRules(), Keyring(graph.client)) for graph in files]
     simulate(parties)
     for graph, party in zip(files, sorted(parties, key=lambda p: p.client), strict=True):
-        found = party.result()
-        assert found.book.shape == graph.book.shape
-        assert found.own_columns == graph.own_columns
-        table = node_columns(Book.of(found.book), RECIPE, found.num_nodes)
-        np.testing.assert_array_equal(found.x[:, -table.shape[1] :].numpy(), table)
-        assert found.cut_in_edge_attr[:, 1:].any()
-        check_file(found, "linked")
+        linked_graph = party.result()
+        assert linked_graph.book.shape == graph.book.shape
+        assert linked_graph.own_columns == graph.own_columns
+        table = node_columns(Book.of(linked_graph.book), RECIPE, linked_graph.num_nodes)
+        np.testing.assert_array_equal(linked_graph.x[:, -table.shape[1] :].numpy(), table)
+        assert linked_graph.cut_in_edge_attr[:, 1:].any()
+        check_file(linked_graph, "linked")
 
 
 def test_link_refuses_another_recipe(made):
@@ -154,20 +154,20 @@ def test_later_rows_have_the_columns_of_an_import_of_all_rows(tmp_path, nodes, d
     if nodes == "none new":
         pd.DataFrame({"id": ["a0"]}).to_csv(tmp_path / "accounts.csv", index=False)
     spec = InputSpec(("no", "yes"), stored.num_features, schema, parallel=True)
-    found = new_nodes(tmp_path / "accounts.csv", tmp_path / "later.csv", columns, spec, stored, "stored")
+    additions = new_nodes(tmp_path / "accounts.csv", tmp_path / "later.csv", columns, spec, stored, "stored")
     expected = {
         (*ends, time): sorted(map(tuple, rows.tolist()))
         for (*ends, time), rows in by_ends(whole, whole.edge_attr).items()
     }
     later = pd.read_csv(tmp_path / "later.csv")
-    attr = found.graph.edge_attr[torch.from_numpy(found.edges)]
-    words = found.ids.tolist()
-    ends = found.graph.edge_index[:, torch.from_numpy(found.edges)]
+    attr = additions.graph.edge_attr[torch.from_numpy(additions.edges)]
+    words = additions.ids.tolist()
+    ends = additions.graph.edge_index[:, torch.from_numpy(additions.edges)]
     assert [words[i] for i in ends[0].tolist()] == later.source.tolist()
-    assert found.edge_ids.tolist() == later.ref.tolist()
+    assert additions.edge_ids.tolist() == later.ref.tolist()
     for source, target, time, row in zip(later.source, later.target, later.time, attr.tolist(), strict=True):
         assert tuple(row) in expected[source, target, time]
-    assert found.graph.num_features == stored.num_features == whole.num_features
+    assert additions.graph.num_features == stored.num_features == whole.num_features
     assert stored.own_columns["recipe"].get("day", "before") == ("whole" if dates else "before")
 
 
@@ -186,15 +186,15 @@ def test_later_rows_that_name_other_parties_have_the_columns_of_an_import_of_all
     schema = Schema.from_dict(stored.schema["fitted"], "x")
     spec = InputSpec(("ok", "fraud"), stored.num_features, schema, parallel=True)
     columns = replace(made.columns, features=(), edge_features=("risk",))
-    found = new_nodes(made.folder / "n.csv", made.folder / "later.csv", columns, spec, stored, "stored").graph
-    assert not found.edge_attr.isnan().any()
+    joined_graph = new_nodes(made.folder / "n.csv", made.folder / "later.csv", columns, spec, stored, "stored").graph
+    assert not joined_graph.edge_attr.isnan().any()
     rows = []
     for key, count in (
         ("", stored.num_edges),
         ("cut_out_", stored.cut_out.size(1)),
         ("cut_in_", stored.cut_in.size(1)),
     ):
-        rows += getattr(found, f"{key}edge_attr")[count:, 1:].tolist()
+        rows += getattr(joined_graph, f"{key}edge_attr")[count:, 1:].tolist()
     late = [
         getattr(whole, f"{key}edge_attr")[getattr(whole, f"{key}edge_time") >= cut, 1:].tolist()
         for key in ("", "foreign_")
@@ -216,12 +216,12 @@ def test_overlapping_tables_are_counted(tmp_path, capsys, caplog):
     schema = Schema.from_dict(stored.schema["fitted"], "x")
     spec = InputSpec(("no", "yes"), stored.num_features, schema, parallel=True)
     columns, whole = Columns.of(schema.tables), imported(tmp_path, "all.csv")
-    found = new_nodes(tmp_path / "accounts.csv", tmp_path / "all.csv", columns, spec, stored, "stored")
-    attr = found.graph.edge_attr[torch.from_numpy(np.sort(found.edges))]
+    additions = new_nodes(tmp_path / "accounts.csv", tmp_path / "all.csv", columns, spec, stored, "stored")
+    attr = additions.graph.edge_attr[torch.from_numpy(np.sort(additions.edges))]
     assert sorted(map(tuple, attr.tolist())) == sorted(map(tuple, whole.edge_attr.tolist()))
     start = stored.num_features - stored.own_columns["nodes"]
-    assert torch.equal(found.graph.x[found.rows, :start], whole.x[:, :start])
-    assert not found.graph.x[found.rows, start:].any()  # models of payments do not read them
+    assert torch.equal(additions.graph.x[additions.rows, :start], whole.x[:, :start])
+    assert not additions.graph.x[additions.rows, start:].any()  # models of payments do not read them
     assert "rows repeat records that stored has" in caplog.text + capsys.readouterr().out
 
 
@@ -296,20 +296,20 @@ def test_rows_out_of_order_and_equal_times(tmp_path):
     pays.loc[pays["time"] >= 10 * 86_400, "time"] = 10 * 86_400
     pays["source"] = pays["source"].where(pays["target"] != "a0", "a1")
     pays["target"] = pays["target"].replace("a0", "a1")  # a0 only pays
-    found = []
+    readings = []
     for name, rows in (("sorted.csv", pays), ("mixed.csv", pays.sample(frac=1, random_state=3))):
         rows.to_csv(tmp_path / name, index=False)
         graph = imported(tmp_path, name)
         assert graph.edge_attr.isfinite().all()
         assert graph.x.isfinite().all()
-        found.append((by_ends_and_amount(graph), graph.x))
-    assert found[0][0] == found[1][0]
-    assert torch.equal(found[0][1], found[1][1])
+        readings.append((by_ends_and_amount(graph), graph.x))
+    assert readings[0][0] == readings[1][0]
+    assert torch.equal(readings[0][1], readings[1][1])
     last = pays[pays["time"] < 10 * 86_400]
     last = pd.concat([last, pays[pays["time"] == 10 * 86_400].iloc[:1]])
     last.to_csv(tmp_path / "one.csv", index=False)
     one = by_ends_and_amount(imported(tmp_path, "one.csv"))
-    assert set(one) <= set(found[0][0])  # as if the others of that moment were not there
+    assert set(one) <= set(readings[0][0])  # as if the others of that moment were not there
 
 
 def by_ends_and_amount(graph: Graph) -> list[tuple]:
@@ -548,8 +548,8 @@ def test_a_payment_with_another_bank_that_is_booked_twice_counts_once(tmp_path):
         graph = ClientGraph.load(tmp_path / "a.safetensors")
         assert graph.book.size(1) == expected + 1
         place = [c.name for c in Recipe().edge_columns].index("n_in_source_14d")
-        found = np.expm1(graph.foreign_edge_attr[:, place].numpy() + 1).round(3).tolist()
-        assert found == [0, 0, expected]
+        counts = np.expm1(graph.foreign_edge_attr[:, place].numpy() + 1).round(3).tolist()
+        assert counts == [0, 0, expected]
 
 
 def test_fedgcn_refuses_tables_with_columns_of_own_records(tmp_path, monkeypatch):

@@ -127,8 +127,8 @@ def test_a_decomposed_letter_is_the_same_letter(read):
 
 def test_a_client_file_keeps_the_records(read, tmp_path):
     graph, _ = read()
-    own = client_graph(graph, 0, 3)
-    own.save(tmp_path / "a.safetensors")
+    client_file = client_graph(graph, 0, 3)
+    client_file.save(tmp_path / "a.safetensors")
     again = ClientGraph.load(tmp_path / "a.safetensors")
     assert torch.equal(again.foreign, graph.foreign)
     assert torch.equal(again.foreign_out, graph.foreign_out)

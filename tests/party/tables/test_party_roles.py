@@ -32,8 +32,8 @@ def tables(tmp_path_factory):
     pay = pay.assign(t=np.sort(rng.integers(0, 10**6, 200)), fraud=rng.choice(["no", "yes"], 200))
     pay = pay.assign(from_bank=pay.source.str[0], to_bank=pay.target.str[0])
     pay.to_csv(folder / "pay.csv", index=False)
-    for bank, own in ids.items():
-        frame = pd.DataFrame({"id": own, "flag": rng.choice(["yes", "no"], 15), "balance": rng.normal(9, 3, 15)})
+    for bank, bank_ids in ids.items():
+        frame = pd.DataFrame({"id": bank_ids, "flag": rng.choice(["yes", "no"], 15), "balance": rng.normal(9, 3, 15)})
         frame.to_csv(folder / f"{bank}.csv", index=False)
     return folder
 
@@ -49,8 +49,8 @@ def files(tables):
         network = ["--role=network", f"--edges={tables}/pay.csv", "--client=0", "--split=temporal"]
         assert bring(tables, *network, f"--out={tables}/client_0000.safetensors", *PAYMENTS) == 0
         for client, bank in enumerate("AB", 1):
-            own = ["--role=bank", f"--own-party={bank}", f"--nodes={tables}/{bank}.csv", f"--client={client}"]
-            assert bring(tables, *own, f"--out={tables}/client_{client:04d}.safetensors") == 0
+            bank_args = ["--role=bank", f"--own-party={bank}", f"--nodes={tables}/{bank}.csv", f"--client={client}"]
+            assert bring(tables, *bank_args, f"--out={tables}/client_{client:04d}.safetensors") == 0
     return [load(tables / f"client_{i:04d}.safetensors") for i in range(3)]
 
 
@@ -81,12 +81,18 @@ def test_files_have_the_columns_of_all_roles(tables, files):
 
 
 def test_import_says_what_a_party_lacks(tables, files, capsys):
-    own = ["--role=bank", "--own-party=A", f"--nodes={tables}/A.csv", "--client=1", f"--out={tables}/other.safetensors"]
-    assert bring(tables, *own) == 0
-    found = capsys.readouterr().out
-    assert "columns of other roles, absent here: named" in found
+    bank_args = [
+        "--role=bank",
+        "--own-party=A",
+        f"--nodes={tables}/A.csv",
+        "--client=1",
+        f"--out={tables}/other.safetensors",
+    ]
+    assert bring(tables, *bank_args) == 0
+    text = capsys.readouterr().out
+    assert "columns of other roles, absent here: named" in text
     assert (
-        "role 'bank' without edges, labels of nodes, labels of edges: it takes part in link and in prediction" in found
+        "role 'bank' without edges, labels of nodes, labels of edges: it takes part in link and in prediction" in text
     )
 
 
@@ -117,12 +123,12 @@ def test_statistics_by_role_are_those_of_all_rows_of_who_has_a_column(tables, tm
     }
     balance = pd.concat([pd.read_csv(tables / f"{bank}.csv").balance for bank in "AB"])
     amount = np.log1p(pd.read_csv(tables / "pay.csv").amount)
-    for found, values in (
+    for column, values in (
         (schema.nodes["node"]["balance"], balance),
         (schema.nodes["node:edge:node"]["amount"], amount),
     ):
-        assert found.statistics["center"] == pytest.approx(values.mean())
-        assert found.statistics["spread"] == pytest.approx(values.std(ddof=0))
+        assert column.statistics["center"] == pytest.approx(values.mean())
+        assert column.statistics["spread"] == pytest.approx(values.std(ddof=0))
     assert schema.tables.party_columns == "from_bank,to_bank"
     for client, args in enumerate(given):
         args = args[:3] if client else [*network[:2], "--split=temporal"]

@@ -61,11 +61,11 @@ def test_without_edges_between_clients_the_pooled_graph_has_the_items_of_its_cli
     overrides = ["dataset=payments", "task=edges", "task.between=false", "num_clients=2", "dataset.accounts=200"]
     overrides += ["dataset.background=600", "dataset.per_kind=2", "dataset.size=[3,4]", "split.kind=temporal"]
     cfg, pooled = compose(overrides), compose([*overrides, "strategy=central"])
-    own = [Edges(cfg, load_client(cfg, i)) for i in range(2)]
+    tasks = [Edges(cfg, load_client(cfg, i)) for i in range(2)]
     whole = Edges(pooled, load_client(pooled, 0))
     for split in ("train", "val", "test"):
-        assert int(whole.masks[split].sum()) == sum(int(task.masks[split].sum()) for task in own) > 0
-    assert whole.graph.num_edges == sum(task.graph.num_edges for task in own)
+        assert int(whole.masks[split].sum()) == sum(int(task.masks[split].sum()) for task in tasks) > 0
+    assert whole.graph.num_edges == sum(task.graph.num_edges for task in tasks)
 
 
 @pytest.mark.parametrize(

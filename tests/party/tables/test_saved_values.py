@@ -25,11 +25,11 @@ def data(**changes):
 def typed(x=None, edges=None, y=None):
     from torch_geometric.data import HeteroData
 
-    found = HeteroData()
-    found["a"].x = torch.ones(3, 2) if x is None else x
-    found["a"].y = torch.tensor([0, 1, 0]) if y is None else y
-    found["a", "to", "a"].edge_index = torch.tensor([[0, 1], [1, 2]]) if edges is None else edges
-    return found
+    graph = HeteroData()
+    graph["a"].x = torch.ones(3, 2) if x is None else x
+    graph["a"].y = torch.tensor([0, 1, 0]) if y is None else y
+    graph["a", "to", "a"].edge_index = torch.tensor([[0, 1], [1, 2]]) if edges is None else edges
+    return graph
 
 
 HALF = torch.tensor([[0.5, 1], [1, 2]])

@@ -191,10 +191,10 @@ def test_quantiles_of_added_sketches(floor):
 
 
 def test_zero_and_negative_values_keep_their_order():
-    found = sketch(np.array([-3.0, -1e-12, 0.0, 1e-3, 2.0, 1e6]), 1)
-    assert list(found.values()) == [1, 2, 1, 1, 1]
+    bins = sketch(np.array([-3.0, -1e-12, 0.0, 1e-3, 2.0, 1e6]), 1)
+    assert list(bins.values()) == [1, 2, 1, 1, 1]
     np.testing.assert_allclose(
-        quantiles(found, [0, 0.2, 0.4, 0.6, 0.8, 1]), [-3, 0, 0, 1e-3, 2, 1e6], rtol=ERROR, atol=1e-9
+        quantiles(bins, [0, 0.2, 0.4, 0.6, 0.8, 1]), [-3, 0, 0, 1e-3, 2, 1e6], rtol=ERROR, atol=1e-9
     )
 
 
@@ -205,15 +205,15 @@ def test_edges_of_bins_do_not_depend_on_the_data():
         values = np.exp(np.random.default_rng(seed).normal(3, 2, 50)) * np.sign(
             np.random.default_rng(-seed + 99).normal(size=50)
         )
-        found = sketch(values, 5)
-        assert min(found.values()) >= 5
-        assert sum(found.values()) == 50
-        nodes = [tuple(map(int, key.split(":"))) for key in found]
+        bins = sketch(values, 5)
+        assert min(bins.values()) >= 5
+        assert sum(bins.values()) == 50
+        nodes = [tuple(map(int, key.split(":"))) for key in bins]
         assert all(0 <= level <= 14 and 0 <= index < 2 ** (14 - level) for level, index in nodes)
         ends = np.array([[_value(index * 2.0**level), _value((index + 1) * 2.0**level)] for level, index in nodes])
         counted = [int(((values > low) & (values <= high)).sum()) for low, high in ends]
         assert min(counted) >= 5, "folding adds rows, it takes none from a bin"
-        shown = np.array(quantiles(found, [*np.linspace(0, 1, 200).tolist(), 0.5]))
+        shown = np.array(quantiles(bins, [*np.linspace(0, 1, 200).tolist(), 0.5]))
         middles = ends.mean(1)
         read.append(np.mean(np.abs(values[:, None] / middles - 1).min(1) < 1e-3))
         assert np.isfinite(shown).all()
@@ -222,9 +222,9 @@ def test_edges_of_bins_do_not_depend_on_the_data():
 
 @pytest.mark.parametrize("values", [[1.7e308, -1.7e308, 0, 1, 2, 3] * 5, [0.0] * 30, [5e-324] * 30, [7.0] * 30])
 def test_extreme_values_have_bins(values):
-    found = sketch(np.array(values), 5)
-    assert sum(found.values()) == 30
-    assert np.isfinite(quantiles(found, [0, 0.5, 1])).all()
+    bins = sketch(np.array(values), 5)
+    assert sum(bins.values()) == 30
+    assert np.isfinite(quantiles(bins, [0, 0.5, 1])).all()
 
 
 def test_remainders_tell_no_single_row():
@@ -382,5 +382,5 @@ def test_what_remains_two_reports_one_row_apart_give_the_row():
     before, after = (
         party_sums(schema, {"node": (pd.DataFrame({"x": values[:n]}), "t")}, 5)["sums"]["node"]["x"] for n in (399, 400)
     )
-    found = after["count"] * after["mean"] - before["count"] * before["mean"]
-    assert found == pytest.approx(values[399], rel=1e-9)
+    difference = after["count"] * after["mean"] - before["count"] * before["mean"]
+    assert difference == pytest.approx(values[399], rel=1e-9)

@@ -39,9 +39,9 @@ def book(tmp_path, monkeypatch):
         (payments if table is None else table).to_csv(tmp_path / "payments.csv", index=False)
         return ["import", "--nodes", str(tmp_path / "accounts.csv"), "--edges", str(tmp_path / "payments.csv")]
 
-    found: Any = write
-    found.payments, found.folder = payments, tmp_path
-    return found
+    writer: Any = write
+    writer.payments, writer.folder = payments, tmp_path
+    return writer
 
 
 PARTIES = ["party_columns=from_bank,to_bank", "--own-party", "A", "--client", "0", "--num-clients", "2"]
@@ -55,10 +55,10 @@ def test_own_payments_booked_twice_count_once(book, capsys):
     columns = ["edge_columns=amount", "columns.time=booked"]
     assert main([*book(twice), *PARTIES, *MATCH, *columns, *out]) == 0
     said = capsys.readouterr().out
-    graph, own = load_graph(book.folder / "a.safetensors"), book.payments[book.payments.to_bank == "A"]
-    assert graph.edge_index.size(1) == len(own) == 10
+    graph, inner_rows = load_graph(book.folder / "a.safetensors"), book.payments[book.payments.to_bank == "A"]
+    assert graph.edge_index.size(1) == len(inner_rows) == 10
     assert sorted(graph.edge_attr.view(-1).tolist()) == pytest.approx(
-        sorted(scaled(own.amount, twice.amount)), abs=1e-5
+        sorted(scaled(inner_rows.amount, twice.amount)), abs=1e-5
     )
     assert "3 of 13 own rows repeat another one (equal ends and equal booked, amount, reference): counted once" in said
     assert graph.foreign.size(1) == 13  # copies of records with other parties are matched copy by copy
@@ -67,8 +67,8 @@ def test_own_payments_booked_twice_count_once(book, capsys):
     assert load_graph(book.folder / "a.safetensors").edge_index.size(1) == 13
 
 
-def scaled(own, table):
-    return [(value - table.mean()) / table.std(ddof=0) for value in own]
+def scaled(amounts, table):
+    return [(value - table.mean()) / table.std(ddof=0) for value in amounts]
 
 
 def test_a_schema_that_import_writes_is_one_that_it_reads(book):
@@ -144,13 +144,13 @@ def test_another_spelling_of_the_own_bank_is_reported(book, capsys, caplog, wher
     """Its accounts are in the node table, so records with it may be own edges."""
     table = book.payments.copy()
     column = table.columns.get_loc("to_bank")
-    own = table.index[table.to_bank == "A"][where]
-    table.iloc[own, column] = "Bank A"
+    rows = table.index[table.to_bank == "A"][where]
+    table.iloc[rows, column] = "Bank A"
     out = ["--classes", "ok,bad", "--out", str(book.folder / "a.safetensors")]
     assert main([*book(table), *PARTIES, *MATCH, *out]) == 0
     said = capsys.readouterr().out + caplog.text
     caplog.clear()
-    assert f"all {len(own)} accounts of party 'banka' are ids of your node table, such as 'A1'" in said
+    assert f"all {len(rows)} accounts of party 'banka' are ids of your node table, such as 'A1'" in said
     assert "of party 'b'" not in said
     assert main([*book(), *PARTIES, *MATCH, *out]) == 0
     assert "are ids of your node table" not in caplog.text

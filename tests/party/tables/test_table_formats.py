@@ -24,8 +24,13 @@ def made(columns, **treatment):
     options = Treatment(floor=1, say=said.append, warn=warned.append, scaling="none", **treatment)
     if treatment.get("schema"):
         options = Treatment(floor=1, say=said.append, warn=warned.append, **treatment)
-    found = features("node", pd.DataFrame(columns), list(columns), "t.csv", options)
-    return dict(zip(feature_names(found.agreed), found.x.T.tolist(), strict=True)), found, said, warned
+    node_features = features("node", pd.DataFrame(columns), list(columns), "t.csv", options)
+    return (
+        dict(zip(feature_names(node_features.agreed), node_features.x.T.tolist(), strict=True)),
+        node_features,
+        said,
+        warned,
+    )
 
 
 @pytest.mark.parametrize("text", ["1,234.5", "1.234,5", "1 234,5", "1'234.5", "1234,5", "1 234.5", "1'234,5", ""])
@@ -50,9 +55,9 @@ def test_a_number_format_is_its_example(text):
     ],
 )
 def test_numbers_that_can_be_read_in_one_way_are_converted_and_said(overrides, values):
-    by_name, found, said, warned = made({"income": overrides})
+    by_name, node_features, said, warned = made({"income": overrides})
     np.testing.assert_allclose(by_name["income"], values, rtol=1e-6)
-    form = found.fitted["income"].format
+    form = node_features.fitted["income"].format
     assert (f"income as {form}" in " ".join(said)) == bool(form)
     assert not warned
 
@@ -89,9 +94,9 @@ def test_options_that_do_not_fit_are_one_error():
 
 
 def test_two_date_formats_in_one_column_are_read():
-    by_name, found, said, _ = made({"d": ["1970-01-02", "03.01.1970", "04/01/1970", "31/01/1970"]})
+    by_name, node_features, said, _ = made({"d": ["1970-01-02", "03.01.1970", "04/01/1970", "31/01/1970"]})
     assert by_name["d"] == [1, 2, 3, 30]
-    assert found.fitted["d"].format == "ISO8601|%d.%m.%Y|%d/%m/%Y"
+    assert node_features.fitted["d"].format == "ISO8601|%d.%m.%Y|%d/%m/%Y"
     assert "d as ISO8601|%d.%m.%Y|%d/%m/%Y" in " ".join(said)
     for overrides, why in (
         (["01/02/1970", "1970-01-01"], "day and month are ambiguous: pass date_formats.d=%d/%m/%Y or"),
@@ -115,8 +120,8 @@ def test_two_date_formats_in_one_column_are_read():
 )
 def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(value, what, fix):
     overrides = [value.format(i + 1) for i in range(30)]
-    _, found, _, warned = made({"income": overrides, "x": list(range(30))})
-    assert found.agreed["income"].kind == "ignored"
+    _, node_features, _, warned = made({"income": overrides, "x": list(range(30))})
+    assert node_features.agreed["income"].kind == "ignored"
     assert f"column 'income' is ignored, but 30 of its 30 different values look like {what}, such as" in warned[0]
     assert fix in warned[0]
     assert "kinds.income=ignored" in warned[0]
@@ -129,12 +134,12 @@ def test_a_column_that_is_ignored_and_looks_like_numbers_or_dates_is_a_warning(v
 
 def test_a_table_of_another_format_is_read_by_its_own_and_keeps_it():
     schema = Schema(("a", "b"), {"node": {"v": Column(), "d": Column("date", format="ISO8601")}}, scaling="none")
-    by_name, found, said, _ = made(
+    by_name, node_features, said, _ = made(
         {"v": ["2.317,5", "1"], "d": ["02.01.1970", "03.01.1970"]}, schema=schema, where="s.yaml"
     )
     assert by_name == {"v": [2317.5, 1], "d": [1, 2]}
-    assert found.agreed == schema.nodes["node"]
-    assert (found.fitted["v"].format, found.fitted["d"].format) == ("1.234,5", "%d.%m.%Y")
+    assert node_features.agreed == schema.nodes["node"]
+    assert (node_features.fitted["v"].format, node_features.fitted["d"].format) == ("1.234,5", "%d.%m.%Y")
     assert "v as 1.234,5" in " ".join(said)
     # A column that fits the schema's format, in a table whose other columns have another decimal sign.
     two = Schema(("a", "b"), {"node": {"v": Column(), "w": Column()}}, scaling="none")
@@ -217,8 +222,8 @@ def test_values_that_become_other_are_counted_and_named():
     long = "x" * 200 + "\x1b[31m"
     overrides = ["DE"] * 20 + ["FR"] * 20 + ["Germany"] * 7 + [long] * 2 + ["IT"]
     options = Treatment(floor=5, say=(said := []).append, warn=(warned := []).append)
-    found = features("node", pd.DataFrame({"country": overrides}), ["country"], "a.csv", options)
-    assert found.agreed["country"].categories == ("DE", "FR", "Germany")
+    node_features = features("node", pd.DataFrame({"country": overrides}), ["country"], "a.csv", options)
+    assert node_features.agreed["country"].categories == ("DE", "FR", "Germany")
     assert "a.csv: 3 of 50 rows have a rare value of 'country' (fewer than 5 rows) and become 'other': 'xxx" in said[0]
     assert not warned
     schema = Schema(("a", "b"), {"node": {"country": Column("category", categories=("DE", "FR"))}})
@@ -330,9 +335,9 @@ def test_the_exported_preprocessing_reads_the_same_values():
             "e": ["x", "y", "x", "y"],
         }
     )
-    found = features("node", table, list(table), "t.csv", Treatment(floor=1))
-    columns = {name: column.to_dict() for name, column in found.fitted.items()}
-    np.testing.assert_allclose(preprocess.features(table, columns), found.x, rtol=1e-6, atol=1e-6)
+    node_features = features("node", table, list(table), "t.csv", Treatment(floor=1))
+    columns = {name: column.to_dict() for name, column in node_features.fitted.items()}
+    np.testing.assert_allclose(preprocess.features(table, columns), node_features.x, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match=r"column 'a' has '2317.5', expected a number"):
         preprocess.features(table.assign(a="2317.5"), columns)
     with pytest.warns(UserWarning, match=r"2 rows have values of 'e' that training did not have: \['z'\]"):

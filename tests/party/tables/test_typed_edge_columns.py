@@ -246,9 +246,9 @@ def test_pooling_counts_an_edge_once_and_parallel_edges_as_often_as_a_client_hol
         )
         for client, rows in enumerate(([0, 1, 1, 2], [1, 2, 2, 2, 3]))
     ]
-    found = pool(clients)
-    assert sorted(found.edge_attr[PAYS][:, 0].tolist()) == [0, 1, 1, 2, 2, 2, 3]
-    assert torch.equal(found.edges[PAYS], whole.edges[PAYS][:, found.edge_attr[PAYS][:, 0].long()])
+    pooled_graph = pool(clients)
+    assert sorted(pooled_graph.edge_attr[PAYS][:, 0].tolist()) == [0, 1, 1, 2, 2, 2, 3]
+    assert torch.equal(pooled_graph.edges[PAYS], whole.edges[PAYS][:, pooled_graph.edge_attr[PAYS][:, 0].long()])
     bare = replace(clients[1], edge_attr={})
     with pytest.raises(FedGraphError, match=r"different numbers of features of nodes and edges.*cannot be pooled"):
         pool([clients[0], bare])
@@ -301,8 +301,8 @@ def test_models_learn_from_edge_features_and_predict_new_graphs(model):
     keys = SHARED | {"model": model, "rounds": 20, "split.kind": "public", "progress": False}
     run = fg.run(graphs=[informative(seed).to_pyg() for seed in range(2)], **keys)
     new = informative(7)
-    found = run.predict(new.to_pyg())
-    right = (torch.from_numpy(found.codes) == new.y).double().mean()
+    predictions = run.predict(new.to_pyg())
+    right = (torch.from_numpy(predictions.codes) == new.y).double().mean()
     assert float(right) > 0.85
     hidden = replace(new, edge_attr={PAYS: torch.zeros(240, 1)}).to_pyg()
     assert 0.3 < float((torch.from_numpy(run.predict(hidden).codes) == new.y).double().mean()) < 0.7

@@ -36,7 +36,7 @@ def items(seed, count=300):
 def test_a_threshold_is_the_best_of_all_that_exist(rule, seed):
     """Brute force over every margin and over no alert at all."""
     margin, y = items(seed)
-    found = rule.threshold(margin, y, days=10)
+    threshold = rule.threshold(margin, y, days=10)
     options = [*np.unique(margin), np.inf]
 
     def of(t):
@@ -44,13 +44,13 @@ def test_a_threshold_is_the_best_of_all_that_exist(rule, seed):
         return alert.sum(), (alert & (y == 1)).sum()
 
     if rule.budget:
-        assert found == min(t for t in options if of(t)[0] <= rule.budget * 10)
+        assert threshold == min(t for t in options if of(t)[0] <= rule.budget * 10)
     elif rule.precision:
-        assert found == min(t for t in options[:-1] if of(t)[1] >= rule.precision * of(t)[0])
+        assert threshold == min(t for t in options[:-1] if of(t)[1] >= rule.precision * of(t)[0])
     else:
         miss, alert = rule.cost
         costs = [miss * (y.sum() - of(t)[1]) + alert * of(t)[0] for t in options]
-        assert miss * (y.sum() - of(found)[1]) + alert * of(found)[0] == min(costs)
+        assert miss * (y.sum() - of(threshold)[1]) + alert * of(threshold)[0] == min(costs)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_party_without_a_positive_chooses_by_a_budget(monkeypatch):
         client=3, tensors={}, input_spec=SimpleNamespace(classes=["ok", "fraud"]), party_graph=lambda: None
     )
     monkeypatch.setattr(alerts, "margins", lambda *_: (margin, task))
-    found = alerts.choose(predictor, Rule(budget=2))
-    assert (found.threshold, found.is_calibrated, found.calibrated) == (10.0, False, {})
-    assert found.validation["alerts_per_day"][0] == 2
-    assert "recall" not in found.validation
-    assert not Choice.read(json.loads(json.dumps(asdict(found)))).is_calibrated
+    choice = alerts.choose(predictor, Rule(budget=2))
+    assert (choice.threshold, choice.is_calibrated, choice.calibrated) == (10.0, False, {})
+    assert choice.validation["alerts_per_day"][0] == 2
+    assert "recall" not in choice.validation
+    assert not Choice.read(json.loads(json.dumps(asdict(choice)))).is_calibrated
     with pytest.raises(FedGraphError, match="got 0 of 20 positive; --budget K alone needs no positive"):
         alerts.choose(predictor, Rule(precision=0.5))
     task.y -= 1
@@ -135,7 +135,7 @@ def test_days_are_resampled_whole():
     day = np.repeat(np.arange(20), 50)
     y = np.repeat(np.random.default_rng(0).integers(0, 2, 20), 50)
     margin = np.ones(1000)
-    of_days, of_items = (figures(margin, y, each, 0.0)["precision"] for each in (day, None))
+    of_days, of_items = (figures(margin, y, grouping, 0.0)["precision"] for grouping in (day, None))
     assert of_days[0] == of_items[0]
     assert of_days[2] - of_days[1] > 3 * (of_items[2] - of_items[1])
     assert figures(margin, y, day, 0.0)["alerts_per_day"][0] == 50
@@ -297,10 +297,10 @@ def test_a_calibration_that_does_not_help_on_items_that_chose_nothing_is_not_kep
     spec = SimpleNamespace(classes=["ok", "fraud"])
     predictor = SimpleNamespace(client=0, tensors={}, input_spec=spec, party_graph=lambda: None)
     monkeypatch.setattr(alerts, "margins", lambda *_: (margin, task))
-    found = alerts.choose(predictor, Rule(budget=1))
-    assert found.is_calibrated == (not shift)
-    before, after = (found.calibrated[when]["brier"] for when in ("before", "after"))
-    assert (after < before) == found.is_calibrated
-    chance = found.calibration.apply(np.array([-1e6, 1e6]))
+    choice = alerts.choose(predictor, Rule(budget=1))
+    assert choice.is_calibrated == (not shift)
+    before, after = (choice.calibrated[when]["brier"] for when in ("before", "after"))
+    assert (after < before) == choice.is_calibrated
+    chance = choice.calibration.apply(np.array([-1e6, 1e6]))
     assert 0 < chance[0] < chance[1] < 1
     assert alerts.choose(predictor, Rule(budget=1), "temperature").is_calibrated, "the user insists"

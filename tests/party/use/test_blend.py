@@ -33,23 +33,23 @@ NOISE = np.stack([np.zeros(400), 3 * RNG.normal(size=400)], axis=1)
 
 
 def cross_entropy(weights: Weights, logits: list[np.ndarray], y: np.ndarray) -> float:
-    found = torch.from_numpy(weights.apply(logits))
-    return float(torch.nn.functional.cross_entropy(found, torch.from_numpy(y)))
+    outputs = torch.from_numpy(weights.apply(logits))
+    return float(torch.nn.functional.cross_entropy(outputs, torch.from_numpy(y)))
 
 
 def test_noise_gets_no_weight_and_scale_is_calibrated():
-    found = fit([GOOD, NOISE], Y)
-    assert found.runs[1] < 0.05
+    weights = fit([GOOD, NOISE], Y)
+    assert weights.runs[1] < 0.05
     for scale in (0.1, 1.0, 20.0):
         assert cross_entropy(fit([scale * GOOD, NOISE], Y), [scale * GOOD, NOISE], Y) < 0.5
 
 
 def test_weights_are_those_of_logistic_regression():
     """Of one useful run, up to the small pull; against scikit-learn."""
-    own = LogisticRegression(C=1e6).fit(GOOD[:, 1:], Y)
-    p = own.predict_proba(GOOD[:, 1:])[:, 1]
-    found = fit([GOOD, GOOD], Y).apply([GOOD, GOOD])
-    mine = 1 / (1 + np.exp(found[:, 0] - found[:, 1]))
+    regression = LogisticRegression(C=1e6).fit(GOOD[:, 1:], Y)
+    p = regression.predict_proba(GOOD[:, 1:])[:, 1]
+    outputs = fit([GOOD, GOOD], Y).apply([GOOD, GOOD])
+    mine = 1 / (1 + np.exp(outputs[:, 0] - outputs[:, 1]))
     np.testing.assert_allclose(mine, p, atol=0.02)
 
 
@@ -68,12 +68,12 @@ def test_no_weights_on_a_grid_are_better():
     for _ in range(12):
         p = 1 / (1 + np.exp(-(grid @ logs + b[:, None])))
         b -= ((p - Y).sum(axis=1) + b / 2) / ((p * (1 - p)).sum(axis=1) + 0.5)
-    found = fit(given, Y)
-    assert found.bias.sum() == pytest.approx(0, abs=1e-6)
-    best = loss(found.runs[None], np.diff(found.bias))[0]
+    weights = fit(given, Y)
+    assert weights.bias.sum() == pytest.approx(0, abs=1e-6)
+    best = loss(weights.runs[None], np.diff(weights.bias))[0]
     values = loss(grid, b)
     assert best <= values.min() + 1e-6
-    np.testing.assert_allclose(grid[values.argmin()], found.runs, atol=0.11)
+    np.testing.assert_allclose(grid[values.argmin()], weights.runs, atol=0.11)
 
 
 def drawn(rng: np.random.Generator, positives: int, count: int = 400) -> tuple[list[np.ndarray], np.ndarray]:
@@ -87,11 +87,11 @@ def test_a_blend_with_few_positives_is_not_below_a_run():
     rng, scores = np.random.default_rng(0), []
     for _ in range(12):
         val, test = [drawn(rng, 6) for _ in range(3)], [drawn(rng, 100, 1000) for _ in range(3)]
-        each = [fit(*own) for own in val]
-        pooled = [np.concatenate(own) for own in zip(*(logits for logits, _ in val), strict=True)]
+        fits = [fit(*part) for part in val]
+        pooled = [np.concatenate(part) for part in zip(*(logits for logits, _ in val), strict=True)]
         common = fit(pooled, np.concatenate([y for _, y in val]))
-        for own, (logits, y) in zip(each, test, strict=True):
-            mixed = [*logits, common.apply(logits), own.apply(logits)]
+        for part, (logits, y) in zip(fits, test, strict=True):
+            mixed = [*logits, common.apply(logits), part.apply(logits)]
             scores.append([average_precision_score(y, one[:, 1] - one[:, 0]) for one in mixed])
     first, second, common_score, own_score = np.mean(scores, axis=0)
     assert common_score > max(first, second) + 0.05
@@ -100,9 +100,9 @@ def test_a_blend_with_few_positives_is_not_below_a_run():
 
 @pytest.mark.parametrize("y", [np.zeros(0, np.int64), np.ones(5, np.int64)])
 def test_without_two_classes_runs_weigh_alike(y):
-    found = fit([GOOD[: len(y)], NOISE[: len(y)]], y)
-    assert found.runs.tolist() == [0.5, 0.5]
-    assert not found.bias.any()
+    weights = fit([GOOD[: len(y)], NOISE[: len(y)]], y)
+    assert weights.runs.tolist() == [0.5, 0.5]
+    assert not weights.bias.any()
 
 
 @pytest.fixture
@@ -125,12 +125,12 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
         both = [load_predictor(one.out, party) for one in runs]
         logits = [one.logits(one.own).numpy() for one in both]
         graph, mixed = both[0].own, weights.apply(logits)
-        val.append([own[graph.val_mask.numpy()] for own in logits])
+        val.append([run_logits[graph.val_mask.numpy()] for run_logits in logits])
         y.append(graph.y.numpy()[graph.val_mask.numpy()])
         chosen = graph.test_mask.numpy()
         scores.append(accuracy_score(graph.y.numpy()[chosen], mixed[chosen].argmax(1)))
     assert summary["test_accuracy"] == pytest.approx(np.mean(scores))
-    fitted = fit([np.concatenate(own) for own in zip(*val, strict=True)], np.concatenate(y))
+    fitted = fit([np.concatenate(run_logits) for run_logits in zip(*val, strict=True)], np.concatenate(y))
     np.testing.assert_allclose(fitted.runs, weights.runs, rtol=1e-6)
     parts, both = (list(_cost(places).values())[:3] for places in ([Path(one.out) for one in runs], [out]))
     assert both == pytest.approx([2 * mean for mean in parts]), "a blend costs what its two runs cost"
@@ -161,8 +161,8 @@ def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
     members = [load_predictor(one.out, 1) for one in runs]
     logits = weights.apply([one.logits(one.own).numpy() for one in members])
     expected = np.exp(logits - logits.max(1, keepdims=True))
-    found = pd.read_csv(tmp_path / "p.csv")
-    np.testing.assert_allclose(found.filter(like="p_"), expected / expected.sum(1, keepdims=True), atol=1e-9)
+    predictions = pd.read_csv(tmp_path / "p.csv")
+    np.testing.assert_allclose(predictions.filter(like="p_"), expected / expected.sum(1, keepdims=True), atol=1e-9)
     assert main(["export", str(out), "--client", "1", "--out", str(tmp_path / "exported")]) == 0
     card = (tmp_path / "exported/MODEL_CARD.md").read_text()
     headline = json.loads((out / "summary.json").read_text())
@@ -228,7 +228,7 @@ def states(tmp_path, monkeypatch):
     ]
     assert main(["import", *tables, "--out", str(file)]) == 0
     (policy := tmp_path / "policy.yaml").write_text("min_nodes: 0\n")
-    found = []
+    folders = []
     for name in ("network", "trees"):
         state = tmp_path / name
         config = {"graph": str(file), "state": str(state), "policy": str(policy)}
@@ -249,18 +249,18 @@ def states(tmp_path, monkeypatch):
             compose([f"graph={file.parent}", "num_clients=1", *method, f"out={tmp_path / f'run_{name}'}"])
         )
         run_inline(cfg)
-        found.append(state)
-    return found
+        folders.append(state)
+    return folders
 
 
 def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     out = tmp_path / "blend"
     assert main(["blend", *map(str, states), "--out", str(out)]) == 0
     assert "test_accuracy: " in capsys.readouterr().out
-    own = json.loads((out / "blend.json").read_text())["weights"]
+    weights = json.loads((out / "blend.json").read_text())["weights"]
     both = [load_node(state) for state in states]
     logits = [one.items(one.own)[0].numpy() for one in both]
-    mixed = Weights(np.array(own["runs"]), np.array(own["bias"])).apply(logits)
+    mixed = Weights(np.array(weights["runs"]), np.array(weights["bias"])).apply(logits)
     table = pd.read_csv(out / "predictions.csv")
     assert table["id"].tolist() == [f"n{i}" for i in range(200)]
     np.testing.assert_allclose(table["p_yes"], torch.from_numpy(mixed).softmax(1)[:, 1], rtol=1e-9)

@@ -73,13 +73,13 @@ def test_a_days_scores_do_not_depend_on_how_the_book_was_filled(banks, tmp_path,
     joined = made.book(tmp_path / "joined", party, accounts, history, tmp_path / "month.csv")
     made.of_bank(rows, "a").drop(columns=["day"]).to_csv(tmp_path / "all.csv", index=False)
     whole = made.book(tmp_path / "whole", party, accounts, tmp_path / "all.csv")
-    found = {b.name: made.scores(tmp_path, b, run, *SPAN).set_index("edge") for b in (one, together, joined, whole)}
-    assert sorted(found["one"].index) == sorted(made.of_bank(later, "a")["ref"])
-    for name_of, other in found.items():
-        difference = np.abs(found["one"]["p_yes"] - other["p_yes"].reindex(found["one"].index)).max()
+    scores = {b.name: made.scores(tmp_path, b, run, *SPAN).set_index("edge") for b in (one, together, joined, whole)}
+    assert sorted(scores["one"].index) == sorted(made.of_bank(later, "a")["ref"])
+    for name_of, other in scores.items():
+        difference = np.abs(scores["one"]["p_yes"] - other["p_yes"].reindex(scores["one"].index)).max()
         assert difference <= (0 if name == "trees" else 1e-6), (name_of, difference)
     alone = made.scores(tmp_path, one, run, "--from", SPAN[3], "--until", SPAN[3]).set_index("edge")["p_yes"]
-    assert np.abs(found["one"]["p_yes"][alone.index] - alone).max() <= (0 if name == "trees" else 1e-6)
+    assert np.abs(scores["one"]["p_yes"][alone.index] - alone).max() <= (0 if name == "trees" else 1e-6)
 
 
 def test_a_bank_with_payments_to_others_only_keeps_a_book(tmp_path):
@@ -94,9 +94,9 @@ def test_a_bank_with_payments_to_others_only_keeps_a_book(tmp_path):
     book = made.book(tmp_path / "book", party, people, tmp_path / "banks" / "a_history.csv", *days)
     for name, keys in MODELS.items():
         fg.run(task="edges", graph=str(linked), out=str(tmp_path / name), progress=False, **keys)
-        found = made.scores(tmp_path, book, tmp_path / name, *SPAN)
-        assert sorted(found["edge"]) == sorted(made.of_bank(later, "a")["ref"])
-        out, first = tmp_path / "tables.parquet", found["day"].min()
+        scores = made.scores(tmp_path, book, tmp_path / name, *SPAN)
+        assert sorted(scores["edge"]) == sorted(made.of_bank(later, "a")["ref"])
+        out, first = tmp_path / "tables.parquet", scores["day"].min()
         words = [
             "predict",
             str(tmp_path / name),
@@ -108,7 +108,7 @@ def test_a_bank_with_payments_to_others_only_keeps_a_book(tmp_path):
             str(out),
         ]
         assert main(words) == 0
-        of_day = found[found["day"] == first].set_index("edge")["p_yes"]
+        of_day = scores[scores["day"] == first].set_index("edge")["p_yes"]
         assert np.abs(pd.read_parquet(out).set_index("edge")["p_yes"][of_day.index] - of_day).max() < 1e-6
 
 
@@ -136,14 +136,14 @@ def test_scores_of_accounts_do_not_depend_on_how_the_book_was_filled(tmp_path, n
         assert main(["book", "add", str(one), str(path)]) == 0
     made.of_bank(rows, "a").drop(columns=["day", "fraud"]).to_csv(tmp_path / "all.csv", index=False)
     whole = made.book(tmp_path / "whole", party, people, tmp_path / "all.csv")
-    found = [made.scores(tmp_path, book, tmp_path / "run", *SPAN) for book in (one, whole)]
-    assert found[0][["day", "id"]].equals(found[1][["day", "id"]])
-    assert len(found[0]) == made.MONTH * made.EACH
-    assert found[0].groupby("id")["p_yes"].nunique().max() > 1, "the days differ"
-    assert np.abs(found[0]["p_yes"] - found[1]["p_yes"]).max() <= (0 if name == "trees" else 1e-6)
+    scores = [made.scores(tmp_path, book, tmp_path / "run", *SPAN) for book in (one, whole)]
+    assert scores[0][["day", "id"]].equals(scores[1][["day", "id"]])
+    assert len(scores[0]) == made.MONTH * made.EACH
+    assert scores[0].groupby("id")["p_yes"].nunique().max() > 1, "the days differ"
+    assert np.abs(scores[0]["p_yes"] - scores[1]["p_yes"]).max() <= (0 if name == "trees" else 1e-6)
     words = ["alerts", str(tmp_path / "run"), "--client", "0"]
     assert main([*words, "--cost", "20,1"]) == 0
-    eve = found[0][found[0]["day"] == str(made.START + made.HISTORY + made.MONTH - 2)].set_index("id")["p_yes"]
+    eve = scores[0][scores[0]["day"] == str(made.START + made.HISTORY + made.MONTH - 2)].set_index("id")["p_yes"]
     path, middle = tmp_path / "run" / "alerts_0.json", eve.median()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"threshold": np.log(middle / (1 - middle))}))
     assert (
@@ -159,7 +159,7 @@ def test_scores_of_accounts_do_not_depend_on_how_the_book_was_filled(tmp_path, n
     day = str(made.START + made.HISTORY + 2)
     assert main(["book", "add", str(one), str(tmp_path / "people.csv"), "--known", day]) == 0
     later = made.scores(tmp_path, one, tmp_path / "run", *SPAN).set_index(["day", "id"])["p_yes"]
-    first = found[0].set_index(["day", "id"])["p_yes"]
+    first = scores[0].set_index(["day", "id"])["p_yes"]
     same = (later.reindex(first.index) - first).abs().groupby("day").max() < 1e-12
     assert same[:2].all()
     assert name == "trees" or not same.loc[day], "these trees do not read the age"
@@ -170,8 +170,8 @@ def test_scores_of_accounts_do_not_depend_on_how_the_book_was_filled(tmp_path, n
 def desk(banks):
     """A run of trees, the party's files, and the rows of the first two days after the history as bank a books them."""
     folder, rows = banks
-    own = made.of_bank(rows, "a").drop(columns=["fraud"])
-    first, second = (own[own.day == made.HISTORY + k].drop(columns="day") for k in (0, 1))
+    bank_rows = made.of_bank(rows, "a").drop(columns=["fraud"])
+    first, second = (bank_rows[bank_rows.day == made.HISTORY + k].drop(columns="day") for k in (0, 1))
     return trained(folder, "trees"), folder / "banks" / "a.yaml", folder / "banks", first, second
 
 
@@ -199,11 +199,11 @@ def test_late_rows_count_from_their_day_on_and_are_scored_then(desk, tmp_path):
     (tmp_path / "b").mkdir()
     book = filled(desk, tmp_path / "b", early=early, second=second, late=late)
     assert of_day(desk, tmp_path, book, 0).equals(before)
-    found = of_day(desk, tmp_path, book, 1)
-    assert sorted(found.index) == sorted([*second.ref, *late.ref])
+    scores = of_day(desk, tmp_path, book, 1)
+    assert sorted(scores.index) == sorted([*second.ref, *late.ref])
     (tmp_path / "c").mkdir()
     every = of_day(desk, tmp_path, filled(desk, tmp_path / "c", first=first, second=second), 1)
-    assert found[second.ref].equals(every[second.ref]), "at the end of the second day both books know the same rows"
+    assert scores[second.ref].equals(every[second.ref]), "at the end of the second day both books know the same rows"
 
 
 WINDOWS = {"features": "", "windows": "2,7"}
@@ -223,10 +223,10 @@ def test_a_days_scores_do_not_depend_on_when_the_models_file_was_imported(tmp_pa
     rows = made.payments()
     made.tables(tmp_path / "banks", rows[rows.day < made.HISTORY], **keys)
     party, *tables = (tmp_path / "banks" / name for name in ("a.yaml", "a_accounts.csv", "a_history.csv"))
-    own = made.of_bank(rows, "a").drop(columns="fraud")
-    later = own[own.day >= made.HISTORY]
+    bank_rows = made.of_bank(rows, "a").drop(columns="fraud")
+    later = bank_rows[bank_rows.day >= made.HISTORY]
     late = later[later.day < made.HISTORY + 2].iloc[::4]
-    fixed = own[own.day == made.HISTORY - 1].assign(amount=2000.0)
+    fixed = bank_rows[bank_rows.day == made.HISTORY - 1].assign(amount=2000.0)
     first = later[later.day < made.HISTORY + 2].drop(late.index)
     book, graphs = made.book(tmp_path / "book", party, *tables), []
 
@@ -257,13 +257,13 @@ def test_a_days_scores_do_not_depend_on_when_the_models_file_was_imported(tmp_pa
     assert main(["export", str(out), "--client", "0", "--out", str(tmp_path / "model")]) == 0
     for day in range(made.HISTORY, made.HISTORY + made.MONTH):
         span = ["--from", str(made.START + day), "--until", str(made.START + day)]
-        found = []
+        scores = []
         for graph in graphs:
             words = ["predict", str(tmp_path / "model"), "--book", str(book), *span, "--graph", str(graph)]
             assert main([*words, "--out", str(tmp_path / "p.csv")]) == 0
-            found.append(pd.read_csv(tmp_path / "p.csv").set_index("edge")["p_yes"].sort_index())
-        for other in found[1:]:
-            pd.testing.assert_series_equal(found[0], other, rtol=0, atol=0, obj=f"day {day}")
+            scores.append(pd.read_csv(tmp_path / "p.csv").set_index("edge")["p_yes"].sort_index())
+        for other in scores[1:]:
+            pd.testing.assert_series_equal(scores[0], other, rtol=0, atol=0, obj=f"day {day}")
     assert "does not have" not in caplog.text
 
 
@@ -273,8 +273,8 @@ def test_payments_of_the_models_file_that_the_book_does_not_have_do_not_count(de
     """The history of a new book is an export after a correction; the model's file has the payment as it was."""
     first, second = desk[3:]
     history = pd.read_csv(desk[2] / "a_history.csv")
-    own = history[(history.from_bank == "A") & (history.to_bank == "A") & (history.source.isin(second.source))]
-    fixed = own.iloc[[-1]].assign(amount=17.5)
+    inner_rows = history[(history.from_bank == "A") & (history.to_bank == "A") & (history.source.isin(second.source))]
+    fixed = inner_rows.iloc[[-1]].assign(amount=17.5)
     (tmp_path / "a").mkdir()
     book = filled(desk, tmp_path / "a", first=pd.concat([first, fixed.drop(columns="fraud")]), second=second)
     expected = of_day(desk, tmp_path, book, 1)
@@ -297,13 +297,13 @@ def test_a_row_with_an_id_that_the_book_has_replaces_it_from_its_day_on(desk, tm
     """
     first, second = desk[3:]
     history = pd.read_csv(desk[2] / "a_history.csv")
-    own = history[(history.from_bank == "A") & (history.to_bank == "A") & (history.source.isin(second.source))]
-    fixed = own.iloc[[-1]].assign(amount=17.5)
+    inner_rows = history[(history.from_bank == "A") & (history.to_bank == "A") & (history.source.isin(second.source))]
+    fixed = inner_rows.iloc[[-1]].assign(amount=17.5)
     book = filled(desk, tmp_path, first=first, second=pd.concat([second, fixed.drop(columns="fraud")]))
     (tmp_path / "plain").mkdir()
     plain = filled(desk, tmp_path / "plain", first=first, second=second)
     assert of_day(desk, tmp_path, book, 0).equals(of_day(desk, tmp_path, plain, 0)), "before the correction was known"
-    found = of_day(desk, tmp_path, book, 1)
+    scores = of_day(desk, tmp_path, book, 1)
     assert main(["book", "show", str(book)]) == 0
     assert "corrections: 1, by later rows with the same id" in capsys.readouterr().out
     rows = request.getfixturevalue("banks")[1]
@@ -325,7 +325,7 @@ def test_a_row_with_an_id_that_the_book_has_replaces_it_from_its_day_on(desk, tm
         main(["predict", str(tmp_path / "exported"), "--book", str(other), *day, "--out", str(tmp_path / "e.csv")]) == 0
     )
     expected = pd.read_csv(tmp_path / "e.csv").set_index("edge")["p_yes"]
-    np.testing.assert_allclose(found[second.ref], expected[second.ref], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(scores[second.ref], expected[second.ref], rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow
@@ -350,9 +350,9 @@ def test_a_payment_that_is_booked_twice_counts_once_in_every_command(desk, tmp_p
     words += ["--edges", str(tmp_path / "b" / "first.csv"), "--edges", str(tmp_path / "day.csv")]
     assert main(["predict", *words, "--out", str(tmp_path / "p.csv")]) == 0
     assert "4 of" in capsys.readouterr().err
-    found = pd.read_csv(tmp_path / "p.csv").set_index("edge")["p_yes"]
-    assert found.index.is_unique
-    np.testing.assert_allclose(found[once.index], once, atol=1e-12)
+    scores = pd.read_csv(tmp_path / "p.csv").set_index("edge")["p_yes"]
+    assert scores.index.is_unique
+    np.testing.assert_allclose(scores[once.index], once, atol=1e-12)
     assert main(["alerts", *words, "--budget", "3", "--out", str(tmp_path / "alerts.csv"), "--reasons", "0"]) == 0
     listed = pd.read_csv(tmp_path / "alerts.csv")
     listed.assign(outcome="true").to_csv(tmp_path / "decided.csv", index=False)
@@ -386,8 +386,8 @@ def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path,
     assert "a3" not in (book / "book.yaml").read_text().split()
     second.to_csv(tmp_path / "second.csv", index=False)
     assert main(["book", "add", str(book), str(tmp_path / "second.csv")]) == 0
-    found = of_day(desk, tmp_path, book, 1)
-    assert sorted(found.index) == sorted(second[~second[["source", "target"]].isin(["a3"]).any(axis=1)].ref)
+    scores = of_day(desk, tmp_path, book, 1)
+    assert sorted(scores.index) == sorted(second[~second[["source", "target"]].isin(["a3"]).any(axis=1)].ref)
 
 
 @of_hours
@@ -398,8 +398,8 @@ def test_the_pinned_model_scores_and_another_one_in_its_place_is_refused(desk, t
     assert f"{book} pins no model" in capsys.readouterr().err
     assert main(["book", "use", str(book), str(run)]) == 0
     assert main(["predict", "--book", str(book), "--out", str(tmp_path / "p.parquet")]) == 0
-    found = pd.read_parquet(tmp_path / "p.parquet").set_index("edge")["p_yes"]
-    assert found.equals(of_day(desk, tmp_path, book, 0))
+    scores = pd.read_parquet(tmp_path / "p.parquet").set_index("edge")["p_yes"]
+    assert scores.equals(of_day(desk, tmp_path, book, 0))
     text = (book / "book.yaml").read_text()
     digest = text.rpartition("digest: ")[2].strip("\n'")
     (book / "book.yaml").write_text(text.replace(digest, "0" * 16))
@@ -529,15 +529,15 @@ def test_a_day_of_a_book_is_explained(desk, tmp_path, capsys):
     item = desk[4].ref.iloc[0]
     words = ["explain", "--book", str(book), "--from", SPAN[1], "--items", item]
     assert main([*words, "--out", str(tmp_path / "reasons.csv")]) == 0
-    found = pd.read_csv(tmp_path / "reasons.csv")
-    assert {*found["item"]} == {item}
-    margin = found["contribution"].sum()
+    reasons = pd.read_csv(tmp_path / "reasons.csv")
+    assert {*reasons["item"]} == {item}
+    margin = reasons["contribution"].sum()
     score = of_day(desk, tmp_path, book, 1)[item]
     said = float(capsys.readouterr().out.partition(f"item {item}: score ")[2].partition(",")[0])
     assert said == pytest.approx(np.log(score / (1 - score)), abs=0.01)
     assert np.isfinite(margin)
-    named = found[found["text"].str.contains(" in from | out to ")]
-    assert {*named["name"]} & {"flow_in_hours_2d", "flow_in_gap_2d", "since_in_source", "sum_in_source_7d"}, found[
+    named = reasons[reasons["text"].str.contains(" in from | out to ")]
+    assert {*named["name"]} & {"flow_in_hours_2d", "flow_in_gap_2d", "since_in_source", "sum_in_source_7d"}, reasons[
         "text"
     ].tolist()
 
@@ -558,13 +558,13 @@ def test_worth_compares_models_on_days_of_a_book_that_have_labels(banks, desk, t
     out = tmp_path / "worth.csv"
     words = [*words[:3], *words[5:], "--metric", "average_precision", "--clusters", "item", "--out", str(out)]
     assert main(words) == 0  # of the book's client
-    found = pd.read_csv(out)
+    comparison = pd.read_csv(out)
     capsys.readouterr()
     for wrong in (words, ["book", "use", str(book), str(desk[0])]):
         assert main([*wrong, "--client", "1"]) == 2
         assert "has 'b' as client 1, and" in capsys.readouterr().err
     truth = later.set_index("ref")["fraud"] == "yes"
-    for row, name in zip(found.itertuples(), MODELS, strict=True):
+    for row, name in zip(comparison.itertuples(), MODELS, strict=True):
         scores = made.scores(tmp_path, book, trained(folder, name), *SPAN).set_index("edge")["p_yes"]
         assert row.score == pytest.approx(average_precision_score(truth[scores.index], scores), abs=1e-6)
 
@@ -597,5 +597,5 @@ def test_a_node_scores_a_day_of_its_book_as_the_simulation_does(banks, tmp_path,
     assert main(["book", "use", str(moved / "book"), str(tmp_path / "bundle")]) == 0
     given = ["--graph", str(moved / "a.safetensors"), "--out", str(tmp_path / "bundle.parquet")]
     assert main(["predict", "--book", str(moved / "book"), *SPAN, *given]) == 0
-    found = pd.read_parquet(tmp_path / "bundle.parquet")
-    np.testing.assert_allclose(found["p_yes"], expected["p_yes"], rtol=0, atol=0 if name == "trees" else 1e-6)
+    scores = pd.read_parquet(tmp_path / "bundle.parquet")
+    np.testing.assert_allclose(scores["p_yes"], expected["p_yes"], rtol=0, atol=0 if name == "trees" else 1e-6)

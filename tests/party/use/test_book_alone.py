@@ -74,15 +74,15 @@ def test_a_days_scores_of_an_unlinked_book(tmp_path, name, kind, ends, form, tas
     rows.drop(columns=["day", "fraud"]).to_csv(tmp_path / "all.csv", index=False)
     whole = made.book(tmp_path / "whole", party, accounts, tmp_path / "all.csv")
     keys = ["edge"] if task == "edges" else ["day", "id"]
-    found = [made.scores(tmp_path, b, run, *SPAN).set_index(keys)["p_yes"] for b in (one, together, whole)]
+    scores = [made.scores(tmp_path, b, run, *SPAN).set_index(keys)["p_yes"] for b in (one, together, whole)]
     inner = (
         later if own_only else later[(later.from_bank == "A") & (later.to_bank == "A")]
     )  # others name no linked account
-    assert len(found[0]) == (len(inner) if task == "edges" else made.MONTH * made.EACH)
-    for other in found[1:]:
-        assert np.abs(found[0] - other.reindex(found[0].index)).max() <= (0 if name == "trees" else 1e-6)
+    assert len(scores[0]) == (len(inner) if task == "edges" else made.MONTH * made.EACH)
+    for other in scores[1:]:
+        assert np.abs(scores[0] - other.reindex(scores[0].index)).max() <= (0 if name == "trees" else 1e-6)
     alone_ = made.scores(tmp_path, one, run, "--from", SPAN[3], "--until", SPAN[3]).set_index(keys)["p_yes"]
-    assert np.abs(found[0].reindex(alone_.index) - alone_).max() <= (0 if name == "trees" else 1e-6)
+    assert np.abs(scores[0].reindex(alone_.index) - alone_).max() <= (0 if name == "trees" else 1e-6)
 
 
 def rows_of(*values):
@@ -125,9 +125,9 @@ def test_the_rows_of_a_day_do_not_depend_on_the_order_in_which_files_were_added(
         )
     )
     for day, amount in ((11, 5.0), (12, 50.0), (13, 50.0)):
-        found = [known(book, day) for book in (first, *others)]
-        assert found[0]["q1"] == amount
-        assert found.count(found[0]) == 3, day
+        amounts = [known(book, day) for book in (first, *others)]
+        assert amounts[0]["q1"] == amount
+        assert amounts.count(amounts[0]) == 3, day
 
 
 def known(book, day):
@@ -179,10 +179,10 @@ def test_an_import_of_several_files_is_that_of_a_book_of_them(tmp_path, capsys):
     capsys.readouterr()
     assert main([*words, "--out", str(tmp_path / "files.safetensors")]) == 0
     assert "2 of 26 rows repeat a payment, with the id of another ('ref')" in capsys.readouterr().out
-    found = [ClientGraph.load(tmp_path / f"{name}.safetensors") for name in ("book", "files")]
+    graphs = [ClientGraph.load(tmp_path / f"{name}.safetensors") for name in ("book", "files")]
     for name in ("edge_index", "edge_time", "edge_attr"):
-        assert getattr(found[0], name).equal(getattr(found[1], name)), name
-    assert found[0].edge_index.size(1) == 24
+        assert getattr(graphs[0], name).equal(getattr(graphs[1], name)), name
+    assert graphs[0].edge_index.size(1) == 24
 
 
 @pytest.mark.parametrize("unique", [True, False])
@@ -203,14 +203,14 @@ def test_a_payment_with_other_accounts_replaces_one_with_its_id_only_if_ids_are_
     assert output.count("in the book already") == 2
     assert output.endswith("1 of 1 files are in the book already: left as they are\n")
     rows = read_rows(BookFolder.load(book))
-    found = [rows.edges.iloc[rows.at(day_of(f"2026-03-{day}"))].set_index("ref") for day in (13, 14)]
-    assert found[0].target[["q1", "q2"]].tolist() == ["a1", "a2"]
+    tables = [rows.edges.iloc[rows.at(day_of(f"2026-03-{day}"))].set_index("ref") for day in (13, 14)]
+    assert tables[0].target[["q1", "q2"]].tolist() == ["a1", "a2"]
     if unique:
-        assert found[1].target[["q1", "q2"]].tolist() == ["a0", "a3"]
-    assert len(found[1]) == len(found[0]) + 2 * (not unique)
+        assert tables[1].target[["q1", "q2"]].tolist() == ["a0", "a3"]
+    assert len(tables[1]) == len(tables[0]) + 2 * (not unique)
     assert main(["import", "--book", str(book), "--out", str(tmp_path / "a.safetensors"), "--classes", "no,yes"]) == 0
     assert (said in capsys.readouterr().out) != unique
-    assert ClientGraph.load(tmp_path / "a.safetensors").edge_index.size(1) == len(found[1])
+    assert ClientGraph.load(tmp_path / "a.safetensors").edge_index.size(1) == len(tables[1])
 
 
 def test_one_of_two_equal_payments_is_corrected(tmp_path):

@@ -31,16 +31,16 @@ def game(count, seed=0):
 @pytest.mark.parametrize("count", [3, 5])
 def test_values_are_means_over_all_orders(count):
     value = game(count)
-    found = shapley(value, count, 2)
+    contributions = shapley(value, count, 2)
     orders = list(itertools.permutations(range(count)))
     expected = np.zeros(count)
     for order in orders:
         for place, party in enumerate(order):
             expected[party] += value(frozenset(order[: place + 1])) - value(frozenset(order[:place]))
-    np.testing.assert_allclose(found[:, 0], expected / len(orders), atol=1e-12)
-    assert np.isnan(found[:, 1:]).all()
-    assert abs(found[0, 0]) < 1e-12
-    assert math.isclose(found[-1, 0], found[-2, 0])
+    np.testing.assert_allclose(contributions[:, 0], expected / len(orders), atol=1e-12)
+    assert np.isnan(contributions[:, 1:]).all()
+    assert abs(contributions[0, 0]) < 1e-12
+    assert math.isclose(contributions[-1, 0], contributions[-2, 0])
 
 
 def test_drawn_orders_have_intervals_that_hold_the_exact_value():
@@ -54,9 +54,9 @@ def test_drawn_orders_have_intervals_that_hold_the_exact_value():
     exact /= len(orders)
     inside = []
     for seed in range(40):
-        found = shapley(value, count, 15, seed)
-        assert math.isclose(found[:, 0].sum(), value(frozenset(range(count))) - value(frozenset()))
-        inside.append((found[1:, 1] <= exact[1:]) & (exact[1:] <= found[1:, 2]))
+        contributions = shapley(value, count, 15, seed)
+        assert math.isclose(contributions[:, 0].sum(), value(frozenset(range(count))) - value(frozenset()))
+        inside.append((contributions[1:, 1] <= exact[1:]) & (exact[1:] <= contributions[1:, 2]))
     assert 0.88 < np.mean(inside) <= 1
 
 
@@ -68,7 +68,7 @@ def test_coalitions_are_runs_that_never_had_the_others(tmp_path, capsys):
     files = ["--out", str(tmp_path / "p.csv"), "--page", str(tmp_path / "p.html")]
     words = ["worth", str(whole.path), "--coalitions", str(tmp_path / "parts"), "--metric", "accuracy", *files]
     assert main(words) == 0
-    said, found = capsys.readouterr().out, pd.read_csv(tmp_path / "p.csv")
+    said, table = capsys.readouterr().out, pd.read_csv(tmp_path / "p.csv")
     assert "with all; 6 runs" in said
     assert fg.load_run(tmp_path / "parts" / "1-2").config.train.local_steps_by_client == [2, 3]
     graphs = [whole._client_graph(client) for client in range(3)]
@@ -81,10 +81,10 @@ def test_coalitions_are_runs_that_never_had_the_others(tmp_path, capsys):
         return np.mean(scores)
 
     without = fg.forget(whole, 1, tmp_path / "without")
-    assert found["without"][1] == pytest.approx(score(without.path))
-    assert found["alone"][2] == pytest.approx(score(tmp_path / "parts" / "2"))
+    assert table["without"][1] == pytest.approx(score(without.path))
+    assert table["alone"][2] == pytest.approx(score(tmp_path / "parts" / "2"))
     none = np.mean([(graph.y[graph.test_mask] == 0).float().mean() for graph in graphs])
-    assert found["contribution"].sum() == pytest.approx(score(whole.path) - none, abs=1e-6)
+    assert table["contribution"].sum() == pytest.approx(score(whole.path) - none, abs=1e-6)
     assert "Shapley values" in (tmp_path / "p.html").read_text()
     assert main(words) == 2
     assert "a new folder" in capsys.readouterr().err

@@ -38,8 +38,8 @@ def day_by_day(desk, table, out, model=()):
     step = table["at"] // (HOURS * 3600)
     parts = []
     for last in sorted(step.unique()):
-        found = scores(desk, table[step <= last], out, model)
-        parts.append(found[(step[step <= last] == last).to_numpy()])
+        predictions = scores(desk, table[step <= last], out, model)
+        parts.append(predictions[(step[step <= last] == last).to_numpy()])
     assert len(parts) > 3
     return pd.concat(parts, ignore_index=True)
 
@@ -71,16 +71,16 @@ def test_reasons_are_of_payments_until_the_end_of_the_items_day(desk, tmp_path):
     words = ["--client", "0", "--nodes", str(folder / "history/a.csv"), "--edges", str(tmp_path / "table.csv")]
     words += ["--items", item, "--top", "500", "--out", str(tmp_path / "r.csv")]
     assert main(["explain", str(folder / "run"), *words]) == 0
-    found = pd.read_csv(tmp_path / "r.csv")
-    last = pd.to_datetime(found["time"].dropna()).astype("int64").max()
+    reasons = pd.read_csv(tmp_path / "r.csv")
+    last = pd.to_datetime(reasons["time"].dropna()).astype("int64").max()
     last = last // 10**9 if last > 10**12 else last
     assert last < (at // (HOURS * 3600) + 1) * HOURS * 3600
     p = scores(desk, table, tmp_path).set_index("edge")["p_yes"][item]
-    assert found["score"].iloc[0] == pytest.approx(np.log(p / (1 - p)), abs=1e-4)
+    assert reasons["score"].iloc[0] == pytest.approx(np.log(p / (1 - p)), abs=1e-4)
 
 
 def test_drift_compares_the_scores_that_predict_lists(desk, tmp_path):
     table = desk[2]
     folder = desk[0]
-    found = scores(desk, table, tmp_path, (folder / "run", "--client", 0), "drift").query("table == 'scores'")
-    assert found["new"].iloc[0] == pytest.approx(scores(desk, table, tmp_path)["p_yes"].median(), abs=1e-5)
+    comparison = scores(desk, table, tmp_path, (folder / "run", "--client", 0), "drift").query("table == 'scores'")
+    assert comparison["new"].iloc[0] == pytest.approx(scores(desk, table, tmp_path)["p_yes"].median(), abs=1e-5)

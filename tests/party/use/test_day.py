@@ -52,18 +52,18 @@ def test_rows_that_name_another_bank_are_scored_as_in_an_import_of_all_rows(work
     """Out of bank A and into it, in the table's order; the whole linked file has the same model's logits at the same times."""
     run, whole, day, *_ = work
     assert {"A", "B"} == set(day["from_bank"]) == set(day["to_bank"])
-    code, found = predict(work, day.iloc[::-1], tmp_path)
+    code, predictions = predict(work, day.iloc[::-1], tmp_path)
     assert code == 0
-    assert found["edge"].tolist() == day["ref"].tolist()[::-1]
-    assert found[["source", "target"]].to_numpy().tolist() == day[["source", "target"]].to_numpy().tolist()[::-1]
-    assert found["p_yes"].between(0, 1).all()
+    assert predictions["edge"].tolist() == day["ref"].tolist()[::-1]
+    assert predictions[["source", "target"]].to_numpy().tolist() == day[["source", "target"]].to_numpy().tolist()[::-1]
+    assert predictions["p_yes"].between(0, 1).all()
     predictor = load_predictor(run.path, 0)
     graph = ClientGraph.load(sorted(whole.glob("*.safetensors"))[0])
     graph = replace(graph, schema={**graph.schema, ENTERING: True})
     every = predictor.predict(graph)
     expected = dict(zip(every.time.tolist(), every.probabilities[:, 1], strict=True))
     assert len(expected) == len(every.ids), "times identify payments"
-    np.testing.assert_allclose(found["p_yes"][::-1], [expected[at] for at in day["at"]], atol=2e-4)
+    np.testing.assert_allclose(predictions["p_yes"][::-1], [expected[at] for at in day["at"]], atol=2e-4)
 
 
 def test_rows_that_cannot_be_scored_are_listed_and_the_others_scored(work, tmp_path, capsys):
@@ -80,9 +80,9 @@ def test_rows_that_cannot_be_scored_are_listed_and_the_others_scored(work, tmp_p
         " A ",
     ]  # other spellings of a1 and a2
     table = pd.concat([odd, day], ignore_index=True)
-    code, found = predict(work, table, tmp_path)
+    code, predictions = predict(work, table, tmp_path)
     assert code == 0
-    assert found["edge"].tolist() == ["q3", *day["ref"]]
+    assert predictions["edge"].tolist() == ["q3", *day["ref"]]
     left = pd.read_csv(tmp_path / "scored.left-out.csv")
     assert left[["row", "edge"]].to_numpy().tolist() == [[1, "q0"], [2, "q1"], [3, "q2"]]
     assert "'a99', which is not an id" in left["reason"][0]

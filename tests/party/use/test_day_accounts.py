@@ -38,10 +38,10 @@ def work(request, tmp_path_factory):
     every = made.joined().drop_duplicates(["source", "target"]).reset_index(drop=True)
     every = every[every.source != every.target]
     named = {bank: every[(every.from_bank == bank) | (every.to_bank == bank)] for bank in BANKS}
-    own = named["A"]
-    far = np.where(own.from_bank == "A", own.target, own.source)
-    first = own.groupby(far).cumcount() == 0  # each far account is in a record of the first month
-    day = own[~first & (np.arange(len(own)) % 2 == 0)]
+    bank_rows = named["A"]
+    far = np.where(bank_rows.from_bank == "A", bank_rows.target, bank_rows.source)
+    first = bank_rows.groupby(far).cumcount() == 0  # each far account is in a record of the first month
+    day = bank_rows[~first & (np.arange(len(bank_rows)) % 2 == 0)]
     made.books = {bank: rows.drop(day.index, errors="ignore") for bank, rows in named.items()}
     new = made.nodes["A"].iloc[[0]].assign(id="A9999", income=1.5)
     share = [] if request.param == "alone" else ["age:exact"]
@@ -68,11 +68,11 @@ def test_accounts_are_scored_as_after_a_link_of_all_rows(work, tmp_path, capsys)
     """All own accounts, a new one among them, in the table's order; rows that the model cannot read are listed."""
     kind, runs, whole, day, folder = work
     assert predict(work, runs["fedavg"], day.iloc[::-1], tmp_path) == 0
-    found = pd.read_csv(tmp_path / "p.csv")
-    assert found["id"].tolist() == pd.read_csv(folder / "accounts.csv")["id"].tolist()
+    predictions = pd.read_csv(tmp_path / "p.csv")
+    assert predictions["id"].tolist() == pd.read_csv(folder / "accounts.csv")["id"].tolist()
     predictor = load_predictor(runs["fedavg"].path, 0)
     expected = predictor.predict(ClientGraph.load(whole / "client_0000.safetensors")).to_frame().set_index("id")
-    np.testing.assert_allclose(found["p_fraud"], expected.loc[found["id"], "p_fraud"], atol=1e-6)
+    np.testing.assert_allclose(predictions["p_fraud"], expected.loc[predictions["id"], "p_fraud"], atol=1e-6)
     cut = day[day.from_bank != day.to_bank]
     assert len(cut) > 5
     if kind == "alone":
@@ -120,9 +120,11 @@ def test_columns_of_a_recipe_count_the_rows_with_other_banks(tmp_path):
     mine.to_csv(tmp_path / "day.csv", index=False)
     spec = InputSpec(("no", "yes"), stored.num_features, fitted_schema(stored.schema, "the import"))
     columns = Columns.of(spec.schema.tables)
-    found = new_nodes(tmp_path / "history" / "a.csv", tmp_path / "day.csv", columns, spec, stored, "the stored graph")
+    additions = new_nodes(
+        tmp_path / "history" / "a.csv", tmp_path / "day.csv", columns, spec, stored, "the stored graph"
+    )
     ids = unpack_words(whole.ids).tolist()
-    place = [ids.index(name) for name in found.ids[found.rows]]
-    torch.testing.assert_close(found.graph.x[found.rows], whole.x[place])
-    assert not torch.allclose(found.graph.x[found.rows], stored.x[found.rows])
-    assert not found.left_out
+    place = [ids.index(name) for name in additions.ids[additions.rows]]
+    torch.testing.assert_close(additions.graph.x[additions.rows], whole.x[place])
+    assert not torch.allclose(additions.graph.x[additions.rows], stored.x[additions.rows])
+    assert not additions.left_out

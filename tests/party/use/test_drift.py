@@ -38,20 +38,20 @@ def slow(stored, new):
 def test_psi_is_that_of_a_slow_loop(seed):
     rng = np.random.default_rng(seed)
     stored, new = (np.round(rng.normal(shift, 1 + seed / 3, size), seed % 3) for shift, size in ((0, 211), (0.3, 97)))
-    found, _ = psi(*binned(stored, new))
-    assert found == pytest.approx(slow(stored.tolist(), new.tolist()), rel=1e-12)
-    assert psi(*binned(stored, rng.permutation(new)))[0] == found
+    index, _ = psi(*binned(stored, new))
+    assert index == pytest.approx(slow(stored.tolist(), new.tolist()), rel=1e-12)
+    assert psi(*binned(stored, rng.permutation(new)))[0] == index
     assert psi(*binned(stored, rng.permutation(stored)))[0] == 0
 
 
 def test_equal_distributions_stay_below_chance():
     """About 99 % of samples of one law, as small as a day's file, are below the limit; a fifth of them would be above 0.25."""
     rng = np.random.default_rng(0)
-    found = np.array([psi(*binned(rng.normal(size=400), rng.normal(size=40))) for _ in range(400)])
-    assert (found[:, 0] > 0.25).mean() > 0.1
-    assert (found[:, 0] <= found[:, 1]).mean() >= 0.98
-    found = np.array([psi(*binned(rng.normal(size=1000), rng.normal(size=50))) for _ in range(1000)])
-    passed = (found[:, 0] > found[:, 1]).sum()
+    indices = np.array([psi(*binned(rng.normal(size=400), rng.normal(size=40))) for _ in range(400)])
+    assert (indices[:, 0] > 0.25).mean() > 0.1
+    assert (indices[:, 0] <= indices[:, 1]).mean() >= 0.98
+    indices = np.array([psi(*binned(rng.normal(size=1000), rng.normal(size=50))) for _ in range(1000)])
+    passed = (indices[:, 0] > indices[:, 1]).sum()
     assert 2 <= passed <= 18, "10 of 1,000 are expected, ± 2.5 standard deviations"
     with pytest.raises(FedGraphError, match="no rows to compare: 0 are stored and 3 are new"):
         psi(np.zeros(2), np.array([1.0, 2]))
@@ -97,28 +97,28 @@ def compare(place, tmp_path, capsys):
 
 
 def test_the_stored_data_have_not_drifted(compare):
-    code, found, text = compare()
-    assert (code, found[found["table"] != "scores"]["psi"].abs().max()) == (
+    code, table, text = compare()
+    assert (code, table[table["table"] != "scores"]["psi"].abs().max()) == (
         0,
         0.0,
     )  # scores: with items that did not train
-    assert set(found["verdict"]) == {"stable"}
-    assert {"nodes", "scores"} == set(found["table"])
+    assert set(table["verdict"]) == {"stable"}
+    assert {"nodes", "scores"} == set(table["table"])
     assert "0 of" in text
-    income = found[found["column"] == "income"].iloc[0]
+    income = table[table["column"] == "income"].iloc[0]
     assert income["stored"] == income["new"]
     _, permuted, _ = compare(lambda people, payments: (people.sample(frac=1, random_state=0), payments.iloc[::-1]))
     pd.testing.assert_frame_equal(
         permuted.sort_values(["table", "column", "what"], ignore_index=True),
-        found.sort_values(["table", "column", "what"], ignore_index=True),
+        table.sort_values(["table", "column", "what"], ignore_index=True),
     )
 
 
 def test_the_shifted_column_is_named_in_its_unit(compare, place):
     income = pd.read_csv(place / "a_customers.csv")["income"]
-    code, found, text = compare(lambda people, payments: (people.assign(income=people["income"] * 3), payments))
+    code, table, text = compare(lambda people, payments: (people.assign(income=people["income"] * 3), payments))
     assert code == 3
-    nodes = found[found["table"] == "nodes"]
+    nodes = table[table["table"] == "nodes"]
     assert nodes.loc[nodes["verdict"] == "shifted", "column"].tolist() == ["income"]
     first = nodes.iloc[0]
     assert (first["stored"], first["new"]) == pytest.approx((income.median(), 3 * income.median()), rel=1e-4)
@@ -132,9 +132,9 @@ def test_unseen_and_missing_values_and_degrees_are_named(compare):
         people["balance"] = people["balance"].where(rows % 3 > 0)
         return people, pd.concat([payments] * 4).assign(target=people["id"].iloc[0])
 
-    code, found, _ = compare(change)
+    code, table, _ = compare(change)
     assert code == 3
-    named = found.set_index(["table", "column", "what"])
+    named = table.set_index(["table", "column", "what"])
     assert named.loc[("nodes", "trade", "unseen"), "new"] >= 0.25
     assert named.loc[("nodes", "trade", "unseen"), "verdict"] == "shifted"
     missing = named.loc[("nodes", "balance", "missing")]
@@ -187,20 +187,20 @@ def test_payments_of_a_day_are_compared_with_all_stored_ones(tmp_path, capsys):
     for factor, code in ((1, 0), (10, 3)):
         new.assign(amount=new["amount"] * factor).to_csv(tmp_path / "day.csv", index=False)
         assert cli.main([*map(str, words), "--out", str(tmp_path / "drift.csv")]) == code, capsys.readouterr()
-        found = pd.read_csv(tmp_path / "drift.csv").set_index(["table", "column"])
-        edges = found.loc["edges"]
+        table = pd.read_csv(tmp_path / "drift.csv").set_index(["table", "column"])
+        edges = table.loc["edges"]
         assert (edges.loc["amount", "verdict"] == "shifted") == (factor == 10)
         stored = rows[:240][(rows[:240][["from_bank", "to_bank"]] == "A").any(axis=1)]["amount"]
         assert edges.loc["amount", "new"] == pytest.approx(factor * new["amount"].median(), rel=1e-6)
         assert edges.loc["amount", "stored"] == pytest.approx(stored.median(), rel=1e-6)
-    own = rows[(rows[["from_bank", "to_bank"]] == "A").any(axis=1)]
-    stored, new = own[own.index < 240], own[own.index >= 240]
+    bank_rows = rows[(rows[["from_bank", "to_bank"]] == "A").any(axis=1)]
+    stored, new = bank_rows[bank_rows.index < 240], bank_rows[bank_rows.index >= 240]
     latest = stored[stored["at"] > stored["at"].max() - (new["at"].max() - stored["at"].max())]
     assert len(latest) < len(stored) / 2
     ids = pd.read_csv(tmp_path / "history/a.csv")["id"]
     for end, direction in (("source", "out"), ("target", "in")):
         counts = [side[end].value_counts().reindex(ids, fill_value=0) for side in (latest, new)]
-        row = found.loc[("nodes", f"degree {direction}")]
+        row = table.loc[("nodes", f"degree {direction}")]
         assert (row["stored"], row["new"]) == tuple(count.median() for count in counts)
         assert row["psi"] == pytest.approx(psi(*binned(*(count.to_numpy(float) for count in counts)))[0])
 
@@ -243,19 +243,19 @@ def test_a_quiet_week_of_a_book_is_quiet_and_a_shift_is_not(desk, tmp_path, caps
     week.assign(amount=factor * week["amount"]).to_csv(tmp_path / "week.csv", index=False)
     words = ["drift", folder / "run", "--client", 0, "--party-file", folder / "a.yaml"]
     words += ["--nodes", folder / "a_accounts.csv", "--edges", tmp_path / "week.csv", "--out", tmp_path / "drift.csv"]
-    found = cli.main([*map(str, words)])
+    outcome = cli.main([*map(str, words)])
     said = capsys.readouterr().out
-    assert found == code, said
+    assert outcome == code, said
     assert "not compared, because they grow with the book: edges since_out_source, " in said
-    found = pd.read_csv(tmp_path / "drift.csv").set_index("column")
-    assert not [name for name in found.index if name.startswith(GROWING)]
-    assert found.loc["amount", "verdict"] == ("shifted" if factor == 10 else "stable")
+    outcome = pd.read_csv(tmp_path / "drift.csv").set_index("column")
+    assert not [name for name in outcome.index if name.startswith(GROWING)]
+    assert outcome.loc["amount", "verdict"] == ("shifted" if factor == 10 else "stable")
     ids = pd.read_csv(folder / "a_accounts.csv")["id"]
     both = rows[rows[["from_bank", "to_bank"]].isin(["A", "B"]).all(axis=1)]
     for end, direction in (("source", "out"), ("target", "in")):
         for name, span in (("stored", both.day.between(7, 13)), ("new", both.day >= 14)):
             count = both[span][end].value_counts().reindex(ids, fill_value=0)
-            assert abs(found.loc[f"degree {direction}", name] - count.median()) <= 1  # the spans end within a day
+            assert abs(outcome.loc[f"degree {direction}", name] - count.median()) <= 1  # the spans end within a day
 
 
 def test_a_value_never_seen_comes_first_and_distributions_are_drawn(place, tmp_path, capsys):
@@ -281,5 +281,5 @@ def test_a_value_never_seen_comes_first_and_distributions_are_drawn(place, tmp_p
 
 def charts_of(page):
     """Return the charts' data in a page."""
-    found = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
-    return list(json.loads(found[1]).values())
+    script = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    return list(json.loads(script[1]).values())

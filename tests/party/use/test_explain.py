@@ -46,14 +46,14 @@ def rings(tmp_path_factory):
         **keys,
         **{"model.hidden": 16},
     )
-    own = load_predictor(run.path, 0).own
+    graph = load_predictor(run.path, 0).own
     made = generate(PaymentsSpec(**RINGS), seed=0, banks=1)
     key = {
         tuple(row): int(pattern)
         for *row, pattern in zip(made.source, made.target, made.time, made.pattern, strict=True)
     }
-    ends = own.node_id[own.edge_index].T.tolist()
-    return run, np.array([key[(*pair, time)] for pair, time in zip(ends, own.edge_time.tolist(), strict=True)])
+    ends = graph.node_id[graph.edge_index].T.tolist()
+    return run, np.array([key[(*pair, time)] for pair, time in zip(ends, graph.edge_time.tolist(), strict=True)])
 
 
 def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsys):
@@ -66,9 +66,9 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     rows = np.flatnonzero(task.y.numpy() == 1)
     rows = rows[np.argsort(-score[rows], kind="stable")][:6]
     items = task.order[torch.from_numpy(rows)].tolist()
-    found = explain(predictor, predictor.own, None, None, [str(item) for item in items])
+    explanations = explain(predictor, predictor.own, None, None, [str(item) for item in items])
     hits, random, chance = [], [], []
-    for item, expected, reasons in zip(items, score[rows], found, strict=True):
+    for item, expected, reasons in zip(items, score[rows], explanations, strict=True):
         assert reasons.score == pytest.approx(expected, rel=1e-3)
         total = reasons.of_columns.sum() + reasons.of_edges.sum()
         assert total == pytest.approx(reasons.score - reasons.base, abs=1e-2 * total_size(reasons) + 1e-5)
@@ -87,7 +87,7 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     assert np.mean(np.array(hits) > 0) >= 2 * np.mean(chance)
     assert np.mean(np.array(hits) > 0) >= np.mean(np.array(random) > 0)
     assert np.mean(hits) > 1.5 * np.mean(random), "benchmarks/reasons.py has more data sets"
-    assert np.mean([r.score - r.without for r in found]) > 0, "without its reasons, a payment is less suspicious"
+    assert np.mean([r.score - r.without for r in explanations]) > 0, "without its reasons, a payment is less suspicious"
     # the same as a command
     words = [
         "explain",
@@ -105,9 +105,9 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     table = pd.read_csv(tmp_path / "r.csv")
     assert table.groupby("item").size().tolist() == [7, 7]
     assert table["item"].unique().tolist() == items[:2]
-    sizes = np.sort(np.abs(np.concatenate([found[0].of_columns, found[0].of_edges])))[::-1][:7]
+    sizes = np.sort(np.abs(np.concatenate([explanations[0].of_columns, explanations[0].of_edges])))[::-1][:7]
     np.testing.assert_allclose(table["contribution"].abs()[:7], sizes, rtol=1e-5)
-    assert f"item {items[0]}: score {found[0].score:.3g}" in capsys.readouterr().out
+    assert f"item {items[0]}: score {explanations[0].score:.3g}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("model", ["gcn", "gat", "gine", "pna", "mlp"])
@@ -128,21 +128,21 @@ def total_size(reasons):
 def check_contributions(model, tmp_path, **keys):
     run = fg.run(f"model={model}", num_clients=1, rounds=1, progress=False, out=str(tmp_path / "run"), **keys)
     predictor = load_predictor(run.path, 0)
-    own = predictor.own
-    (found,) = explain(predictor, own, None, None, [str(int(own.node_id[3]))])
-    logits = predictor.outputs(own)[0][3].double().numpy()
+    graph = predictor.own
+    (reasons,) = explain(predictor, graph, None, None, [str(int(graph.node_id[3]))])
+    logits = predictor.outputs(graph)[0][3].double().numpy()
     chosen = 1 if len(logits) == 2 else logits.argmax()
     score = logits[chosen] - np.delete(logits, chosen).mean() if len(logits) > 1 else logits[0]
-    assert found.score == pytest.approx(score, rel=1e-3, abs=1e-4)
-    total = found.of_columns.sum() + found.of_edges.sum()
-    assert total == pytest.approx(found.score - found.base, abs=1e-2 * total_size(found) + 1e-5)
-    source, target = own.edge_index.numpy()
+    assert reasons.score == pytest.approx(score, rel=1e-3, abs=1e-4)
+    total = reasons.of_columns.sum() + reasons.of_edges.sum()
+    assert total == pytest.approx(reasons.score - reasons.base, abs=1e-2 * total_size(reasons) + 1e-5)
+    source, target = graph.edge_index.numpy()
     near = {3}
     for _ in range(3 if model != "mlp" else 0):
         near |= set(source[np.isin(target, list(near))].tolist())
-    assert not found.of_edges[~np.isin(target, list(near))].any()
-    assert found.of_edges.any() == (model != "mlp")
-    assert found.values[0] == pytest.approx(float(own.x[3, 0]))
+    assert not reasons.of_edges[~np.isin(target, list(near))].any()
+    assert reasons.of_edges.any() == (model != "mlp")
+    assert reasons.values[0] == pytest.approx(float(graph.x[3, 0]))
 
 
 def slow_shapley(forest, counts, x):
@@ -162,14 +162,14 @@ def slow_shapley(forest, counts, x):
     def total(held):
         return sum(value(start, 0, held) for start in forest["start"].tolist())
 
-    found = np.zeros(len(x) + 1)
-    found[-1] = total(())
+    contributions = np.zeros(len(x) + 1)
+    contributions[-1] = total(())
     for column in columns:
         others = [c for c in columns if c != column]
         for size in range(len(columns)):
             weight = factorial(size) * factorial(len(columns) - size - 1) / factorial(len(columns))
-            found[column] += sum(weight * (total((*s, column)) - total(s)) for s in combinations(others, size))
-    return found
+            contributions[column] += sum(weight * (total((*s, column)) - total(s)) for s in combinations(others, size))
+    return contributions
 
 
 def test_contributions_of_trees_are_shapley_values(tmp_path):
@@ -186,18 +186,20 @@ def test_contributions_of_trees_are_shapley_values(tmp_path):
     factor = (counts[ends[0, 0]] - 1) // (ends[0] == ends[0, 0]).sum()
     assert factor > 10**6
     assert counts[forest["start"][0]] == factor * len(x) + (forest["feature"][: forest["start"][1]] < 0).sum() < 2**31
-    found = shapley(forest, x[:3], x, outputs)
+    contributions = shapley(forest, x[:3], x, outputs)
     base = raw_scores(forest, x, outputs).mean(axis=0)  # the page: the mean score of the stored items
-    np.testing.assert_allclose(found[:, :, -1], np.tile(base, (3, 1)), atol=1e-6)
-    np.testing.assert_allclose(found.sum(axis=2), raw_scores(forest, x[:3], outputs), atol=1e-9)
+    np.testing.assert_allclose(contributions[:, :, -1], np.tile(base, (3, 1)), atol=1e-6)
+    np.testing.assert_allclose(contributions.sum(axis=2), raw_scores(forest, x[:3], outputs), atol=1e-9)
     for output in range(outputs):
         bounds = [*forest["start"].tolist(), len(counts)]
         rows = np.concatenate([np.arange(bounds[t], bounds[t + 1]) for t in np.flatnonzero(forest["output"] == output)])
         sizes = [bounds[t + 1] - bounds[t] for t in np.flatnonzero(forest["output"] == output)]
-        own = {k: v[rows] for k, v in forest.items() if k not in ("start", "output")}
-        own["start"] = np.cumsum([0, *sizes[:-1]])
+        subforest = {k: v[rows] for k, v in forest.items() if k not in ("start", "output")}
+        subforest["start"] = np.cumsum([0, *sizes[:-1]])
         for row in range(3):
-            np.testing.assert_allclose(found[row, output], slow_shapley(own, counts[rows], x[row]), atol=1e-9)
+            np.testing.assert_allclose(
+                contributions[row, output], slow_shapley(subforest, counts[rows], x[row]), atol=1e-9
+            )
     name = str(int(predictor.own.node_id[3]))
     (reasons,) = explain(predictor, predictor.own, None, None, [name])
     assert reasons.of_columns.sum() + reasons.base == pytest.approx(reasons.score, abs=1e-9)
@@ -255,22 +257,22 @@ def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
         tmp_path / "r.csv",
     ]
     assert main([*map(str, ["explain", tmp_path / "run", "--client", 0, "--items", ",".join(items), *given])]) == 0
-    found = pd.read_csv(tmp_path / "r.csv")
-    assert found["item"].unique().tolist() == items
-    paid = found[found["kind"] == "payment"]
-    assert not ((found["item"] == items[1]) & (found["name"] == "target age")).any()
-    assert not ((found["item"] == items[2]) & (found["name"] == "source age")).any()
-    assert ((found["item"] == items[0]) & (found["name"] == "source age")).any()
+    reasons = pd.read_csv(tmp_path / "r.csv")
+    assert reasons["item"].unique().tolist() == items
+    paid = reasons[reasons["kind"] == "payment"]
+    assert not ((reasons["item"] == items[1]) & (reasons["name"] == "target age")).any()
+    assert not ((reasons["item"] == items[2]) & (reasons["name"] == "source age")).any()
+    assert ((reasons["item"] == items[0]) & (reasons["name"] == "source age")).any()
     new = paid[paid["name"].astype(str).str.startswith("p")]
     assert set(new["name"]) <= set(day["ref"]), "rows of the table"
     assert len(new)
-    amounts = found[found["name"] == "amount"].set_index("item")["value"]
+    amounts = reasons[reasons["name"] == "amount"].set_index("item")["value"]
     expected = day.set_index("ref")["amount"]
     assert amounts.to_dict() == pytest.approx(expected[amounts.index].to_dict(), rel=1e-6)
     ends = new.merge(day, left_on="name", right_on="ref")
     assert (pd.to_datetime(ends["time"]) == pd.to_datetime(ends["at"], unit="s")).all(), "dates, in whatever year"
-    own = ends["from_bank"] == "A"
-    assert (ends["source_x"][own] == ends["source_y"][own]).all()
+    mask = ends["from_bank"] == "A"
+    assert (ends["source_x"][mask] == ends["source_y"][mask]).all()
     predictor = load_predictor(tmp_path / "run", 0)
     _, task = predictor.outputs(predictor.own)
     assert isinstance(task, Edges)

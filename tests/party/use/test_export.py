@@ -88,14 +88,14 @@ def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
     for name, (method, *overrides) in EXPORTED.items():
         finished = go(method, "rounds=2", *overrides)
         predictor = load_predictor(finished.out, 1)
-        folder, own = tmp_path / name.replace(": ", "_"), predictor.own
+        folder, graph = tmp_path / name.replace(": ", "_"), predictor.own
         export(predictor, folder, finished.out)
         index = json.loads((folder / "export.json").read_text())
-        tensors = {"x": own.x, "edge_index": own.edge_index, "y": own.y, "known": own.train_mask}
+        tensors = {"x": graph.x, "edge_index": graph.edge_index, "y": graph.y, "known": graph.train_mask}
         torch.save(tensors, tmp_path / f"{folder.name}.pt")
         arguments.append([str(folder), str(tmp_path / f"{folder.name}.pt"), index["labels"]])
-        ours[folder] = predictor.logits(own)
-        torch.testing.assert_close(load_export(folder).logits(own), ours[folder], rtol=1e-6, atol=1e-6)
+        ours[folder] = predictor.logits(graph)
+        torch.testing.assert_close(load_export(folder).logits(graph), ours[folder], rtol=1e-6, atol=1e-6)
         assert (folder / "MODEL_CARD.md").read_text().startswith(f"# {method} on csbm: the model of client 1")
     assert [labels for *_, labels in arguments].count(True) == 1
     bare = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

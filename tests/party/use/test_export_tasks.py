@@ -49,8 +49,8 @@ def predicted(predictor, graph):
     """What a model predicts: logits, scores of pairs, or numbers."""
     if predictor.cfg.task.name == "links":
         return predictor.predict_pairs(graph, [[0, 1], [3, 2], [5, 5]], range(graph.num_nodes)).scores
-    found = predictor.predict(graph)
-    return found.values if predictor.task.capabilities.targets else found.logits.numpy()
+    predictions = predictor.predict(graph)
+    return predictions.values if predictor.task.capabilities.targets else predictions.logits.numpy()
 
 
 def alone(folder: Path, graph: Graph, task: str) -> np.ndarray:
@@ -74,16 +74,16 @@ def test_an_exported_folder_predicts_as_the_run(name, tmp_path):
     run = finished(name, tmp_path)
     predictor = load_predictor(run, 1)
     made = load_export(export(predictor, tmp_path / "out", run))
-    own, task = predictor.own, predictor.cfg.task.name
-    expected = predicted(predictor, own)
-    np.testing.assert_allclose(predicted(made, own), expected, rtol=1e-5, atol=1e-5)
+    stored_graph, task = predictor.own, predictor.cfg.task.name
+    expected = predicted(predictor, stored_graph)
+    np.testing.assert_allclose(predicted(made, stored_graph), expected, rtol=1e-5, atol=1e-5)
     assert made.threshold == predictor.threshold
-    ids = np.unique(own.graph_id, return_inverse=True)[1] if own.graph_id.numel() else []
-    held = {key: getattr(own, key) for key in ("x", "edge_index", "y", "num_classes", "edge_attr")}
-    masks = {key: torch.zeros_like(own.train_mask) for key in ("train_mask", "val_mask", "test_mask")}
+    ids = np.unique(stored_graph.graph_id, return_inverse=True)[1] if stored_graph.graph_id.numel() else []
+    held = {key: getattr(stored_graph, key) for key in ("x", "edge_index", "y", "num_classes", "edge_attr")}
+    masks = {key: torch.zeros_like(stored_graph.train_mask) for key in ("train_mask", "val_mask", "test_mask")}
     graph = Graph(**held, **masks, graph_id=torch.as_tensor(ids, dtype=torch.int64))
-    found = alone(tmp_path / "out", graph, task)
-    probabilities = 1 / (1 + np.exp(-found)) if task.endswith("multilabel") else found
+    outputs = alone(tmp_path / "out", graph, task)
+    probabilities = 1 / (1 + np.exp(-outputs)) if task.endswith("multilabel") else outputs
     np.testing.assert_allclose(probabilities, predicted(predictor, graph), rtol=1e-5, atol=1e-5)
     assert f"task={task}" in (tmp_path / "out/MODEL_CARD.md").read_text() or task == "nodes"
     index = json.loads((tmp_path / "out/export.json").read_text())
@@ -131,8 +131,8 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
         for source, made in ((run, "run.csv"), (str(out), "out.csv")):
             args = ["predict", source, *given, str(tmp_path / "new.csv"), "--out", str(tmp_path / name / made)]
             assert cli.main([*args, *(["--client", "0"] if source == run else [])]) == 0
-        expected, found = (pd.read_csv(tmp_path / name / made) for made in ("run.csv", "out.csv"))
-        pd.testing.assert_frame_equal(found, expected, atol=1e-6)
+        expected, predictions = (pd.read_csv(tmp_path / name / made) for made in ("run.csv", "out.csv"))
+        pd.testing.assert_frame_equal(predictions, expected, atol=1e-6)
     assert not (tmp_path / "counted/out/preprocess.py").exists()
     out, expected = tmp_path / "plain/out", pd.read_csv(tmp_path / "plain/run.csv")
     spec = importlib.util.spec_from_file_location("preprocess", out / "preprocess.py")

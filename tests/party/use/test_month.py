@@ -13,9 +13,9 @@ from benchmarks.desk_month import month
 @pytest.mark.parametrize(("place", "days"), [("simulation", 12), ("fleet", 5)])
 def test_a_month_at_a_desk(tmp_path, monkeypatch, hours, place, days):
     patch = monkeypatch if place == "fleet" else None
-    found = month(tmp_path / "month", days=days, hours=hours, history=40, every=4, patch=patch)
-    assert found.refused == []
-    assert len(found.scores) > 12 * days
-    assert found.scores.keys() == found.whole.keys()
-    assert found.largest_difference == 0
-    assert found.alarms == [], found.looked
+    report = month(tmp_path / "month", days=days, hours=hours, history=40, every=4, patch=patch)
+    assert report.refused == []
+    assert len(report.scores) > 12 * days
+    assert report.scores.keys() == report.whole.keys()
+    assert report.largest_difference == 0
+    assert report.alarms == [], report.looked

@@ -82,20 +82,20 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     overrides = ["--nodes", place / "new.csv", "--edges", place / "paid.csv", "--out"]
     assert go("predict", place / "run", "--client", 0, *overrides, tmp_path / "p.csv") == 0
     assert "20 nodes joined to the 120 nodes of client 0's stored graph" in capsys.readouterr().err
-    found = pd.read_csv(tmp_path / "p.csv")
-    assert found["id"].tolist() == [f"new{i:05d}" for i in range(20)]
+    predictions = pd.read_csv(tmp_path / "p.csv")
+    assert predictions["id"].tolist() == [f"new{i:05d}" for i in range(20)]
     # By hand: the two graphs side by side, and the payments between them in both directions.
     predictor = load_predictor(place / "run", 0)
-    own = predictor.own
+    stored_graph = predictor.own
     alone, ids = tables(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec)
     names = [*(f"a{i:05d}" for i in range(120)), *ids]
     ends = [[names.index(word) for word in pair] for pair in (("new00000", "a00003"), ("a00007", "new00001"))]
     between = torch.tensor([*ends, *(end[::-1] for end in ends)]).T
     none = torch.zeros(140, dtype=torch.bool)
-    edges = torch.cat([own.edge_index, alone.edge_index + 120, between], dim=1)
-    both = Graph(torch.cat([own.x, alone.x]), edges, torch.full((140,), -1), none, none, none, 2)
+    edges = torch.cat([stored_graph.edge_index, alone.edge_index + 120, between], dim=1)
+    both = Graph(torch.cat([stored_graph.x, alone.x]), edges, torch.full((140,), -1), none, none, none, 2)
     expected = predictor.predict(both).probabilities[120:, 1]
-    np.testing.assert_allclose(found["p_fraud"], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(predictions["p_fraud"], expected, rtol=0, atol=1e-6)
     assert np.abs(predictor.predict(alone).probabilities[:, 1] - expected)[:2].max() > 1e-4
     # An export holds no graph of the party: it is named.
     assert go("predict", place / "exported", *overrides, tmp_path / "q.csv") == 2
@@ -105,13 +105,13 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     assert go("predict", place / "exported", "--graph", graph, *overrides, tmp_path / "q.csv") == 0
     again = pd.read_csv(tmp_path / "q.csv")
     np.testing.assert_allclose(again["p_fraud"], expected, rtol=0, atol=1e-6)
-    assert again["id"].tolist() == found["id"].tolist()
+    assert again["id"].tolist() == predictions["id"].tolist()
 
 
 def test_new_nodes_that_pay_each_other_only_are_predicted_alone(place):
     predictor = load_predictor(place / "run", 0)
-    found = new_nodes(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec, predictor.own)
-    assert (found.graph.num_nodes, found.note) == (20, "")
+    additions = new_nodes(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec, predictor.own)
+    assert (additions.graph.num_nodes, additions.note) == (20, "")
 
 
 def test_a_row_of_a_stored_node_replaces_its_features(place, tmp_path):
@@ -129,10 +129,12 @@ def test_a_row_of_a_stored_node_replaces_its_features(place, tmp_path):
             tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, bare(predictor.own), "here"
         )
     alone = new_nodes(tmp_path / "new.csv", tmp_path / "e.csv", Columns(), predictor.input_spec, predictor.own)
-    found = new_nodes(tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, predictor.own, "here")
-    assert (found.graph.num_nodes, found.rows[5], found.ids[3]) == (139, 3, "a00003")
-    assert torch.equal(found.graph.x[3], alone.graph.x[5])
-    assert "20 nodes, 1 of which replace stored ones, joined to the 120 nodes of here" in found.note
+    additions = new_nodes(
+        tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, predictor.own, "here"
+    )
+    assert (additions.graph.num_nodes, additions.rows[5], additions.ids[3]) == (139, 3, "a00003")
+    assert torch.equal(additions.graph.x[3], alone.graph.x[5])
+    assert "20 nodes, 1 of which replace stored ones, joined to the 120 nodes of here" in additions.note
 
 
 def bare(graph):
@@ -184,13 +186,13 @@ def test_predict_obeys_the_stored_layout_and_a_partys_file(place, tmp_path, caps
     assert go("import", *overrides, *names, *client) == 0
     run = [f"graph={tmp_path / 'parts'}", "rounds=1", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
     assert go("run", *run) == 0
-    own = load_predictor(tmp_path / "run", 0)
-    expected = own.predict(own.own).probabilities[:, 1]
+    predictor = load_predictor(tmp_path / "run", 0)
+    expected = predictor.predict(predictor.own).probabilities[:, 1]
     for options in ([], ["--client", 0]):
         assert go("predict", tmp_path / "run", *options, *overrides, "--out", tmp_path / "p.csv") == 0
-        found = pd.read_csv(tmp_path / "p.csv")
-        np.testing.assert_allclose(found["p_fraud"], expected, rtol=0, atol=1e-6)
-        assert found["id"].tolist() == people["kunde"].tolist()
+        predictions = pd.read_csv(tmp_path / "p.csv")
+        np.testing.assert_allclose(predictions["p_fraud"], expected, rtol=0, atol=1e-6)
+        assert predictions["id"].tolist() == people["kunde"].tolist()
     people.rename(columns={"kunde": "k"}).to_csv(tmp_path / "o.csv", index=False)
     overrides[1] = tmp_path / "o.csv"
     (tmp_path / "party.yaml").write_text("party: a\nnodes: o.csv\nedges: z.csv\ncolumns: {id: k}\n")

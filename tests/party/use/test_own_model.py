@@ -110,8 +110,8 @@ def test_a_model_with_plain_is_exported_and_loads_without_our_package(own, tmp_p
         "x, e = torch.load('graph.pt'); torch.save(model.load()(x, e), 'logits.pt')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-    found = torch.load(tmp_path / "logits.pt").detach()
-    np.testing.assert_allclose(found, predictor.logits(graph), rtol=0, atol=1e-5)
+    logits = torch.load(tmp_path / "logits.pt").detach()
+    np.testing.assert_allclose(logits, predictor.logits(graph), rtol=0, atol=1e-5)
     with pytest.raises(FedGraphError, match=r"holds the custom model own_plain:SumNet: predict with its model\.py"):
         load_export(folder)
 

@@ -60,8 +60,8 @@ def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
         ):
             load_predictor(finished.out).predict(predictor.own)
     for at, column in (("best", "best_val"), ("last", "last")):
-        found = [loss for client in clients for loss in losses(load_predictor(finished.out, client, at))]
-        assert np.mean(found) == pytest.approx(finished.summary["metrics"][column]["test_loss"], rel=1e-12), at
+        client_losses = [loss for client in clients for loss in losses(load_predictor(finished.out, client, at))]
+        assert np.mean(client_losses) == pytest.approx(finished.summary["metrics"][column]["test_loss"], rel=1e-12), at
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +106,11 @@ def test_tables_become_what_the_client_file_holds(imported):
     bare, _ = tables(imported / "unlabelled.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
     assert torch.equal(bare.x, graph.x)
     assert (bare.y == -1).all()
-    found, own = predictor.predict(bare, ids), predictor.predict(predictor.own)
-    assert torch.equal(found.logits, own.logits)
-    assert list(found.to_frame().columns) == ["id", "p_ok", "p_fraud", "class"]
-    assert list(found.ids[:2]) == ["b00000", "b00001"]
-    pyg = own.probabilities
+    predictions, expected = predictor.predict(bare, ids), predictor.predict(predictor.own)
+    assert torch.equal(predictions.logits, expected.logits)
+    assert list(predictions.to_frame().columns) == ["id", "p_ok", "p_fraud", "class"]
+    assert list(predictions.ids[:2]) == ["b00000", "b00001"]
+    pyg = expected.probabilities
     assert np.array_equal(predictor.predict(graph.to_pyg()).probabilities, pyg)
 
 
@@ -152,10 +152,10 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
 
 def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
     predictor = load_predictor(imported / "run", 2)
-    own, found = predictor.own, predictor.predict(predictor.own)
-    items = metrics.Scored(own.y, {"val": own.val_mask, "test": own.test_mask})
-    scored = items.score(found.logits, ("f1_at_threshold",))["test-f1_at_threshold"][0]
-    guess, y = found.codes[own.test_mask.numpy()] == 1, own.y[own.test_mask].numpy() == 1
+    graph, predictions = predictor.own, predictor.predict(predictor.own)
+    items = metrics.Scored(graph.y, {"val": graph.val_mask, "test": graph.test_mask})
+    scored = items.score(predictions.logits, ("f1_at_threshold",))["test-f1_at_threshold"][0]
+    guess, y = predictions.codes[graph.test_mask.numpy()] == 1, graph.y[graph.test_mask].numpy() == 1
     assert scored == pytest.approx(2 * (guess & y).sum() / (guess.sum() + y.sum()))
 
 
@@ -191,9 +191,9 @@ def test_a_run_whose_client_files_have_moved_says_where_it_looked(imported, tmp_
 
 def test_another_number_of_features_is_named(imported):
     predictor = load_predictor(imported / "run", 0)
-    own = predictor.own
-    less = Graph(own.x[:, 1:], own.edge_index, own.y, own.train_mask, own.val_mask, own.test_mask, 2)
-    width = own.num_features
+    graph = predictor.own
+    less = Graph(graph.x[:, 1:], graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask, 2)
+    width = graph.num_features
     with pytest.raises(
         FedGraphError,
         match=rf"trained on {width} features, and the graph has {width - 1}: .* \(age, age missing, .*, online\)",
@@ -203,19 +203,19 @@ def test_another_number_of_features_is_named(imported):
 
 def raw(imported):
     """Bank b's nodes and edges as a user builds a PyG object from its tables: numbers in their units, no schema."""
-    own = load_predictor(imported / "run", 1).own
-    schema = own.schema["fitted"]["nodes"]["node"]
-    x, names = own.x.clone(), feature_names(Schema.from_dict(own.schema["fitted"], "b").nodes["node"])
+    graph = load_predictor(imported / "run", 1).own
+    schema = graph.schema["fitted"]["nodes"]["node"]
+    x, names = graph.x.clone(), feature_names(Schema.from_dict(graph.schema["fitted"], "b").nodes["node"])
     for name in ("age", "balance"):
-        found = schema[name]["statistics"]
-        x[:, names.index(name)] = x[:, names.index(name)] * found["spread"] + found["center"]
-    return Data(x=x, edge_index=own.edge_index), Data(x=own.x, edge_index=own.edge_index)
+        statistics = schema[name]["statistics"]
+        x[:, names.index(name)] = x[:, names.index(name)] * statistics["spread"] + statistics["center"]
+    return Data(x=x, edge_index=graph.edge_index), Data(x=graph.x, edge_index=graph.edge_index)
 
 
 def test_features_whose_scaling_is_unknown_are_refused(imported, tmp_path, capsys):
     """A PyG object in the units of the tables gives other predictions than the tables: the user says that it is scaled."""
     run, (given, scaled) = fg.load_run(imported / "run"), raw(imported)
-    own = run.predict(client=1).probabilities
+    probabilities = run.predict(client=1).probabilities
     sentence = (
         r"the graph does not say how its features are scaled, and .*run was trained on scaled columns \('age' and"
     )
@@ -226,14 +226,14 @@ def test_features_whose_scaling_is_unknown_are_refused(imported, tmp_path, capsy
             call(given, client=1)
     with pytest.raises(FedGraphError, match=sentence):
         run.predict(given)  # the shared model, whose parties have statistics of their own
-    assert np.array_equal(run.predict(scaled, client=1, scaled=True).probabilities, own)
-    assert np.abs(run.predict(given, client=1, scaled=True).probabilities - own).max() > 0.05
+    assert np.array_equal(run.predict(scaled, client=1, scaled=True).probabilities, probabilities)
+    assert np.abs(run.predict(given, client=1, scaled=True).probabilities - probabilities).max() > 0.05
     logits = run.model(1, scaled=True)(scaled.x, scaled.edge_index).detach()
-    np.testing.assert_allclose(logits.double().softmax(1), own, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(logits.double().softmax(1), probabilities, rtol=0, atol=1e-6)
     bare = replace(run._client_graph(1), schema={})
     with pytest.raises(FedGraphError, match=sentence):
         run.predict(bare, client=1)
-    assert np.array_equal(run.predict(run._client_graph(1), client=1).probabilities, own)
+    assert np.array_equal(run.predict(run._client_graph(1), client=1).probabilities, probabilities)
     torch.save(scaled, tmp_path / "new.pt")
     bare.save(tmp_path / "new.safetensors")
     for path in (tmp_path / "new.pt", tmp_path / "new.safetensors"):
@@ -252,7 +252,7 @@ def test_features_whose_scaling_is_unknown_are_refused(imported, tmp_path, capsy
         assert f"{path} does not say how its features are scaled" in error
         assert "pass its tables (such as --nodes FILE --edges FILE), or --scaled if" in error
         assert cli.main([*args, "--scaled"]) == 0
-        np.testing.assert_allclose(pd.read_csv(tmp_path / "p.csv")["p_fraud"], own[:, 1], rtol=1e-12)
+        np.testing.assert_allclose(pd.read_csv(tmp_path / "p.csv")["p_fraud"], probabilities[:, 1], rtol=1e-12)
     assert cli.main(["predict", str(imported / "run"), "--client", "1", "--scaled"]) == 2
     assert "--scaled describes the features of --graph FILE" in capsys.readouterr().err
 
@@ -260,11 +260,11 @@ def test_features_whose_scaling_is_unknown_are_refused(imported, tmp_path, capsy
 def test_a_file_with_other_statistics_is_named(imported, caplog):
     """Where parties have their own, it is a warning, else an error; columns that nobody scaled are not compared."""
     spec = load_predictor(imported / "run", 1).input_spec
-    own, other = (ClientGraph.load(imported / f"parts/client_{client:04d}.safetensors") for client in (1, 0))
-    check_scaling(own, spec, "new")
+    own_graph, other = (ClientGraph.load(imported / f"parts/client_{client:04d}.safetensors") for client in (1, 0))
+    check_scaling(own_graph, spec, "new")
     assert not caplog.text
     check_scaling(other, spec, "new")
-    ages = [graph.schema["fitted"]["nodes"]["node"]["age"]["statistics"]["center"] for graph in (other, own)]
+    ages = [graph.schema["fitted"]["nodes"]["node"]["age"]["statistics"]["center"] for graph in (other, own_graph)]
     assert "new is scaled otherwise than the features of" in caplog.text
     assert re.search(rf"'age' has center {ages[0]:.6g}, .*in training center {ages[1]:.6g}", caplog.text)
     caplog.clear()
@@ -274,18 +274,18 @@ def test_a_file_with_other_statistics_is_named(imported, caplog):
     shared = replace(spec, schema=replace(spec.schema, scaling="federated"))
     for graph, what in (
         (other, "'age' has center"),
-        (changed(own, scaling="none"), "'age' is scaled only in training"),
+        (changed(own_graph, scaling="none"), "'age' is scaled only in training"),
     ):
         with pytest.raises(FedGraphError, match=f"new is scaled otherwise.*: column {what}"):
             check_scaling(graph, shared, "new")
     with pytest.raises(FedGraphError, match="'age' is scaled only there"):
-        check_scaling(own, replace(spec, schema=replace(spec.schema, scaling="none")), "new")
-    check_scaling(changed(own, scaling="none"), replace(spec, schema=replace(spec.schema, scaling="none")), "new")
-    check_scaling(changed(own, scaling="federated"), shared, "new")
+        check_scaling(own_graph, replace(spec, schema=replace(spec.schema, scaling="none")), "new")
+    check_scaling(changed(own_graph, scaling="none"), replace(spec, schema=replace(spec.schema, scaling="none")), "new")
+    check_scaling(changed(own_graph, scaling="federated"), shared, "new")
     fleet = replace(spec, schema=None, of_fleet=True)
-    check_scaling(own, fleet, "new")
+    check_scaling(own_graph, fleet, "new")
     assert "read as it is" not in caplog.text
-    check_scaling(replace(own, schema={}), fleet, "new")
+    check_scaling(replace(own_graph, schema={}), fleet, "new")
     assert "new is read as it is" in caplog.text
 
 
@@ -297,20 +297,22 @@ def changed(graph, **values):
 
 def test_private_parameters_need_a_client(go):
     finished = go("fedper")
-    shared, own = load_predictor(finished.out), load_predictor(finished.out, 0).own
+    shared, graph = load_predictor(finished.out), load_predictor(finished.out, 0).own
     with pytest.raises(FedGraphError, match=r"has no head\..*, which each client keeps private: pass --client 0..2"):
-        shared.predict(own)
+        shared.predict(graph)
     with pytest.raises(FedGraphError, match=r"each client keeps private: pass client=0 \(0..2\)"):
-        fg.load_run(finished.out).predict(own)
+        fg.load_run(finished.out).predict(graph)
 
 
 def test_probabilities_by_hand(tmp_path):
-    found = Predictions(np.array(["x", "y"]), torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]]), ("no", "yes"))
-    np.testing.assert_allclose(found.probabilities, [[0.25, 0.75], [0.8, 0.2]], rtol=1e-6)
-    assert list(found.labels) == ["yes", "no"]
-    found.threshold = 0.15
-    assert list(found.labels) == ["yes", "yes"]
-    found.write(tmp_path / "p.csv")
+    predictions = Predictions(
+        np.array(["x", "y"]), torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]]), ("no", "yes")
+    )
+    np.testing.assert_allclose(predictions.probabilities, [[0.25, 0.75], [0.8, 0.2]], rtol=1e-6)
+    assert list(predictions.labels) == ["yes", "no"]
+    predictions.threshold = 0.15
+    assert list(predictions.labels) == ["yes", "yes"]
+    predictions.write(tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_text().splitlines()[0] == "id,p_no,p_yes,class"
 
 
@@ -343,8 +345,8 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
     for at, column in (("best", "best_val"), ("last", "last")):
         parties = [load_node(tmp_path / f"state_{client}", at) for client in range(3)]
         assert [party.client for party in parties] == [0, 1, 2]
-        found = np.mean([loss for party in parties for loss in losses(party)])
-        assert found == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12)
+        mean_loss = np.mean([loss for party in parties for loss in losses(party)])
+        assert mean_loss == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12)
     overrides = ["--node", str(tmp_path / "state_2"), "--nodes", str(imported / "c_customers.csv")]
     capsys.readouterr()
     assert cli.main(["predict", *overrides, "--edges", str(imported / "c_payments.csv")]) == 0
@@ -367,8 +369,8 @@ def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):
     summary = run_inline(cfg)
     assert summary["rounds"] < 30
     for at, column in (("best", "best_val"), ("last", "last")):
-        found = np.mean([losses(load_predictor(tmp_path / "run", client, at))[0] for client in range(3)])
-        assert found == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12), at
+        mean_loss = np.mean([losses(load_predictor(tmp_path / "run", client, at))[0] for client in range(3)])
+        assert mean_loss == pytest.approx(summary["metrics"][column]["test_loss"], rel=1e-12), at
 
 
 def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
@@ -382,8 +384,8 @@ def test_each_client_of_a_run_may_choose_its_own_best_round(imported, tmp_path):
     ]
     summary = run_inline(with_folder(compose([*overrides, f"out={tmp_path / 'run'}"])))
     predictors = [load_predictor(tmp_path / "run", client) for client in range(3)]
-    found = np.mean([losses(predictor)[0] for predictor in predictors])
-    assert found == pytest.approx(summary["metrics"]["own_best_val"]["test_loss"], rel=1e-12)
+    mean_loss = np.mean([losses(predictor)[0] for predictor in predictors])
+    assert mean_loss == pytest.approx(summary["metrics"]["own_best_val"]["test_loss"], rel=1e-12)
 
 
 def test_scores_that_clients_keep_to_themselves_leave_the_last_model(imported, tmp_path):
@@ -405,7 +407,7 @@ def test_a_run_of_other_peoples_names_no_code_but_clients(go):
 
 
 def test_predictions_of_numbers_have_no_classes():
-    found = TargetPredictions(np.arange(2), np.zeros((2, 1)), ("price",))
+    predictions = TargetPredictions(np.arange(2), np.zeros((2, 1)), ("price",))
     for name in ("labels", "codes", "probabilities"):
         with pytest.raises(AttributeError, match="TargetPredictions have no classes"):
-            getattr(found, name)
+            getattr(predictions, name)

@@ -67,10 +67,10 @@ def test_a_run_without_scores_stores_the_last_results(method, go):
     """No client was scored, so the last parameters and what belongs to them arrive at the end."""
     silent, scored = go(method, "privacy.scores=none"), go(method)
     for client in range(3):
-        own = load_predictor(silent.out, client).own
-        found = load_predictor(silent.out, client, "last").predict(own).logits
+        graph = load_predictor(silent.out, client).own
+        logits = load_predictor(silent.out, client, "last").predict(graph).logits
         expected = load_predictor(scored.out, client, "last")
-        assert torch.equal(found, expected.predict(expected.own).logits)
+        assert torch.equal(logits, expected.predict(expected.own).logits)
 
 
 def test_only_the_graph_of_the_run_is_predicted(go, monkeypatch, capsys):
@@ -114,11 +114,11 @@ def test_new_nodes_are_predicted_after_another_setup(form, go, tmp_path):
     summary = run_inline(later)
     assert summary["rounds"] == 1
     assert "train" not in summary["bytes_by_phase"]
-    found = [load_predictor(Path(later.out), client) for client in range(3)]
-    assert sum(party.own.num_nodes for party in found) > sum(
+    predictors = [load_predictor(Path(later.out), client) for client in range(3)]
+    assert sum(party.own.num_nodes for party in predictors) > sum(
         load_predictor(trained.out, k).own.num_nodes for k in range(3)
     )
-    accuracy = [accuracy_of(party) for party in found]
+    accuracy = [accuracy_of(party) for party in predictors]
     assert np.mean(accuracy) == summary["metrics"]["last"]["test_accuracy"]
     same = with_folder(compose([f"evaluate={trained.out}", f"out={tmp_path / 'same'}"], trained.out / "config.yaml"))
     run_inline(same)

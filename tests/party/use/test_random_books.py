@@ -13,14 +13,14 @@ from tests.party.bank_books import HISTORY, MODELS, MONTH, START
 def versions(rng, rows):
     """Return later versions of some rows: another amount, another account of the bank, both ends exchanged, or an equal one."""
     kind = rng.integers(4, size=len(rows))
-    found = rows.copy()
-    found["amount"] = found["amount"].where(kind != 0, 500.0)
-    found["target"] = np.where(
+    changed_rows = rows.copy()
+    changed_rows["amount"] = changed_rows["amount"].where(kind != 0, 500.0)
+    changed_rows["target"] = np.where(
         kind == 1, [word[0] + str((int(word[1:]) + 3) % made.EACH) for word in rows.target], rows.target
     )
     ends = ["source", "target", "from_bank", "to_bank"]
-    found.loc[kind == 2, ends] = rows.loc[kind == 2, [ends[1], ends[0], ends[3], ends[2]]].to_numpy()
-    return found
+    changed_rows.loc[kind == 2, ends] = rows.loc[kind == 2, [ends[1], ends[0], ends[3], ends[2]]].to_numpy()
+    return changed_rows
 
 
 class RandomBook:
@@ -42,17 +42,19 @@ class RandomBook:
         rows = made.payments(hours=hours, seed=seed)
         made.tables(folder / "banks", rows[rows.day < HISTORY], accounts=self.accounts, **keys)
         made.of_bank(rows, "b").drop(columns="day").to_csv(folder / "banks" / "b_history.csv", index=False)
-        own = made.of_bank(rows, "a").drop(columns="fraud")
+        bank_rows = made.of_bank(rows, "a").drop(columns="fraud")
         if not self.linked:
-            own = own[(own.from_bank == "A") | rng.integers(2, size=len(own)).astype(bool)]
-        late = rng.random(len(own)) < 0.15
-        self.files = [("history", own[own.day < HISTORY], -1)]
+            bank_rows = bank_rows[(bank_rows.from_bank == "A") | rng.integers(2, size=len(bank_rows)).astype(bool)]
+        late = rng.random(len(bank_rows)) < 0.15
+        self.files = [("history", bank_rows[bank_rows.day < HISTORY], -1)]
         for day in range(HISTORY, HISTORY + MONTH):
-            self.files.append((f"day{day}", own[(own.day == day) & ~late], -1))
-        self.files.append(("late", own[late & (own.day >= HISTORY - 2)], int(rng.integers(HISTORY, HISTORY + MONTH))))
+            self.files.append((f"day{day}", bank_rows[(bank_rows.day == day) & ~late], -1))
+        self.files.append(
+            ("late", bank_rows[late & (bank_rows.day >= HISTORY - 2)], int(rng.integers(HISTORY, HISTORY + MONTH)))
+        )
         for number in range(2):
             known = int(rng.integers(HISTORY, HISTORY + MONTH))
-            old = own[(own.day < known) & (own.day > 2)]
+            old = bank_rows[(bank_rows.day < known) & (bank_rows.day > 2)]
             if self.linked:  # a record of two banks that only one corrects is no edge of a later link
                 old = old[(old.from_bank == "A") & (old.to_bank == "A")]
             self.files.append((f"fixed{number}", versions(rng, old.sample(12, random_state=seed + number)), known))
@@ -116,9 +118,9 @@ def test_a_days_scores_follow_from_what_was_known_by_its_end(tmp_path, seed):
             f"cut{day}", [f for f in random.files if (f[2] if f[2] >= 0 else f[1].day.max()) <= day]
         )
         for name in ("trees", random.model):
-            found = [random.scores(name, book, graph, day) for graph in graphs]
-            found.append(random.scores(name, cut, graphs[0], day))
-            for place, other in enumerate(found[1:]):
-                pd.testing.assert_index_equal(found[0].index, other.index)
-                difference = np.abs(found[0] - other).max()
+            scores = [random.scores(name, book, graph, day) for graph in graphs]
+            scores.append(random.scores(name, cut, graphs[0], day))
+            for place, other in enumerate(scores[1:]):
+                pd.testing.assert_index_equal(scores[0].index, other.index)
+                difference = np.abs(scores[0] - other).max()
                 assert difference <= (0 if name == "trees" else 1e-6), (name, day, place, difference)

@@ -32,13 +32,13 @@ def given(desk, command, *words):
 def test_ends_at_other_banks_are_listed_by_their_ids_in_both_formats(desk, tmp_path):
     assert given(desk, "predict", "--out", tmp_path / "p.csv") == 0
     assert given(desk, "predict", "--out", tmp_path / "p.parquet") == 0
-    found = pd.read_parquet(tmp_path / "p.parquet")
-    pd.testing.assert_frame_equal(found, pd.read_csv(tmp_path / "p.csv"), check_dtype=False)
+    predictions = pd.read_parquet(tmp_path / "p.parquet")
+    pd.testing.assert_frame_equal(predictions, pd.read_csv(tmp_path / "p.csv"), check_dtype=False)
     graph = ClientGraph.load(sorted((desk / "history" / "linked").glob("*.safetensors"))[0])
     paid = unpack_words(graph.ids)[graph.cut_out[0]]
     far = dict(zip(graph.far_id.tolist(), unpack_words(graph.far_name), strict=True))
     received = [far[node].partition("\x1f")[2] for node in graph.cut_out[1].tolist()]
-    tail = found.iloc[graph.edge_index.size(1) :]
+    tail = predictions.iloc[graph.edge_index.size(1) :]
     assert tail["source"].tolist() == paid.tolist()
     assert tail["target"].tolist() == received
     assert {name[0] for name in received} == {"b"}
@@ -58,8 +58,8 @@ def test_reasons_name_payments_of_other_banks_by_their_ids(desk, tmp_path):
     into = table[table["from_bank"] == "B"]["ref"].iloc[0]
     words = ["--nodes", desk / "history/a.csv", "--edges", desk / "a.csv", "--items", into]
     assert given(desk, "explain", *words, "--top", 500, "--out", tmp_path / "r.csv") == 0
-    found = pd.read_csv(tmp_path / "r.csv").query("kind == 'payment'")
-    assert found[["source", "target"]].isin([f"{b}{n}" for b in "ab" for n in range(EACH)]).all(axis=None)
+    reasons = pd.read_csv(tmp_path / "r.csv").query("kind == 'payment'")
+    assert reasons[["source", "target"]].isin([f"{b}{n}" for b in "ab" for n in range(EACH)]).all(axis=None)
 
 
 @pytest.mark.parametrize("command", ["predict", "alerts", "explain", "drift"])
@@ -103,5 +103,5 @@ def test_accounts_of_another_bank_are_refused_or_reported(desk, tmp_path, capsys
 def test_parquet_of_whole_numbers_stays_whole(desk, tmp_path):
     """Without ids in tables, all ends are numbers."""
     predictor = load_predictor(desk / "run", 0)
-    found = predictor.predict(predictor.own, np.arange(EACH))
-    assert all(type(end) is not float for end in found.to_frame()["source"])
+    predictions = predictor.predict(predictor.own, np.arange(EACH))
+    assert all(type(end) is not float for end in predictions.to_frame()["source"])

@@ -37,10 +37,10 @@ def model_of(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
-    found = run("strategy=boosting", *SMALL, *KINDS[kind], sizes=(40, 40, 40))
+    finished_run = run("strategy=boosting", *SMALL, *KINDS[kind], sizes=(40, 40, 40))
     out = tmp_path / "trees"
-    assert cli.main(["export", str(found.out), "--out", str(out)]) == 0
-    predictor = load_predictor(found.out, 0)
+    assert cli.main(["export", str(finished_run.out), "--out", str(out)]) == 0
+    predictor = load_predictor(finished_run.out, 0)
     x = predictor.own.x.double().numpy().copy()
     x[::3, 1] = np.nan
     about = json.loads((out / "export.json").read_text())
@@ -50,13 +50,13 @@ def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
     np.testing.assert_allclose(scored, expected, rtol=0, atol=1e-12)
     model = model_of(out)
     np.testing.assert_allclose(model.raw_scores(model.load(out), x), expected, rtol=0, atol=1e-12)
-    own = predictor.own.x.numpy()
-    mine, theirs = model.predict(model.load(out), own), predictor.predict(predictor.own)
+    inputs = predictor.own.x.numpy()
+    mine, theirs = model.predict(model.load(out), inputs), predictor.predict(predictor.own)
     values = theirs.values if predictor.task.capabilities.targets else theirs.probabilities
     np.testing.assert_allclose(mine, values, rtol=1e-9, atol=1e-9)
     assert len(about["columns"]) == x.shape[1]
     assert "| column | share of the gain |" in (out / "MODEL_CARD.md").read_text()
-    assert cli.main(["export", str(found.out), "--out", str(out)]) == 0, "again over an earlier export"
+    assert cli.main(["export", str(finished_run.out), "--out", str(out)]) == 0, "again over an earlier export"
     again = load_export(out).predict(predictor.own)
     np.testing.assert_allclose(
         getattr(again, "values", None) if predictor.task.capabilities.targets else again.probabilities, values
@@ -101,8 +101,8 @@ def test_accounts_read_the_largest_columns_of_their_payments(tmp_path):
     nodes, edges = predictor.feature_names(predictor.own)
     assert len(predictor.column_names) == len(nodes) + 2 * len(edges)
     assert cli.main(["export", str(ran.path), "--out", str(tmp_path / "trees")]) == 0
-    found = load_export(tmp_path / "trees").predict(predictor.own).probabilities
-    np.testing.assert_allclose(found, predictor.predict(predictor.own).probabilities, rtol=1e-12)
+    probabilities = load_export(tmp_path / "trees").predict(predictor.own).probabilities
+    np.testing.assert_allclose(probabilities, predictor.predict(predictor.own).probabilities, rtol=1e-12)
     assert not unread_edge_features(ran.config)
     more = {**keys, **sizes, "strategy": "boosting", "strategy.neighbours": True, "progress": False}
     for key in ("init", "evaluate"):  # the means would stand at the places of the largest columns
@@ -113,13 +113,13 @@ def test_accounts_read_the_largest_columns_of_their_payments(tmp_path):
 def test_columns_of_nodes_that_look_ahead_are_not_read(payments):
     """They count all payments of the training time, also those after a training payment."""
     predictor = load_predictor(payments.path, 0)
-    own = predictor.own.own_columns["nodes"]
+    count = predictor.own.own_columns["nodes"]
     task = predictor.outputs(predictor.own)[1]
     columns, features = task.columns(), predictor.own.num_features
-    assert own > 0
+    assert count > 0
     for end in (columns[:, -features:], columns[:, -2 * features : -features]):
         known = end[~end.isnan().any(1)]
-        assert not known[:, features - own :].any()
+        assert not known[:, features - count :].any()
 
 
 def test_the_report_has_the_gain_of_columns(payments):

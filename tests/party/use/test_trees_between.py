@@ -54,7 +54,7 @@ def test_scores_are_those_of_the_trees_on_the_columns_of_an_import_of_all_rows(d
     """Columns are built row by row here: those of the payment, then of both ends; NaN where the other bank owns the end."""
     folder, whole, day, given = desk
     assert main(["predict", *given, "--out", str(tmp_path / "scored.csv")]) == 0
-    found = pd.read_csv(tmp_path / "scored.csv")["p_yes"].to_numpy()
+    probabilities = pd.read_csv(tmp_path / "scored.csv")["p_yes"].to_numpy()
     graph = ClientGraph.load(sorted(whole.glob("*.safetensors"))[0])
     predictor = load_predictor(folder / "run", 0)
     x, expected = graph.x.double().numpy().copy(), {}
@@ -75,11 +75,11 @@ def test_scores_are_those_of_the_trees_on_the_columns_of_an_import_of_all_rows(d
         (graph.cut_in, graph.cut_in_edge_attr, graph.cut_in_edge_time, lambda b, a: (far(a), x[b])),
     )
     for ends, attr, time, columns in sides:
-        for (a, b), own, at in zip(ends.T.tolist(), attr.double().numpy(), time.tolist(), strict=True):
-            row = np.concatenate([own, *columns(a, b)])[None]
+        for (a, b), attributes, at in zip(ends.T.tolist(), attr.double().numpy(), time.tolist(), strict=True):
+            row = np.concatenate([attributes, *columns(a, b)])[None]
             raw = raw_scores(predictor.forest, row, 1)[0, 0]
             expected[at] = 1 / (1 + np.exp(-raw))
-    np.testing.assert_allclose(found, [expected[at] for at in day["at"]], atol=1e-6)
+    np.testing.assert_allclose(probabilities, [expected[at] for at in day["at"]], atol=1e-6)
 
 
 def test_columns_of_entering_payments_belong_to_their_own_ends(desk):

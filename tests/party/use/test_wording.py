@@ -126,17 +126,17 @@ def test_a_reason_names_its_payment():
     ]
     names = ["ref", "source", "target", "from_bank", "to_bank", "at", "amount"]
     columns = Columns(party_columns="from_bank,to_bank", time="at", amount="amount", edge_id="ref")
-    found = Around(Payments.of(pd.DataFrame(rows, columns=names), columns, Treatment()), 1, "€")
+    context = Around(Payments.of(pd.DataFrame(rows, columns=names), columns, Treatment()), 1, "€")
     into = "€ 2,400.00 out to b7 (B) 40 minutes after € 2,450.00 in from c9 (C)"
-    assert found.of_column("flow_in_hours_2d") == found.of_column("flow_in_gap_14d") == into
-    assert found.of_column("flow_out_gap_2d") == "€ 2,400.00 in from a1 (A) 1 day before € 2,390.00 out to c3 (C)"
-    assert found.of_column("flow_out_gap_1h") == "", "none within an hour"
-    assert found.of_column("since_in_source") == "€ 2,450.00 in from c9 (C) 40 minutes before"
-    assert found.of_column("sum_in_source_2d") == "the largest: € 2,450.00 in from c9 (C) 40 minutes before"
-    assert found.of_column("amount") == found.of_column("since_out_target") == ""
-    assert found.of_payment("p3") == "€ 90.00 from c8 (C) to a1 (A), 2 hours before"
-    assert found.path == "€ 2,450.00 in from c9 (C) 40 minutes before; € 2,390.00 out to c3 (C) 1 day after"
-    said = str(picture(found))
+    assert context.of_column("flow_in_hours_2d") == context.of_column("flow_in_gap_14d") == into
+    assert context.of_column("flow_out_gap_2d") == "€ 2,400.00 in from a1 (A) 1 day before € 2,390.00 out to c3 (C)"
+    assert context.of_column("flow_out_gap_1h") == "", "none within an hour"
+    assert context.of_column("since_in_source") == "€ 2,450.00 in from c9 (C) 40 minutes before"
+    assert context.of_column("sum_in_source_2d") == "the largest: € 2,450.00 in from c9 (C) 40 minutes before"
+    assert context.of_column("amount") == context.of_column("since_out_target") == ""
+    assert context.of_payment("p3") == "€ 90.00 from c8 (C) to a1 (A), 2 hours before"
+    assert context.path == "€ 2,450.00 in from c9 (C) 40 minutes before; € 2,390.00 out to c3 (C) 1 day after"
+    said = str(picture(context))
     assert all(word in said for word in ("c9 (C)", "→ b7 (B)", "€ 2,400.00"))
 
 

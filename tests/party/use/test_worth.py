@@ -48,13 +48,13 @@ def test_a_bootstrap_sample_has_the_score_of_its_repeated_items(metric, classes)
     cluster, y, logits = items(classes=classes)
     groups = cluster.max() + 1
     draws = np.random.default_rng(1).multinomial(groups, np.full(groups, 1 / groups), 6).astype(np.float32)
-    found = measure(metric, logits, y, cluster, 0.3)(draws)
+    scores = measure(metric, logits, y, cluster, 0.3)(draws)
 
     def plain(logits, y):
         items = metrics.Scored(torch.from_numpy(y), {"test": torch.ones(len(y), dtype=torch.bool)})
         return items.score(torch.from_numpy(logits), (metric,))[f"test-{metric}"][0]
 
-    for times, actual in zip(draws, found, strict=True):
+    for times, actual in zip(draws, scores, strict=True):
         rows = np.repeat(np.arange(len(y)), times[cluster].astype(int))
         margin = logits[rows, 1] - logits[rows, 0]
         if metric == metrics.AT_THRESHOLD:
@@ -126,25 +126,25 @@ def test_a_party_compares_its_models(runs, tmp_path, capsys, monkeypatch):
     out = tmp_path / "worth.csv"
     words = ["worth", runs / "local", runs / "fedavg", "--client", 1, "--clusters", "item", "--out", out]
     assert main(list(map(str, words))) == 0
-    text, found = capsys.readouterr().out, pd.read_csv(out)
+    text, comparison = capsys.readouterr().out, pd.read_csv(out)
     assert "test items, intervals by" in text
     first = text.splitlines()[0]
     assert first.startswith(("FedAvg ", "For this party FedAvg is not shown to help (not decided): "))
     assert "points to Local (" in first
     assert "; chance " in text
-    assert found["run"].tolist() == ["Local", "FedAvg"]
-    for name, score in zip(("local", "fedavg"), found["score"], strict=True):
+    assert comparison["run"].tolist() == ["Local", "FedAvg"]
+    for name, score in zip(("local", "fedavg"), comparison["score"], strict=True):
         run = fg.load_run(runs / name)
         at = run.config.evaluation.headline
         assert score == pytest.approx(run.clients[f"test_{at}"][1], abs=1e-6), "the score of the run's own report"
-    last = found.iloc[1]
-    assert last["difference"] == pytest.approx(found["score"][1] - found["score"][0])
+    last = comparison.iloc[1]
+    assert last["difference"] == pytest.approx(comparison["score"][1] - comparison["score"][0])
     assert last["difference_low"] <= last["difference"] <= last["difference_high"]
     assert last["verdict"] in ("better", "worse", "level", "not decided")
     assert last["rounds"] == 2
-    assert last["megabytes"] > found["megabytes"][0], "scores only"
+    assert last["megabytes"] > comparison["megabytes"][0], "scores only"
     table = fg.worth([fg.load_run(runs / "local"), runs / "fedavg"], client=1, clusters="item")
-    pd.testing.assert_frame_equal(table, found.fillna({"verdict": ""}), check_dtype=False, rtol=1e-6)
+    pd.testing.assert_frame_equal(table, comparison.fillna({"verdict": ""}), check_dtype=False, rtol=1e-6)
 
 
 def test_a_party_compares_the_models_of_its_own_state(tmp_path, client_files):
@@ -158,10 +158,10 @@ def test_a_party_compares_the_models_of_its_own_state(tmp_path, client_files):
         for method in ("fedavg", "local"):
             fg.run(files, strategy=method, out=str(tmp_path / "server" / method), **keys)
     runs = [fg.run(files, strategy=method, out=str(tmp_path / method), **keys) for method in ("local", "fedavg")]
-    own, of_server = fg.worth([tmp_path / "state_1"]), fg.worth(runs, client=1)
+    node_table, of_server = fg.worth([tmp_path / "state_1"]), fg.worth(runs, client=1)
     for key in ("run", "score", "low", "high", "difference", "verdict"):
-        assert own[key].tolist() == of_server[key].tolist(), "as in a simulation of the same files"
-    assert own["rounds"].isna().all(), "only the server's folder has the cost"
+        assert node_table[key].tolist() == of_server[key].tolist(), "as in a simulation of the same files"
+    assert node_table["rounds"].isna().all(), "only the server's folder has the cost"
 
 
 @pytest.mark.parametrize(
