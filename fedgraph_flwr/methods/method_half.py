@@ -1,9 +1,6 @@
 """Base of a method's two classes: the declarations that its server and its client share."""
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from itertools import takewhile
-from operator import is_not
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -127,6 +124,13 @@ def base_of(kind: type[MethodHalf]) -> type[MethodHalf]:
 
 def inherits(one: Any, names: Collection[str]) -> bool:
     """Return whether a method's class, or an object of it, has the named members from the framework's base, unchanged."""
-    kind = one if isinstance(one, type) else type(one)
-    attributes = takewhile(partial(is_not, base_of(kind)), (one, *kind.__mro__))
-    return not any(name in vars(each) for each in attributes for name in names)
+    kind, attributes = (one, {}) if isinstance(one, type) else (type(one), vars(one))
+    base = base_of(kind)
+    return all(name not in attributes and _member(kind, name) is _member(base, name) for name in names)
+
+
+def _member(kind: type, name: str) -> Any:
+    for parent in kind.__mro__:
+        if name in parent.__dict__:
+            return parent.__dict__[name]
+    return None

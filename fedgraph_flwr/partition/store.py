@@ -50,7 +50,7 @@ from fedgraph_flwr.errors import MALFORMED, FedGraphError
 from fedgraph_flwr.numerics.prepared import SUFFIX
 from fedgraph_flwr.partition import out_of_core
 
-VERSION = 2
+VERSION = 3
 """Version of the partition code; a change of any partition's result, or of a recipe's columns, increases it."""
 
 MODULES = {

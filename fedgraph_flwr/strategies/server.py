@@ -201,14 +201,14 @@ class Server(FlowerFedAvg):
         """Take the class weights of an earlier set-up."""
         self.class_weights = as_arrays(tree)
 
-    def note_scaled(self, what: str, norm: float) -> None:
-        """Note the norm of what this round scales to ``privacy.max_update``."""
+    def note_scaled(self, what: str, norm: float, most: float) -> None:
+        """Note the norm of what this round scales to ``privacy.max_update``, here ``most``."""
         self.remarks.setdefault("scaled", {})[str(self.server_round)] = norm
         log(
             WARNING,
             "round %d: the %s has norm %.3g, and is scaled to privacy.max_update=%g: a member sent"
             " a large one, or the bound is small; an optimiser remembers it",
-            *(self.server_round, what, norm, self.cfg.privacy.max_update),
+            *(self.server_round, what, norm, most),
         )
 
     # --- the round --------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_predictions_hold_no_formula(run, tmp_path, capsys):
     assert predict(run, tmp_path, rows, "--out", str(tmp_path / "p.csv")) == 0
     ids = pd.read_csv(tmp_path / "p.csv", dtype=str)["id"].tolist()
     assert ids == [*(f"'{name}" for name in FORMULAS), *plain]
-    assert f"{len(FORMULAS)} cells" in capsys.readouterr().out
+    assert f"cells like formulas: {len(FORMULAS)}" in capsys.readouterr().out
     assert predict(run, tmp_path, rows) == 0
     assert "\n'=HYPERLINK" in capsys.readouterr().out
     assert predict(run, tmp_path, rows, "--out", str(tmp_path / "p.parquet")) == 0

@@ -173,7 +173,7 @@ class Verified(Masked):
             return means
         most = server.cfg.privacy.max_update
         if (norm := verified.moved(means[MODEL], server.arrays)) > most:
-            server.note_scaled("mean update", norm)
+            server.note_scaled("mean update", norm, most)
         means[MODEL] = verified.bounded(means[MODEL], server.arrays, most)
         return means
 
@@ -331,15 +331,15 @@ def next_state(strategy: GraphStrategy, arrays: Arrays, start: Arrays) -> Arrays
 
     The variate c of SCAFFOLD and FedDC is scaled so that it moves a round's local steps by as much.
     """
+    most = strategy.cfg.privacy.max_update
     if control := strategy.memory.get(VARIATES):
         train = strategy.cfg.train
-        steps = max(train.steps_of(client) for client in strategy.clients)
-        most = strategy.cfg.privacy.max_update / (steps * train.lr)
+        way = train.lr * max(train.steps_of(client) for client in strategy.clients)
         zero = {name: np.zeros_like(array) for name, array in control.items()}
-        if (norm := verified.moved(control, zero)) > most:
-            strategy.note_scaled("way of local steps by variates", norm * steps * train.lr)
-        strategy.memory[VARIATES] = verified.bounded(control, zero, most)
-    return state_of(strategy, strategy.limited(arrays, start, strategy.cfg.privacy.max_update))
+        if (norm := way * verified.moved(control, zero)) > most:
+            strategy.note_scaled("way of local steps by variates", norm, most)
+        strategy.memory[VARIATES] = verified.bounded(control, zero, most / way)
+    return state_of(strategy, strategy.limited(arrays, start, most))
 
 
 def state_of(strategy: GraphStrategy, arrays: Arrays) -> Arrays:
