@@ -40,10 +40,14 @@ def silent(text: str) -> None:
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
     """Name the file in the errors of readers: pandas and pyarrow raise many kinds."""
+    import pandas as pd
+
     try:
         yield
     except FedGraphError:
         raise
+    except pd.errors.EmptyDataError:
+        raise FedGraphError(f"{path} is empty: expected a first line with the names of columns") from None
     except Exception as error:
         raise FedGraphError(f"{path} cannot be read as a table ({first_line(error)})") from error
 

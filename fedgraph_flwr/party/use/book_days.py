@@ -284,6 +284,10 @@ def days_of_book(
             f"{day_text(first)} is not after the first record of the model's file ({day_text(held.first // DAY)}): pass a later"
             " --from"
         )
+    if last < first:
+        raise FedGraphError(
+            f"--from={day_text(first)} is after {day_text(last)}, the last day (--until, or the book's)"
+        )
     days = [day for day in range(first, last + 1) if not spec.parallel or bool((rows.known == day).any())]
     if not days:
         raise FedGraphError(

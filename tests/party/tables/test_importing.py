@@ -181,7 +181,7 @@ def test_a_column_without_a_name_is_no_input(tmp_path):
             "'-inf' in row 2: correct it, or leave the cell empty",
         ),
         ("id,f,label\n", "source,target\n", Columns(), (), "has no nodes"),
-        ("", EDGES, FULL, (), "cannot be read as a table"),
+        ("", EDGES, FULL, (), "is empty: expected a first line"),
     ],
 )
 def test_wrong_tables_are_one_sentence(tables, nodes, edges, columns, classes, message):

@@ -51,7 +51,7 @@ def case(*words, slow=True):
         case("network", "plain", "others", "hours", "nodes"),
     ],
 )
-def test_a_days_scores_of_an_unlinked_book(tmp_path, name, kind, ends, form, task):
+def test_a_days_scores_of_an_unlinked_book(tmp_path, name, kind, ends, form, task, capsys):
     """Rows that name other banks' accounts are records only, and no items."""
     own_only = ends == "own"
     rows = made.payments(hours=form == "hours")
@@ -83,6 +83,9 @@ def test_a_days_scores_of_an_unlinked_book(tmp_path, name, kind, ends, form, tas
         assert np.abs(scores[0] - other.reindex(scores[0].index)).max() <= (0 if name == "trees" else 1e-6)
     alone_ = made.scores(tmp_path, one, run, "--from", SPAN[3], "--until", SPAN[3]).set_index(keys)["p_yes"]
     assert np.abs(scores[0].reindex(alone_.index) - alone_).max() <= (0 if name == "trees" else 1e-6)
+    words = ["predict", str(run), "--client", "0", "--book", str(one), "--from", SPAN[3], "--until", SPAN[1]]
+    assert main([*words, "--out", str(tmp_path / "no.parquet")]) == 2
+    assert f"--from={SPAN[3]} is after {SPAN[1]}, the last day" in capsys.readouterr().err
 
 
 def rows_of(*values):
