@@ -1125,19 +1125,23 @@ IDLE = {
     "partition.delta": ("partition.merge!=first_fit",),
     "partition.min_size": ("partition.merge!=random_merge", "partition.name!=dirichlet"),
     "partition.min_records": ("partition.share=[]",),
+    "evaluation.min_delta": ("evaluation.patience=0",),
+    "tracking_clients": ("tracking=[]",),
+}
+"""Key → terms of `Section.clashes` with which it is not read, if all hold; a user who sets it then is refused."""
+
+IDLE_IN_SWEEPS = {
     "train.momentum": ("train.optimizer!=sgd",),
     "train.focal_gamma": ("train.loss!=focal",),
     "strategy.norm_bound": ("strategy.aggregator!=norm_bound",),
-    "evaluation.min_delta": ("evaluation.patience=0",),
     **dict.fromkeys(("privacy.clipping_norm", "privacy.clipping_norms", "privacy.delta"), ("privacy.dp=none",)),
     **dict.fromkeys(("privacy.clipping_quantile", "privacy.clipping_rate"), (f"privacy.dp!={ADAPTIVE}",)),
     **dict.fromkeys(("privacy.secagg_bits", "privacy.secagg_threshold"), ("privacy.secagg!=true",)),
     **dict.fromkeys(("adversary.clients", "adversary.strength"), ("adversary.kind=none",)),
     **dict.fromkeys(("adversary.target", "adversary.rate", "adversary.trigger"), (f"adversary.kind!={BACKDOORS}",)),
     **dict.fromkeys(("ray.actors", "ray.live_clients", "ray.address"), ("engine!=ray",)),
-    "tracking_clients": ("tracking=[]",),
 }
-"""Key → terms of `Section.clashes` with which it is not read, if all hold; a user who sets it then is refused."""
+"""The same for keys of choices that sweeps cross (optimisers, protections, attacks): runs that do not read them say so."""
 
 
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}

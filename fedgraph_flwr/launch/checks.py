@@ -1,6 +1,7 @@
 """Checks of a method, its model and their keys before any client starts."""
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import psutil
@@ -12,7 +13,7 @@ from fedgraph_flwr.clients.chosen_parts import ChosenParts
 from fedgraph_flwr.config.composition import compose, unknown_method_key
 from fedgraph_flwr.config.engines import STACKING
 from fedgraph_flwr.config.lookup import function, locate, maker, method_params, own_keys
-from fedgraph_flwr.config.schema import AUTO, RunConfig, is_own
+from fedgraph_flwr.config.schema import AUTO, IDLE_IN_SWEEPS, RunConfig, is_own
 from fedgraph_flwr.data import datasets
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import adversaries
@@ -199,6 +200,10 @@ def startup_notes(cfg: RunConfig) -> list[str]:
     notes += _without_new_nodes(cfg)
     if cfg.stack != AUTO and cfg.at_once > 1 and (reason := not_stacked(cfg)):
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
+    for key, terms in IDLE_IN_SWEEPS.items():
+        read, usual = (attrgetter(key)(config) for config in (cfg, RunConfig()))
+        if read != usual and (why := cfg.idle(terms)):
+            notes.append(f"{key}={read} {why}")
     return notes
 
 

@@ -23,7 +23,7 @@ from fedgraph_flwr.config import (
     typed,
 )
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.launch.checks import check_method
+from fedgraph_flwr.launch.checks import check_method, startup_notes
 from fedgraph_flwr.store.checkpoint import DATA
 from tests.conftest import client_graph
 
@@ -162,10 +162,6 @@ WRONG = {
     "split.folds=7": "split.folds=7 has no effect with split.kind=ratio: set split.kind=kfold",
     "partition=metis partition.delta=3": "partition.delta=3 has no effect with partition.merge=none: set ",
     "partition.min_size=3": "partition.merge=none and partition=planted: set partition.merge=random_merge or ",
-    "train.momentum=0.9": "train.momentum=0.9 has no effect with train.optimizer=adam: set train.optimizer=sgd",
-    "privacy.secagg_bits=20": "has no effect with privacy.secagg=false: set privacy.secagg=true, or leave it out",
-    "ray.actors=2": "ray.actors=2 has no effect with engine=inline: set engine=ray",
-    "adversary.clients=[1]": "adversary.clients=[1] has no effect with adversary.kind=none: set another adversary.kind",
     "split.step=1d": "split.step=1d has no effect with task=nodes: set task=edges",
     "partition.min_records=3": "partition.min_records=3 has no effect with partition.share=[]",
     "graph=parts dataset=cora": "dataset=cora does not apply to graph=parts, whose client files exist: pass it to",
@@ -186,6 +182,24 @@ def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
     assert WRONG[word] in message
     assert "\n" not in message
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "axis", "why"),
+    [
+        ("train.momentum=0.9", "train.optimizer=sgd", "train.optimizer=adam: set train.optimizer=sgd"),
+        ("privacy.secagg_bits=20", "privacy.secagg=true", "privacy.secagg=false: set privacy.secagg=true"),
+        ("privacy.clipping_norm=3", "privacy.dp=server_fixed", "privacy.dp=none: set another privacy.dp"),
+        ("adversary.clients=[1]", "adversary.kind=sign_flip", "adversary.kind=none: set another adversary.kind"),
+        ("ray.actors=3", "engine=ray", "engine=inline: set engine=ray"),
+    ],
+)
+def test_a_key_that_one_side_of_a_sweep_reads_is_named_on_the_other(key, axis, why):
+    (note,) = (note for note in startup_notes(compose([key])) if "no effect" in note)
+    assert note.startswith(key.split("=")[0])
+    assert note.endswith(f"has no effect with {why}")
+    more = ["privacy.noise_multiplier=1", "strategy.weighting=uniform"] if "server_fixed" in axis else []
+    assert not [note for note in startup_notes(compose([key, axis, *more])) if "no effect" in note]
 
 
 @pytest.mark.parametrize(

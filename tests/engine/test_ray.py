@@ -69,9 +69,10 @@ def both(pool: Any, tmp_path: Path) -> Go:
     """``both("key=value", ...)``: the same configuration on Ray and in this process; ``on_round`` receives the rounds of Ray."""
 
     def go(*overrides: str, on_round: Any = None) -> tuple[Finished, Finished]:
-        done = []
+        done, files = [], any(word.startswith("graph=") for word in overrides)
+        words = [word for word in WORDS if not (files and word.startswith("dataset"))]
         for name, run in (("ray", lambda cfg: run_ray(cfg, on_round)), ("inline", run_inline)):
-            cfg = with_folder(compose([*WORDS, *overrides, f"engine={name}", f"out={tmp_path / name}"]))
+            cfg = with_folder(compose([*words, *overrides, f"engine={name}", f"out={tmp_path / name}"]))
             done.append(Finished(cfg, run(cfg)))
         return done[0], done[1]
 
