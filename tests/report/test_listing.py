@@ -81,7 +81,7 @@ def test_overrides_of_a_configuration_compose_it(words):
 def test_overrides_leave_out_what_no_one_reads():
     """The dataset of a folder of client files is one that the files name."""
     cfg = compose(["graph=parts", "strategy=fedprox"])
-    cfg.dataset, cfg.train.momentum = DatasetConfig("csbm"), 0.9
+    cfg.dataset, cfg.evaluation.min_delta = DatasetConfig("csbm"), 0.1
     assert overrides_of(cfg) == ["strategy=fedprox", "graph=parts"]
 
 
