@@ -11,7 +11,7 @@ other methods run on generated graphs.
 protocol, both under an agreement: FedAvg, GCN of 64, graphs of Cora's size, and trees of banks' payments. Members are nodes with
 keys, state folders and audit logs, in this process; each message passes through protobuf both ways. CPU and wall seconds are of a
 round between the first and the last, of all nodes and the server, one after another; MB are of the run. ``--fleet`` starts one
-on this machine instead, and counts all of its processes. Wall seconds are left out on a busy machine. ``--write`` replaces these
+on this machine instead, and counts all of its processes. Wall seconds are left out if the machine was busy before. ``--write`` replaces these
 rows of ``simulations/results/verified_cost.csv``.
 """
 
@@ -164,11 +164,11 @@ def fleet_round(clients: int, words: Sequence[str]) -> dict[str, Any]:
 def compare(clients: int, words: Sequence[str], on_fleet: bool) -> dict[str, Any]:
     """Return a row: costs of both coordinators, and their ratio."""
     measured = fleet_round if on_fleet else agreed_round
+    busy = os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
     curious, verified = measured(clients, words), measured(clients, [*words, *VERIFIED])
     row: dict[str, Any] = {"members": str(clients), "engine": "fleet" if on_fleet else "inline"}
     for name, cost in (("curious", curious), ("verified", verified)):
-        wall = "" if os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1) else f"{cost['wall']:.2f}"
-        row |= {f"{name}_cpu_seconds": f"{cost['cpu']:.2f}", f"{name}_seconds": wall}
+        row |= {f"{name}_cpu_seconds": f"{cost['cpu']:.2f}", f"{name}_seconds": "" if busy else f"{cost['wall']:.2f}"}
         row |= {f"{name}_mb_{way}": f"{cost[way]:.1f}" for way in ("up", "down")}
     commit = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
     return {
