@@ -11,8 +11,8 @@ other methods run on generated graphs.
 protocol, both under an agreement: FedAvg, GCN of 64, graphs of Cora's size, and trees of banks' payments. Members are nodes with
 keys, state folders and audit logs, in this process; each message passes through protobuf both ways. CPU and wall seconds are of a
 round between the first and the last, of all nodes and the server, one after another; MB are of the run. ``--fleet`` starts one
-on this machine instead, and counts all of its processes. Wall seconds are left out if the machine was busy before. ``--write`` replaces these
-rows of ``simulations/results/verified_cost.csv``.
+on this machine instead, and counts all of its processes. Wall seconds are left out if the machine was
+busy before. ``--write`` replaces these rows of ``simulations/results/verified_cost.csv``.
 """
 
 import argparse
