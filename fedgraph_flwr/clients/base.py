@@ -205,7 +205,7 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
 
     def describe(self) -> dict[str, Any]:
         """Return the client's description, which the server receives before round 1 (in secure sums: `announced`)."""
-        description = describe(self.cfg, self.graph, self.num_train, self.task.width)
+        description = describe(self.cfg, self.protection.private, self.graph, self.num_train, self.task.width)
         return description | ({"min_nodes": self.policy.min_nodes} if self.policy.min_nodes > 1 else {})
 
     def receive(self, groups: dict[str, Arrays]) -> None:

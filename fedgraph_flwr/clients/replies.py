@@ -3,6 +3,7 @@
 `node/clients.py` calls, in this order:
 
 taken           takes out of a message what the run's protection needs of it
+summed_groups   the groups of sums in the reply, which the node books
 plain_reply     the content: a description, Flower's `fit` or `evaluate`, or a phase of the method
 protected       checks what leaves the client against its uplink, and lets the protection clip, add noise and mask
 """

@@ -19,6 +19,7 @@ from fedgraph_flwr.clients.description import client_description
 from fedgraph_flwr.clients.state import files_models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import located
+from fedgraph_flwr.secure.protection import protection_of
 
 _run_ids = itertools.count(1)
 _CRASHED = 0
@@ -139,9 +140,8 @@ def load_descriptions(grid: BaseGrid, cfg: RunConfig, kind: type[GraphClient]) -
     sizes_of_clients = [
         {"num_train": number, **sizes} for number in known.descriptions["num_train"]
     ]
-    grid.descriptions = dict(
-        enumerate(map(partial(client_description, cfg), known.nodes, sizes_of_clients))
-    )
+    described = partial(client_description, cfg, protection_of(cfg).private)
+    grid.descriptions = dict(enumerate(map(described, known.nodes, sizes_of_clients)))
     grid.files_models = files_models(kind, cfg, **sizes)
 
 

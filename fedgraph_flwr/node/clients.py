@@ -189,8 +189,8 @@ class NodeClient:
             ledger.resume(stored, known, trained)
         self.requests.write(ledger)
 
-    def _book(self, request: Request) -> None:
-        """Book the releases of a reply to a request that was not refused.
+    def _book(self, request: Request) -> list[str]:
+        """Book the releases of a reply to a request that was not refused, and return the groups of its sums.
 
         A noised term of an agreed run counts once, when it is drawn for its place.
 
@@ -213,9 +213,9 @@ class NodeClient:
                 " again, over another model, or skips a round: a repeated request is the same message; resume with the"
                 " server's own folder and the same members, or start the next run"
             )
-        summed = bool(summed_groups(client, phase, request.scalars))
+        summed = summed_groups(client, phase, request.scalars)
         scored = phase == EVALUATE or request.sends_scores
-        if count := client.protection.releases(summed, scored):
+        if count := client.protection.releases(bool(summed), scored):
             at = request.round, phase, request.exchange
             kept = self.folder if summed and agreed and client.protection.noise else None
             repeats = kept is not None and kept.is_booked(at)
@@ -223,7 +223,7 @@ class NodeClient:
             if kept and not repeats:
                 kept.note_booked(at)
         if not agreed:
-            return
+            return summed
         ledger.received.pop(place, None)
         ledger.received[place] = request.digest()  # the last one
         if new and self.folder:
@@ -234,6 +234,7 @@ class NodeClient:
                 if not 0 < int(key.partition(" ")[0]) < ended
             }
         self.requests.write(ledger)
+        return summed
 
     def resume(self, request: Request) -> None:
         """Restore the state after the round from which the server resumes, if it does.
@@ -335,12 +336,11 @@ class NodeClient:
         client, phase, verified = self.client, request.phase, self.verified
         if verified and phase in EXCHANGES:
             return verified.answer(request)
-        self._book(request)
+        summed = self._book(request)
         with self.node.withheld(client.cfg, phase), self._ending(phase):
             if verified and verified.repeats(request):
                 return verified.repeated(request)
             part = taken(client, phase, request.groups, request.scalars)
-            summed = summed_groups(client, phase, request.scalars)
             with self._training(phase):
                 plain = plain_reply(client, phase, request.groups, request.scalars)
             sent = protected(client, phase, plain, part, summed)

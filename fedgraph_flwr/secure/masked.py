@@ -8,7 +8,7 @@ use this:
 * `mask` and `unmask`, for one statistic of a method (FedSPA): keys of the run, one message per client. If a client drops out, the
   others send new shares for a new step.
 * `fedgraph_flwr.secure.secagg`, for every sum of a run: keys of the sum and a second mask whose secret is shared. Clients may
-  drop out, at the cost of three more exchanges.
+  drop out, at the cost of four more exchanges.
 
 Threat model as for envelopes: an honest-but-curious server, and clients that do not collude with it.
 """

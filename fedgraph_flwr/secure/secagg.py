@@ -303,7 +303,7 @@ class Member:
         own_ratios = {group: float(ratios[group][place]) for group in values}
         scale = np.repeat([ratio * 2.0**self.bits for ratio in own_ratios.values()], sizes)
         advice = f": lower privacy.secagg_bits={self.bits}"
-        total = to_fixed(flat(values), scale, limit(self.bits), self.client, advice)
+        total = to_fixed(flat(values), scale, limit(self.bits), self.client, advice)  # refuses before noise, too
         if noise := self.noise:
             needed = threshold(self.share, len(self.state[CLIENTS]))
             total = self.kept(

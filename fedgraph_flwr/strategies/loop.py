@@ -498,7 +498,7 @@ class Loop:
         return [place for place in drawn if place in clients]
 
     def _train(self) -> list[Reply]:
-        """Run the method's own exchanges, then training; return the valid replies in client order."""
+        """Run the exchanges before a secure sum, then training; return the valid replies in client order."""
         groups = self.server.groups_to_train()
         inputs = (
             self.live.summation.begin(TRAIN, self.server.cohort)

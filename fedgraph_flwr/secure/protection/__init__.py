@@ -6,8 +6,9 @@
     Masked       clients mask their terms of a sum (``privacy.secagg``), around all others
     Verified     the same, in rounds that every node computes (``privacy.coordinator=verified``)
 
-The mirror of `fedgraph_flwr.strategies.summation`. What it declares (groups, places of a round, whether sizes are private) holds
-for both sides, which ask it and never the configuration. `plain` says what it offers.
+The mirror of `fedgraph_flwr.strategies.summation`, in the opposite order: with secure sums and distributed noise a reply leaves
+through `Clipped`, `Noised`, `Masked`, and is opened by the server's `Masked`, then `Noised`. What it declares (groups, places of
+a round, whether sizes are private) holds for both sides, which ask it and never the configuration. `plain` says what it offers.
 """
 
 from collections.abc import Callable

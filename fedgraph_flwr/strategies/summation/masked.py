@@ -308,7 +308,10 @@ class Masked(Summation):
     def _value(
         self, reducer: Reducer, group: str, name: str, total: np.ndarray, survivors: list[int]
     ) -> Any:
-        """Return a mean over the survivors, or a sum, in which n members have the ratio 1 / n."""
+        """Return a mean over the survivors, or a sum, in which n members have the ratio 1 / n.
+
+        With distributed noise, clients sent updates (`Clipped.leave`), so the start is added again.
+        """
         server, members, account = self.server, len(self.members), self.account
         unit = account.unit(group) if account else 1.0
         if isinstance(reducer, Sum):

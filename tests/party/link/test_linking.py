@@ -702,7 +702,7 @@ def test_files_of_two_link_runs_do_not_fit(files, tmp_path):
     files[0].save(tmp_path / "client_0000.safetensors")
     with pytest.raises(FedGraphError, match="clients 0 and 1 have files that do not fit, one has an unlinked file"):
         client_files(compose([f"graph={tmp_path}"]))
-    assert "link" in describe(compose(), link(files)[0].result(), 1, 2)
+    assert "link" in describe(compose(), False, link(files)[0].result(), 1, 2)
 
 
 @pytest.mark.parametrize(
