@@ -9,6 +9,7 @@ from fedgraph_flwr import models, tasks
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import FLOWER, GRIDS
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.config.parts import parts_of
 from fedgraph_flwr.data.plugins import BASELINES
 
 ROOT = Path(__file__).parents[2]
@@ -17,18 +18,20 @@ ROOMS = ("methods", "models", "numerics", "tasks")
 
 
 def digest(cfg: RunConfig) -> str:
-    """Return 16 hexadecimal digits over the syntax trees of the modules of a run's parts.
+    """Return 16 hexadecimal digits over the syntax trees of the modules of a run's classes.
 
-    The parts are the server and client class, the network and the task (with their base classes in
-    these packages), the methods, models, numerics and tasks that these modules import, all
-    partitions, and the engine. Names of modules, imports, docstrings and comments do not count, so
-    a module that only moves keeps the digest.
+    These are the server and client class, the halves of objectives and other chosen parts, the
+    network and the task (with their base classes in these packages), the methods, models, numerics
+    and tasks that these modules import, all partitions, and the engine. Names of modules, imports,
+    docstrings and comments do not count, so a module that only moves keeps the digest.
     """
-    sides = (locate(cfg.strategy.server), locate(cfg.strategy.client))
+    chosen = parts_of(cfg.strategy).values()
+    halves = [half for part in chosen for half in (part.client, part.server) if half]
+    sides = map(locate, (cfg.strategy.server, cfg.strategy.client, *halves))
     classes = [
         kind
-        for part in (*sides, models.network(cfg.model), tasks.kind_of(cfg))
-        for kind in part.__mro__
+        for made in (*sides, models.network(cfg.model), tasks.kind_of(cfg))
+        for kind in made.__mro__
     ]
     modules = {kind.__module__ for kind in classes} & _files().keys()
     named = {name for module in modules for name in _read(module)[1] if name.split(".")[1] in ROOMS}

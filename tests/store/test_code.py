@@ -44,7 +44,8 @@ def test_a_digest_covers_method_network_task_and_engine_but_no_seed():
 
     base = digest("strategy=fedavg")
     assert base == digest("strategy=fedavg", "seed=3", "train.lr=0.5")
-    others = [digest(w) for w in ("strategy=fedomd", "model=mlp", "task=links", "engine=ray")]
+    parts = ("strategy.objective=[prox]", "strategy.objective=[moon]", "strategy.server_optimizer=adam")
+    others = [digest(w) for w in (*parts, "strategy=fedomd", "model=mlp", "task=links", "engine=ray")]
     assert len({base, *others}) == 5
     _, imported = code._read("fedgraph_flwr.strategies.fedomd")
     assert {"fedgraph_flwr.methods.fedomd", "fedgraph_flwr.methods.moments"} <= imported
