@@ -203,7 +203,12 @@ def configuration(
 def _configuration(overrides: Sequence[str], keys: Mapping[str, Any], defaults: Sequence[str]) -> RunConfig:
     named = ("config", "resume", "evaluate", "init")
     given = dict(word.partition("=")[::2] for word in overrides) | {k: keys[k] for k in named if k in keys}
-    key = next((key for key in named[1:] if given.get(key)), "")
+    key, *others = [key for key in named[1:] if given.get(key)] or [""]
+    if others:
+        raise FedGraphError(
+            f"{key}={given[key]} and {others[0]}={given[others[0]]} cannot be combined: resume= completes a run, evaluate= scores"
+            " its model, and init= trains from it: pass one"
+        )
     earlier = given.get(key)
     if earlier and not (Path(earlier) / "config.yaml").is_file():
         copy = f"fedgraph-flwr runs --name CONNECTION --copy {Path(earlier).name}"

@@ -1134,11 +1134,13 @@ IDLE_IN_SWEEPS = {
     "train.momentum": ("train.optimizer!=sgd",),
     "train.focal_gamma": ("train.loss!=focal",),
     "strategy.norm_bound": ("strategy.aggregator!=norm_bound",),
+    "strategy.byzantine": ("strategy.aggregator=mean|norm_bound",),
     **dict.fromkeys(("privacy.clipping_norm", "privacy.clipping_norms", "privacy.delta"), ("privacy.dp=none",)),
     **dict.fromkeys(("privacy.clipping_quantile", "privacy.clipping_rate"), (f"privacy.dp!={ADAPTIVE}",)),
     **dict.fromkeys(("privacy.secagg_bits", "privacy.secagg_threshold"), ("privacy.secagg!=true",)),
     **dict.fromkeys(("adversary.clients", "adversary.strength"), ("adversary.kind=none",)),
     **dict.fromkeys(("adversary.target", "adversary.rate", "adversary.trigger"), (f"adversary.kind!={BACKDOORS}",)),
+    "adversary.kind": ("adversary.clients=[]",),
     **dict.fromkeys(("ray.actors", "ray.live_clients", "ray.address"), ("engine!=ray",)),
 }
 """The same for keys of choices that sweeps cross (optimisers, protections, attacks): runs that do not read them say so."""

@@ -202,7 +202,10 @@ def startup_notes(cfg: RunConfig) -> list[str]:
         notes.append(f"stack={cfg.stack} has no effect with {reason}: clients train separately")
     for key, terms in IDLE_IN_SWEEPS.items():
         read, usual = (attrgetter(key)(config) for config in (cfg, RunConfig()))
-        if read != usual and (why := cfg.idle(terms)):
+        measured = (
+            key == "adversary.kind" and cfg.adversary.backdoor
+        )  # its trigger, also without malicious clients
+        if read != usual and not measured and (why := cfg.idle(terms)):
             notes.append(f"{key}={read} {why}")
     return notes
 

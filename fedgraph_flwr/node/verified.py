@@ -163,7 +163,7 @@ class Verified:
         if agreement is None or folder is None:
             raise Refusal(
                 "privacy.coordinator=verified needs an agreement of members: nodes start with --agreement FILE,"
-                " and the run with run --agreement FILE"
+                " and the run with run --agreement FILE; or set privacy.coordinator=curious"
             )
         assert isinstance(client.protection, Masked)
         self.client, self.folder, self.member = client, folder, client.protection.member

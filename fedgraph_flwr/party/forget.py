@@ -128,11 +128,15 @@ def _check(cfg: RunConfig, folder: Path) -> None:
         FedGraphError: names the reason and what to do.
     """
     if cfg.on_fleet:
+        again = (
+            f"agree on a new version without the party (`fedgraph-flwr agree`), and run --agreement FILE engine={cfg.engine}"
+            if cfg.agreement
+            else f"run config={folder / CONFIG} num_clients={cfg.num_clients - 1}"
+        )
         raise FedGraphError(
             f"{folder} is a run of the fleet '{cfg.engine}', whose parties hold their files: link again with those present"
             f" (`fedgraph-flwr link engine={cfg.engine} num_clients={cfg.num_clients - 1} --since`, which sends no record again),"
-            " restart the nodes with the new files and fresh state folders, and run"
-            f" config={folder / CONFIG} num_clients={cfg.num_clients - 1} out=DIR"
+            f" restart the nodes with the new files and fresh state folders, and {again} out=DIR"
         )
     if cfg.strategy.pooled and not cfg.graph:
         raise FedGraphError(f"{folder} has strategy={cfg.strategy.name} on one pooled graph, which has no parties")

@@ -14,7 +14,7 @@ from fedgraph_flwr.logs import log
 from fedgraph_flwr.methods.uplink import Groups as Reducers
 from fedgraph_flwr.methods.weighting import by_rule
 from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure.verified import bounded
+from fedgraph_flwr.secure.verified import bounded, moved
 from fedgraph_flwr.strategies.connection import ClientInfo
 from fedgraph_flwr.strategies.counting import Counting
 from fedgraph_flwr.strategies.descriptions import Descriptions
@@ -183,6 +183,10 @@ class Server(FlowerFedAvg):
             start: those before it.
             most: ``privacy.max_update``.
         """
+        if (
+            norm := moved(arrays, start)
+        ) > 1.001 * most:  # else a mean within it that was rounded
+            self.note_scaled("server's step", norm, most)
         return bounded(arrays, start, most)
 
     def numbers(self) -> int:

@@ -17,6 +17,7 @@ from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.composition import plain
 from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.config.method_names import column_name
+from fedgraph_flwr.config.schema import IDLE
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.logs import log
@@ -201,5 +202,6 @@ def _data(common: Sequence[str], varied: Mapping[str, Sequence[str]]) -> str:
         return Path(given["graph"]).name
     if given.get("dataset.path"):
         return Path(given["dataset.path"]).stem
-    # without the keys of networks, which a strategy may bring
-    return configuration([word for word in common if not word.startswith("model.")]).data_name
+    # without the keys of networks, which a strategy may bring, and those that only a crossed choice may read
+    plain_words = [word for word in common if not word.startswith("model.") and word.partition("=")[0] not in IDLE]
+    return configuration(plain_words).data_name

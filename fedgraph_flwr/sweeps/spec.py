@@ -37,12 +37,28 @@ import yaml
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
 from fedgraph_flwr.config.config_file import lines_of, parse_yaml
 from fedgraph_flwr.config.engines import SIMULATIONS
+from fedgraph_flwr.config.schema import IDLE
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
 from fedgraph_flwr.sweeps.values import expand
+
+_DECIDING = (
+    "config=",
+    "protocol=",
+    "dataset",
+    "graph=",
+    "engine=",
+    "task",
+    "split",
+    "partition",
+    "strategy=",
+    "evaluation.patience=",
+    "tracking=",
+)
+"""Beginnings of overrides that decide which keys of `IDLE` are read."""
 
 LOCAL, _LOCAL = "Local", "strategy=local"
 
@@ -184,8 +200,19 @@ class Sweep:
                     yield Cell(setting, name, seed, self._words(overrides, seed), group)
 
     def _words(self, overrides: Sequence[str], seed: int) -> tuple[str, ...]:
-        """Return the overrides of a run; the last one is its seed."""
-        return *overrides, *self.over, *self.by_seed.get(seed, []), f"seed={seed}"
+        """Return the overrides of a run, without keys of `IDLE` that only other choices read; the last one is its seed."""
+        words = (*overrides, *self.over, *self.by_seed.get(seed, []))
+        idle = idle_keys(words) & self._read_somewhere
+        return *(word for word in words if word.partition("=")[0] not in idle), f"seed={seed}"
+
+    @functools.cached_property
+    def _read_somewhere(self) -> set[str]:
+        """Keys of `IDLE` that a run with a choice of the sweep reads."""
+        crossed = itertools.product(
+            self.settings.values(), self.methods.values(), self.grid.values() or [[]], self.by_seed.values() or [[]]
+        )
+        runs = [(*self.common, *itertools.chain(*choices[:3]), *self.over, *choices[3]) for choices in crossed]
+        return {key for run in runs for key in _keys_of(run) & IDLE.keys() - idle_keys(run)}
 
     def choices(self, setting: str, method: str, stored_rows: Found) -> dict[str, list[str]]:
         """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
@@ -239,6 +266,22 @@ def knows(overrides: Sequence[str], key: str) -> bool:
         return True
     choosing = ("strategy=", "model=", "model.name=", "config=", "protocol=")
     return name in _own_keys(group, tuple(word for word in overrides if word.startswith(choosing)))
+
+
+def _keys_of(overrides: Sequence[str]) -> set[str]:
+    return {word.partition("=")[0] for word in overrides}
+
+
+def idle_keys(overrides: Sequence[str]) -> set[str]:
+    """Return the keys of `IDLE` among overrides that a run with them would refuse, since others make them ineffective."""
+    given = _keys_of(overrides) & IDLE.keys()
+    return given & _idle(tuple(w for w in overrides if w.startswith(_DECIDING) and w.partition("=")[0] not in given))
+
+
+@functools.cache
+def _idle(overrides: tuple[str, ...]) -> set[str]:
+    cfg = configuration(overrides)
+    return {key for key, terms in IDLE.items() if cfg.idle(terms)}
 
 
 @functools.cache

@@ -174,6 +174,14 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("pair", [("evaluate", "init"), ("resume", "init"), ("resume", "evaluate")])
+def test_a_run_completes_scores_or_starts_from_an_earlier_one(pair):
+    with pytest.raises(FedGraphError, match=f"{pair[0]}=/a and {pair[1]}=/b cannot be combined.*: pass one"):
+        configuration([f"{pair[1]}=/b", f"{pair[0]}=/a"])
+    with pytest.raises(FedGraphError, match="holds no run"):
+        configuration([f"{pair[1]}=", f"{pair[0]}=/a"])
+
+
 @pytest.mark.parametrize("word", WRONG)
 def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
     with pytest.raises(FedGraphError) as caught:
@@ -192,6 +200,17 @@ def test_wrong_input_is_one_sentence_with_value_and_remedy(word):
         ("privacy.clipping_norm=3", "privacy.dp=server_fixed", "privacy.dp=none: set another privacy.dp"),
         ("adversary.clients=[1]", "adversary.kind=sign_flip", "adversary.kind=none: set another adversary.kind"),
         ("ray.actors=3", "engine=ray", "engine=inline: set engine=ray"),
+        (
+            "strategy.byzantine=2",
+            "strategy.aggregator=median",
+            "strategy.aggregator=mean: set another strategy.aggregator",
+        ),
+        ("adversary.kind=scaling", "adversary.clients=[1]", "adversary.clients=[]: set another adversary.clients"),
+        (
+            "adversary.rate=0.1",
+            "adversary.kind=backdoor_central",
+            "adversary.kind=none: set adversary.kind=backdoor_central or backdoor_distributed",
+        ),
     ],
 )
 def test_a_key_that_one_side_of_a_sweep_reads_is_named_on_the_other(key, axis, why):

@@ -218,11 +218,18 @@ def test_what_cannot_be_forgotten_is_one_error_message(made, tmp_path, capsys):
     text = (whole.path / "config.yaml").read_text()
     for old, new, message in (
         ("engine: inline", "engine: far", "is a run of the fleet 'far', whose parties hold their files: link again"),
+        ("engine: inline", "engine: far", "config.yaml num_clients=2 out=DIR"),
         ("init: ''", "init: runs/x", "has init=runs/x, a model that the party may have trained"),
     ):
         assert old in text
         (whole.path / "config.yaml").write_text(text.replace(old, new))
         assert message in refused(run, "--party", "b")
+    agreed = text.replace("engine: inline", "engine: far").replace("agreement: ''", "agreement: abc/1")
+    (whole.path / "config.yaml").write_text(agreed)
+    assert (
+        "state folders, and agree on a new version without the party (`fedgraph-flwr agree`), and run --agreement"
+        in refused(run, "--party", "b")
+    )
     (whole.path / "config.yaml").write_text(text.replace(str(tmp_path / "three"), str(tmp_path / "one")))
     saved(without(without(three, 2), 1), tmp_path / "one")
     with pytest.raises(FedGraphError, match="has one party: without it, nothing remains"):

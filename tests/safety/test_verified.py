@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
 from fedgraph_flwr.secure.masked import digest, flat
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.replica import Replica
 from fedgraph_flwr.wire.messages import EVALUATE, MODEL, TRAIN, from_record, to_record
 from tests.conftest import client_graph
@@ -777,7 +779,9 @@ def test_a_member_that_opens_another_nonce_is_named(members, monkeypatch):
 
 
 def test_a_run_without_an_agreement_is_refused(run):
-    with pytest.raises(FedGraphError, match=r"privacy.coordinator=verified needs an agreement of members"):
+    with pytest.raises(
+        FedGraphError, match=r"coordinator=verified needs an agreement of members.*; or set privacy.coordinator=curious"
+    ):
         run(*WORDS, *VERIFIED)
 
 
@@ -838,6 +842,17 @@ def test_a_member_moves_the_model_by_max_update_and_no_more():
     assert 0.49 < length <= 0.5
     small = {name: array + np.float32(1e-3) for name, array in start.items()}
     assert verified.bounded(small, start, 0.5) is small
+
+
+def test_a_servers_step_beyond_the_bound_is_named():
+    """A server's optimiser goes further than the mean, which alone was named."""
+    named = []
+    half = SimpleNamespace(note_scaled=lambda *what: named.append(what))
+    start = {"w": np.zeros(4, np.float32)}
+    for length in (0.5, 0.5001, 2.0):
+        limited = GraphStrategy.limited(half, {"w": np.full(4, length / 2, np.float32)}, start, 0.5)
+        assert np.linalg.norm(limited["w"]) == pytest.approx(min(length, 0.5), rel=1e-5)
+    assert named == [("server's step", 2.0, 0.5)]
 
 
 @pytest.mark.slow

@@ -28,6 +28,21 @@ def test_values_of_a_word(text, values):
     assert expand(text) == values
 
 
+def test_a_key_that_one_of_the_crossed_choices_reads_is_left_out_of_the_others(place):
+    runs = runs_of(parse_sweep(["partition=louvain,dirichlet", "partition.alpha=0.5", "split.folds=4", "rounds=1"]))
+    assert runs["louvain", "fedavg", 0] == {
+        "partition=louvain",
+        "split.folds=4",
+        "rounds=1",
+        "seed=0",
+    }  # no run reads folds
+    assert "partition.alpha=0.5" in runs["dirichlet", "fedavg", 0]
+    tuned = parse_sweep(
+        ["partition=louvain,metis", "partition.resolution=1,2", "tune=partition.resolution"], baselines=False
+    )
+    assert {len(run) for at, run in runs_of(tuned).items() if at[0] == "metis"} == {2}
+
+
 @pytest.mark.parametrize("text", ["[a,b", "a]b[", "'a,b", "a,,b", "a,", "4..0", "0..99999"])
 def test_values_that_are_none(text):
     with pytest.raises(FedGraphError):

@@ -144,7 +144,7 @@ def _given(files: Sequence[Export]) -> Ints:
     return np.array([day_of(export.known) if export.known else ALWAYS for export in files])
 
 
-def day_of(text: str) -> int:
+def day_of(text: str, option: str = "") -> int:
     """Return a day such as 2026-03-04 as days since 1970.
 
     Raises:
@@ -153,7 +153,7 @@ def day_of(text: str) -> int:
     try:
         return int(np.datetime64(text, "D").astype(np.int64))
     except ValueError:
-        raise FedGraphError(f"expected a day such as 2026-03-04, got '{text}'") from None
+        raise FedGraphError(f"{option and f'{option}: '}expected a day such as 2026-03-04, got '{text}'") from None
 
 
 def day_text(day: int) -> str:

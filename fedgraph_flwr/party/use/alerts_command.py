@@ -63,7 +63,9 @@ def main(args: argparse.Namespace) -> tuple[int, Any]:
         rule = alerts.Rule(_budget(args.budget), _precision(args.precision), _cost(args.cost))
     predictor = predict_command.opened(args)
     if predictor.client is None:
-        raise FedGraphError("a threshold belongs to a party: pass --client I, or the state folder of its node")
+        raise FedGraphError(
+            "a threshold belongs to a party: pass a run folder and --client I, or the state folder of its node"
+        )
     folder = args.run if args.run is not None else args.node
     if rule:
         choice = alerts.choose(predictor, rule, args.calibration)

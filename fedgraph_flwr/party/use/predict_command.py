@@ -375,9 +375,10 @@ def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) ->
     spec = _spec_of(predictor, together)
     stored = graph_file(args.graph, spec) if args.graph else predictor.own
     treatment = replace(spec.treatment(), **_formats(args))
-    span = day_of(args.since) if args.since else None, day_of(args.until) if args.until else None
+    given = (args.since, "--from"), (args.until, "--until")
+    since, until = (day_of(text, option) if text else None for text, option in given)
     reads_edges = predictor.reads_edges
-    for day, read in days_of_book(args.opened_book, span, spec, stored, treatment, together, reads_edges):
+    for day, read in days_of_book(args.opened_book, (since, until), spec, stored, treatment, together, reads_edges):
         yield day_text(day), (predictor, read.graph, read.ids, read)
 
 

@@ -8,6 +8,7 @@ import yaml
 import fedgraph_flwr as fg
 from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.book.folder import BookFolder
 from fedgraph_flwr.party.book.rows import day_of, read_rows
 from fedgraph_flwr.party.use.book_days import days_of_book
@@ -289,3 +290,8 @@ def test_unique_ids_need_a_column_of_ids(tmp_path, capsys):
         assert (
             "error: edge_ids=unique needs the column with ids of edges: set columns.edge_id" in capsys.readouterr().err
         )
+
+
+def test_a_text_that_is_no_day_is_named_with_its_option():
+    with pytest.raises(FedGraphError, match="--from: expected a day such as 2026-03-04, got 'march'"):
+        day_of("march", "--from")
