@@ -57,8 +57,10 @@ def make_folder(cfg: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
-    """Lock a run's folder and create it if missing; the system releases the lock of a dead process.
+def owned(
+    folder: Path, lock: str = SERVER, instead: str = ", or pass another out="
+) -> Iterator[None]:
+    """Lock a folder, as of a run, and create it if missing; the system releases the lock of a dead process.
 
     Raises:
         InUse: another process holds the lock.
@@ -72,7 +74,7 @@ def owned(folder: Path, lock: str = SERVER) -> Iterator[None]:
             held.acquire(timeout=0)
         except Timeout as error:
             raise InUse(
-                f"{folder} is in use by {_owner_text(owner)}: wait, stop it, or pass another out="
+                f"{folder} is in use by {_owner_text(owner)}: wait, stop it{instead}"
             ) from error
     try:
         now = time.strftime("%Y-%m-%d %H:%M:%S")

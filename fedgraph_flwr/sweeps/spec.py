@@ -21,6 +21,7 @@ out                folder of the results, relative to the file's folder; default
 extends            another file that provides missing keys
 """
 
+import contextlib
 import functools
 import itertools
 import json
@@ -275,13 +276,16 @@ def _keys_of(overrides: Sequence[str]) -> set[str]:
 def idle_keys(overrides: Sequence[str]) -> set[str]:
     """Return the keys of `IDLE` among overrides that a run with them would refuse, since others make them ineffective."""
     given = _keys_of(overrides) & IDLE.keys()
-    return given & _idle(tuple(w for w in overrides if w.startswith(_DECIDING) and w.partition("=")[0] not in given))
+    deciding = (word for word in overrides if word.startswith(_DECIDING) and word.partition("=")[0] not in given)
+    return given & _idle(tuple(deciding)) if given else given
 
 
 @functools.cache
 def _idle(overrides: tuple[str, ...]) -> set[str]:
-    cfg = configuration(overrides)
-    return {key for key, terms in IDLE.items() if cfg.idle(terms)}
+    with contextlib.suppress(FedGraphError):  # which the run names
+        cfg = configuration(overrides)
+        return {key for key, terms in IDLE.items() if cfg.idle(terms)}
+    return set()
 
 
 @functools.cache

@@ -13,6 +13,7 @@ Examples:
 """
 
 import argparse
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,8 @@ from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.options import add_options
+
+LOCK = ".book.lock"
 
 _OPTIONS = """
 --party-file FILE  `new`: party.yaml of the party, as `init-party` writes it
@@ -46,8 +49,13 @@ def main(args: argparse.Namespace) -> int:
             raise FedGraphError(f"--{name.replace('_', '-')} has no effect on `book {args.action}`: leave it out")
     if args.action != "show" and not args.words:
         raise FedGraphError(f"book {args.action} needs {_ACTIONS[args.action][1]}: see fedgraph-flwr book --help")
-    for line in _ACTIONS[args.action][0](args):
-        print(sanitize(line, 4000))
+    from fedgraph_flwr.store.folder import owned
+
+    with contextlib.ExitStack() as stack:
+        if args.action == "new" or (args.action != "show" and args.book.is_dir()):
+            stack.enter_context(owned(args.book, LOCK, ", or run this command later"))
+        for line in _ACTIONS[args.action][0](args):
+            print(sanitize(line, 4000))
     return 0
 
 

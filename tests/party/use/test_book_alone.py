@@ -1,5 +1,7 @@
 """A book of one bank that is linked with nobody: the score of a day does not depend on how the book was filled."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,6 +15,7 @@ from fedgraph_flwr.party.book.folder import BookFolder
 from fedgraph_flwr.party.book.rows import day_of, read_rows
 from fedgraph_flwr.party.use.book_days import days_of_book
 from fedgraph_flwr.party.use.prediction_input import InputSpec
+from fedgraph_flwr.store.folder import owned
 from tests.party import bank_books as made
 from tests.party.bank_books import MODELS, SPAN
 
@@ -295,3 +298,23 @@ def test_unique_ids_need_a_column_of_ids(tmp_path, capsys):
 def test_a_text_that_is_no_day_is_named_with_its_option():
     with pytest.raises(FedGraphError, match="--from: expected a day such as 2026-03-04, got 'march'"):
         day_of("march", "--from")
+
+
+def test_one_command_at_a_time_changes_a_book(tmp_path, capsys):
+    """Two `add` at once both ended with 0, and the list had the file of one."""
+    (tmp_path / "pay.csv").write_text("source,target,amount,time\na,b,1.5,2026-03-01\nb,a,2,2026-03-02\n")
+    (tmp_path / "day.csv").write_text("source,target,amount,time\nb,a,3,2026-03-03\n")
+    (tmp_path / "accounts.csv").write_text("id\na\nb\n")
+    roles = "columns: {id: id, source: source, target: target, amount: amount, time: time}\n"
+    (party := tmp_path / "a.yaml").write_text(f"party: a\nnodes: accounts.csv\nedges: pay.csv\n{roles}")
+    book, day = str(tmp_path / "book"), str(tmp_path / "day.csv")
+    files = [str(tmp_path / "accounts.csv"), str(tmp_path / "pay.csv")]
+    assert main(["book", "new", book, "--party-file", str(party), *files]) == 0
+    with owned(tmp_path / "book", ".book.lock"):
+        assert main(["book", "add", book, day]) == 2
+        assert main(["book", "show", book]) == 0
+    assert re.search("book is in use by process .*: wait, stop it, or run this command later", capsys.readouterr().err)
+    assert main(["book", "add", book, day]) == 0
+    assert [export.file for export in BookFolder.load(tmp_path / "book").files][-1] == "day.csv"
+    assert main(["book", "add", str(tmp_path / "none"), day]) == 2
+    assert not (tmp_path / "none").exists()
