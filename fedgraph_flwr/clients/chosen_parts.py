@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fedgraph_flwr.clients.client_part import ClientPart, Step
 from fedgraph_flwr.config import RunConfig, StrategyConfig
-from fedgraph_flwr.config.lookup import locate
-from fedgraph_flwr.config.parts import parts_of
+from fedgraph_flwr.config.parts import halves, parts_of
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.wire.messages import Arrays
 
@@ -32,8 +32,12 @@ class ChosenParts:
 
     def __init__(self, rules: StrategyConfig):
         declared = parts_of(rules)
-        made = {name: locate(part.client)(name, rules) for name, part in declared.items() if part.client}
-        active: dict[str, ClientPart] = {name: part for name, part in made.items() if not part.idle}
+        made: dict[str, ClientPart] = halves(rules, "client", ClientPart)
+        for name, part in made.items():
+            if type(part).term is not ClientPart.term and not part.capabilities.adds:
+                what = f"'{name}': {type(part).__name__} defines `term`, which is added to the loss only with"
+                raise FedGraphError(f"{what} adds = True: set it in the class", "own-code")
+        active = {name: part for name, part in made.items() if not part.idle}
         self.all = tuple(active.values())
         self.personal = active.get(rules.personalization)
         self.sends = {group for part in declared.values() for group in part.uplink}

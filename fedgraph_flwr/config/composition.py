@@ -32,6 +32,7 @@ from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, chosen, defaults, key_names, lengthen
 from fedgraph_flwr.config.schema import (
+    CHOICES,
     DATA,
     IDLE,
     SPLIT_BY_CLIENTS,
@@ -755,4 +756,7 @@ def unknown_method_key(cfg: RunConfig, key: str, where: str = "") -> FedGraphErr
                 holders.append(name)
     shared = {f.name for f in dataclasses.fields(StrategyConfig)} - {"params"} | key_names(vars(cfg.strategy))
     instead = f"methods with this key: {', '.join(holders)}" if holders else ""
+    if isinstance(cfg.strategy.params.get(key), dict):
+        choices = ", ".join(f"strategy.{choice}" for choice in CHOICES)
+        instead = f"it has the keys of a part that none of {choices} chooses: set one of them to module:{key}"
     return unknown(f"strategy {cfg.strategy.name}: key", key, own_keys(cfg) | shared, where, instead)

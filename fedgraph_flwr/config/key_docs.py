@@ -116,6 +116,7 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
         declared |= {name: key for name, key in known.items() if name.startswith(prefix)}
         if is_own(part):
             declared |= {key.name: key for key in _declared(parts.part(part).keys, prefix).values()}
+    known |= declared
     plain = {key: value for key, value in body.items() if key != "declares"}
     for name, value in flat(plain).items():
         full = f"{group}.{name!s}"

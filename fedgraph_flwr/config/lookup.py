@@ -34,9 +34,8 @@ def locate(target: str) -> Any:
     except Exception as error:
         why = error if isinstance(error, ImportError | AttributeError) else located(error)
         what = f"'{target}' cannot be imported ({why})"
-        raise FedGraphError(
-            f"{what}; expected module:name, installed or on PYTHONPATH (PYTHONPATH=. for this folder)"
-        ) from error
+        fix = "; expected module:name, installed or on PYTHONPATH (PYTHONPATH=. for this folder)"
+        raise FedGraphError(what if isinstance(error, FedGraphError) else f"{what}{fix}") from error
 
 
 def named_code(cfg: RunConfig) -> dict[str, str]:

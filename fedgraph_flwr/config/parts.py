@@ -49,6 +49,17 @@ class Part:
     mean: bool = False
     step: str = ""
 
+    def __post_init__(self) -> None:
+        halves = [half for half in (self.client, self.server) if half]
+        for what, fits in {
+            f"choice={self.choice!r}, expected one of: {', '.join(CHOICES)}": self.choice in CHOICES,
+            f"keys={self.keys!r}, expected a dataclass": isinstance(self.keys, type) and is_dataclass(self.keys),
+            f"client={self.client!r} and server={self.server!r}, expected one or both as 'module:Class'": halves
+            and all(map(is_own, halves)),
+        }.items():
+            if not fits:
+                raise FedGraphError(f"Part with {what}", "own-code")
+
 
 def chosen(strategy: Mapping[str, Any]) -> list[str]:
     """The parts that a strategy's section chooses, in the order of `CHOICES`."""
@@ -77,13 +88,38 @@ def parts_of(rules: StrategyConfig) -> dict[str, Part]:
     """Return the chosen parts by name.
 
     Raises:
-        FedGraphError: a name is not that of a part, or belongs to another key.
+        FedGraphError: a name is not that of a part, belongs to another key, or has the section of another part.
     """
     made = {name: part(name) for name in chosen(vars(rules))}
     for name, one in made.items():
         given = getattr(rules, one.choice, None)
         if name != given and name not in (given or ()):
-            raise FedGraphError(f"'{name}' is a part for strategy.{one.choice}: set strategy.{one.choice}={name}")
+            value = f"[{name}]" if isinstance(given, list) else name
+            raise FedGraphError(f"'{name}' is a part for strategy.{one.choice}: set strategy.{one.choice}={value}")
+    sections = {section_of(name): name for name in made}
+    for name in made:
+        if (other := sections[section_of(name)]) != name:
+            keys = f"strategy.{section_of(name)}"
+            raise FedGraphError(
+                f"'{name}' and '{other}' would both have the keys {keys}: give one of them another name"
+            )
+    return made
+
+
+def halves(rules: StrategyConfig, side: str, base: type) -> dict[str, Any]:
+    """Create the halves of the chosen parts at one side, by the part's name.
+
+    Raises:
+        FedGraphError: one cannot be imported, or is not a subclass of ``base``.
+    """
+    made = {}
+    for name, target in ((name, getattr(part, side)) for name, part in parts_of(rules).items()):
+        if target:
+            kind = locate(target)
+            fits = isinstance(kind, type) and issubclass(kind, base)
+            if not fits:
+                raise FedGraphError(f"'{name}': {side}='{target}', expected a subclass of {base.__name__}", "own-code")
+            made[name] = kind(name, rules)
     return made
 
 

@@ -150,7 +150,7 @@ def check(section: Any, group: str) -> None:
             one_of(str(value), _choices_of(f), key)
         for item in value if "listed" in f.metadata else ():
             if not is_own(item):
-                one_of(item, f.metadata["listed"], key)
+                one_of(item, (*f.metadata["listed"], "module:NAME"), key)
             if value.count(item) > 1:
                 raise FedGraphError(f"{key} lists '{item}' more than once, got {value}; list each value once")
         for item in value if isinstance(value, list | tuple) else [value]:

@@ -6,13 +6,14 @@ from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.clients.phases import phases
 from fedgraph_flwr.config import RunConfig, StrategyConfig, group_names
 from fedgraph_flwr.config.composition import group_file
-from fedgraph_flwr.config.parts import KEYS, chosen, parts_of, values
+from fedgraph_flwr.config.parts import KEYS, chosen, halves, parts_of, values
 from fedgraph_flwr.config.schema import PERSONAL_PREFIXES
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.method_half import TAKING, inherits
 from fedgraph_flwr.methods.uplink import LateMean, Mean, Uplink
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.strategies.base import GraphStrategy
+from fedgraph_flwr.strategies.server_part import ServerPart
 from fedgraph_flwr.wire.messages import MODEL, TRAIN
 
 SENDING = ("before_train", "before_evaluate")
@@ -52,6 +53,7 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
             _need_hooks(rules, what, client, part.own)
         if part.step:
             _need_step(rules, f"{what} {part.step}", server, uplink)
+    halves(rules, "server", ServerPart)
 
 
 def check_personal(cfg: RunConfig, model: Model) -> None:
@@ -151,6 +153,11 @@ def _need_hooks(
     rules: StrategyConfig, what: str, client: type[GraphClient], hooks: Collection[str]
 ) -> None:
     """Refuse a part where the method's client does not train or predict as the part expects."""
+    if missing := [hook for hook in hooks if not hasattr(GraphClient, hook)]:
+        raise FedGraphError(
+            f"{what}: own of the Part names '{missing[0]}', which {GraphClient.__name__} lacks",
+            "own-code",
+        )
     called = client.capabilities.calls_base
     ignored = [hook for hook in TRAINING if hook not in called and not inherits(client, [hook])]
     ignored += [hook for hook in hooks if getattr(client, hook) is not getattr(GraphClient, hook)]

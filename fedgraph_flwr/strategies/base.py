@@ -23,8 +23,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedgraph_flwr.config import RunConfig
-from fedgraph_flwr.config.lookup import locate, method_params
-from fedgraph_flwr.config.parts import parts_of
+from fedgraph_flwr.config.lookup import method_params
+from fedgraph_flwr.config.parts import halves
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.labels import LABELS, weights
@@ -88,11 +88,7 @@ class GraphStrategy(MethodHalf, Server):
         super().__init__(cfg)
         self.params = method_params(type(self), cfg)
         self.uplink_of = uplink_of(type(self), cfg)
-        declared_parts = parts_of(cfg.strategy)
-        halves = {name: part.server for name, part in declared_parts.items() if part.server}
-        self.chosen_parts: list[ServerPart] = [
-            locate(half)(name, cfg.strategy) for name, half in halves.items()
-        ]
+        self.chosen_parts: dict[str, ServerPart] = halves(cfg.strategy, "server", ServerPart)
 
     def __setattr__(self, name: str, value: Any) -> None:
         given = name in ("counting", "exchange") and name not in vars(self)
@@ -154,7 +150,7 @@ class GraphStrategy(MethodHalf, Server):
     def groups_to_train(self) -> GroupsFor:
         """Return the groups that travel with the model: the method's, and its parts' where models are sent up."""
         groups = self.before_train(self.arrays)
-        for part in self.chosen_parts if self.stage().up else ():
+        for part in self.chosen_parts.values() if self.stage().up else ():
             of_part = part.groups(self, self.arrays)
             groups = with_own(groups, of_part) if of_part else groups
         return groups
@@ -165,8 +161,8 @@ class GraphStrategy(MethodHalf, Server):
             # a file may hold each array only once
             return {name: array.copy() for name, array in self.arrays.items()}
         after = self.step(self.arrays, reduced)
-        for part in self.chosen_parts:
-            after = part.step(self, self.arrays, after, reduced)
+        for part in self.chosen_parts.values():
+            after = part.next(self, self.arrays, after, reduced)
         return after
 
     # --- Flower's Strategy ------------------------------------------------------------------------

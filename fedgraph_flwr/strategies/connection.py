@@ -109,7 +109,12 @@ class Connection:
                 alike.setdefault(reason, []).append(node)
             reasons = "; ".join(f"{_nodes(nodes)}: {reason}" for reason, nodes in alike.items())
             error = RunFailed if clients else FedGraphError
-            raise error(f"{len(clients)} of {wanted} clients registered; {reasons}")
+            foreign = any("cannot be imported" in reason for reason in alike)
+            fix = "; install its package on that node" if foreign else ""
+            raise error(
+                f"{len(clients)} of {wanted} clients registered; {reasons}{fix}",
+                "own-code" if foreign else "",
+            )
         for client in sorted(earlier.keys() - clients.keys()):
             log(
                 WARNING,

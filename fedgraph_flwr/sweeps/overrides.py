@@ -22,7 +22,7 @@ from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.evaluation.verdict import MARGIN
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.sweeps.search import Search, is_distribution
-from fedgraph_flwr.sweeps.spec import Sweep, knows, seeds_of
+from fedgraph_flwr.sweeps.spec import SELECTING, Sweep, knows, seeds_of
 from fedgraph_flwr.sweeps.values import expand
 
 FOLDER = Path("sweeps")
@@ -156,9 +156,15 @@ def _methods(given: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     above = [f"{key}={given[key][0]}" for key in ("config", "protocol") if key in given]
     keys = [key for key in given if key.startswith("strategy.")]
     columns: dict[str, list[str]] = {}
-    for strategy in [[word] for word in strategies] or [[]]:
-        known = {key: given[key] for key in keys if knows([*above, *strategy], key)}
-        columns |= _columns(configuration([*above, *strategy]).strategy.name, strategy, known)
+    choices = {key: given[key] for key in keys if key in SELECTING}
+    for strategy, parts in itertools.product(
+        [[word] for word in strategies] or [[]], _named(choices, whole=True).values()
+    ):
+        chosen = [*strategy, *parts]
+        name = configuration([*above, *chosen]).strategy.name
+        known = {key: given[key] for key in keys if key not in choices and knows([*above, *chosen], key)}
+        varied = [word.removeprefix("strategy.") for word in parts if len(given[word.partition("=")[0]]) > 1]
+        columns |= _columns(", ".join([name, *varied]), chosen, known)
     for key in keys:
         if not any(word.startswith(f"{key}=") for how in columns.values() for word in how):
             raise unknown("key", key, ["strategy.KEY of one of the methods"], "which no method defines")

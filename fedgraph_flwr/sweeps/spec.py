@@ -38,7 +38,7 @@ import yaml
 from fedgraph_flwr.config import ModelConfig, StrategyConfig, configuration, parts
 from fedgraph_flwr.config.config_file import lines_of, parse_yaml
 from fedgraph_flwr.config.engines import SIMULATIONS
-from fedgraph_flwr.config.schema import IDLE
+from fedgraph_flwr.config.schema import CHOICES, IDLE
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.verdict import MARGIN
@@ -152,6 +152,7 @@ class Sweep:
             self.methods = named | beside | self.methods
         if isinstance(self.baseline, str) and self.baseline and self.baseline not in self.methods:
             raise unknown("baseline: column", self.baseline, self.methods, self.places.get("baseline", ""))
+        self._check_grid()
 
     _added: list[str] = field(default_factory=list, init=False)
 
@@ -220,21 +221,39 @@ class Sweep:
 
         A key of one method or model, such as ``strategy.mu``, is tuned only for the columns that define it.
         """
-        overrides = [*self.common, *self.settings[setting], *self.methods[method]]
-        if method in self._added:  # overrides for another method
-            overrides = [w for w in overrides if w == _LOCAL or not w.startswith(("strategy=", "strategy."))]
+        overrides = self._fixed(setting, method)
         every: dict[str, list[str]] = {}
         if method not in COUNTED and self.search:
             search = self.search.of(lambda key: knows((*overrides, *self.over), key))
             every = search.trials(lambda more: self._validation(setting, method, [*overrides, *more], stored_rows))
         elif method not in COUNTED:
             for choice, more in self.grid.items():
-                taken = [word for word in more if knows((*overrides, *self.over), word.partition("=")[0])]
+                taken = [word for word in more if knows((*overrides, *more, *self.over), word.partition("=")[0])]
                 if taken not in every.values():
                     every[choice] = taken
         if len(every) == 1 and not next(iter(every.values())):  # no choice
             every = {}
         return {f"{method}, {name}": [*overrides, *more] for name, more in every.items()} or {method: overrides}
+
+    def _fixed(self, setting: str, method: str) -> list[str]:
+        """Return the overrides of every choice of a row and column, without ``over``."""
+        overrides = [*self.common, *self.settings[setting], *self.methods[method]]
+        if method in self._added:  # overrides for another method
+            return [w for w in overrides if w == _LOCAL or not w.startswith(("strategy=", "strategy."))]
+        return overrides
+
+    def _check_grid(self) -> None:
+        """Refuse a tuned key that no column defines, which would have no effect."""
+        searched = {key: [key] for key, *_ in self.search.keys} if self.search else {}
+        running = [method for method in self.methods if method not in COUNTED]
+        columns = [self._fixed(*at) for at in itertools.product(self.settings, running)]
+        for choice, words in (self.grid | searched).items():
+            for key in (word.partition("=")[0] for word in words):
+                if not any(knows((*column, *words, *self.over), key) for column in columns):
+                    where = self.places.get(f"grid.{choice}", self.places.get("search", self.name))
+                    named = ", ".join(running)
+                    what = f"{where}: no column ({named}) defines the tuned key {key}, so it would have no effect"
+                    raise FedGraphError(f"{what}: choose its method, part or model, or leave the key out")
 
     def _selected(
         self, setting: str, method: str, choices: dict[str, list[str]], stored_rows: Found
@@ -259,14 +278,20 @@ def _last(key: str, overrides: Sequence[str]) -> str:
     return next((w.partition("=")[2] for w in reversed(overrides) if w.partition("=")[0] == key), "")
 
 
+SELECTING = tuple(f"strategy.{key}" for key in ("name", "server", "client", *CHOICES))
+"""Keys that choose a method, its classes and its parts."""
+
+_SELECTIONS = ("strategy", *SELECTING, "model", "model.name", "config", "protocol")
+
+
 def knows(overrides: Sequence[str], key: str) -> bool:
     """Whether the selected method or model defines a key; keys of other groups apply to every run."""
     group, _, name = key.partition(".")
     common = {"strategy": StrategyConfig, "model": ModelConfig}.get(group)
     if not common or name in {f.name for f in fields(common)} - parts.KEYS.keys():
         return True
-    choosing = ("strategy=", "model=", "model.name=", "config=", "protocol=")
-    return name in _own_keys(group, tuple(word for word in overrides if word.startswith(choosing)))
+    known = _own_keys(group, tuple(word for word in overrides if word.partition("=")[0] in _SELECTIONS))
+    return name in known or name.partition(".")[0] in known  # the section of a part that is not built in
 
 
 def _keys_of(overrides: Sequence[str]) -> set[str]:
