@@ -175,11 +175,11 @@ def of_parties(online: Mapping[str, bool]) -> Metric:
     return metric
 
 
-def of_certificates(files: Iterable[Path], now: datetime | None = None) -> Metric:
+def of_certificates(files: Iterable[Path]) -> Metric:
     """Return the days that certificates stay valid; a file that is no certificate is skipped."""
     from cryptography import x509
 
-    metric, now = Metric("certificate_days_left", "Days until a certificate ends."), now or datetime.now(UTC)
+    metric, now = Metric("certificate_days_left", "Days until a certificate ends."), datetime.now(UTC)
     for path in files:
         try:
             end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc

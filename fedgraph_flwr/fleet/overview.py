@@ -44,7 +44,7 @@ def _with_runs(node: Mapping[str, Any], statuses: Sequence[Mapping[str, Any]]) -
             description |= {
                 "run": status["run"],
                 "client": entry.get("client"),
-                "waited_for": node["node"] in _list(status, "waiting"),
+                "waited_for": node["node"] in _waiting(status),
             }
             description |= {key: status.get(key) for key in ("phase", "round")}
     failures = [(status["run"], entry["failed"]) for status, entry in known if isinstance(entry.get("failed"), dict)]
@@ -77,7 +77,7 @@ def joined(
             keys += ["operator", "stopped_by", "started"]
             entry |= {key: status[key] for key in keys if key in status}
             running = str(run["status"]).startswith("running")
-            entry["waiting"] = [names.get(str(node), str(node)) for node in _list(status, "waiting") if running]
+            entry["waiting"] = [names.get(str(node), str(node)) for node in _waiting(status) if running]
             entry["failures"] = {
                 names.get(node, node): sum(n for n in _dict(of_node, "failures").values() if isinstance(n, int))
                 for node, of_node in _dict(status, "nodes").items()
@@ -201,8 +201,8 @@ def _dict(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def _list(values: Mapping[str, Any], key: str) -> list[Any]:
-    entry = values.get(key)
+def _waiting(status: Mapping[str, Any]) -> list[Any]:
+    entry = status.get("waiting")
     return entry if isinstance(entry, list) else []
 
 

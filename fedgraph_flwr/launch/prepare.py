@@ -73,7 +73,7 @@ def prepare(run: Runnable) -> Prepared:
         from fedgraph_flwr.evaluation import attacks
 
         attacks.check(cfg)
-    data = fingerprint_of_data(cfg)
+    data = None if cfg.on_fleet else content(cfg)
     check_resume(cfg, data)
     return Prepared(cfg, data)
 
@@ -97,11 +97,6 @@ def unread_edge_features(cfg: RunConfig) -> str:
         f"model={cfg.model.name} does not read the {count} features of each edge: parallel edges count as weights. Models"
         f" that read them: {', '.join(readers)}"
     )
-
-
-def fingerprint_of_data(cfg: RunConfig) -> list[str] | None:
-    """Return hashes of the files behind the clients' graphs; None on a fleet."""
-    return None if cfg.on_fleet else content(cfg)
 
 
 def check_resume(cfg: RunConfig, data: list[str] | None) -> None:

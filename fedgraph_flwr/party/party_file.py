@@ -122,7 +122,7 @@ class PartyFile:
             for name, value in given.items() if isinstance(given, dict) else [("", given or values[0])]:
                 one_of(value, values, f"{key}.{name}".rstrip("."))
         parse_share(self.share)
-        rates_of(self.rates, "rates")
+        rates_of(self.rates)
         if self.party_columns and (len(self.party_columns) != 2 or self.party_prefix):
             raise FedGraphError(
                 f"party_columns must be the columns with the parties of source and target, such as [from_bank, to_bank], without"
@@ -132,7 +132,7 @@ class PartyFile:
     @property
     def formats(self) -> dict[str, Any]:
         """Formats of values, as fields of a `Treatment`."""
-        return {"date_formats": self.date_formats, "rates": rates_of(self.rates, "rates")}
+        return {"date_formats": self.date_formats, "rates": rates_of(self.rates)}
 
     @property
     def layout(self) -> TableLayout:

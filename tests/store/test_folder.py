@@ -230,7 +230,7 @@ def test_clients_that_tell_of_another_graph_are_refused(overrides, graphs, tmp_p
     """As on a fleet, where the server does not see the files."""
     out = tmp_path / "out"
     go(*overrides, f"out={out}")
-    monkeypatch.setattr("fedgraph_flwr.launch.prepare.fingerprint_of_data", lambda cfg: None)
+    monkeypatch.setattr("fedgraph_flwr.launch.prepare.content", lambda cfg: None)
     path = graphs / "client_0001.safetensors"
     graph = ClientGraph.load(path)
     graph.train_mask[int(graph.train_mask.nonzero()[0])] = False

@@ -645,7 +645,7 @@ def first_row(mask: np.ndarray) -> int:
     return int(mask.argmax()) + 1 if mask.any() else 0
 
 
-def rates_of(given: Mapping[str, str], where: str) -> dict[str, float]:
+def rates_of(given: Mapping[str, str]) -> dict[str, float]:
     """Return the rates of currencies as numbers.
 
     Raises:
@@ -658,7 +658,7 @@ def rates_of(given: Mapping[str, str], where: str) -> dict[str, float]:
         except ValueError:
             rates[code] = 0.0
         if not (code and 0 < rates[code] < float("inf")):
-            raise FedGraphError(f"{where} {code}={text}: expected the value of one unit, above 0, such as USD=0.92")
+            raise FedGraphError(f"rates {code}={text}: expected the value of one unit, above 0, such as USD=0.92")
     return rates
 
 

@@ -122,7 +122,7 @@ def formats_of(args: argparse.Namespace) -> dict[str, Any]:
                 raise FedGraphError(f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: {names}")
             formats[field][name] = accepted.get(sign, sign)
     rates = {code: value for code, _, value in (word.rpartition("=") for word in getattr(args, "rate", ()))}
-    formats["rates"] = rates_of(rates, "rates")
+    formats["rates"] = rates_of(rates)
     for word in args.date_format:
         name, sign, form = word.partition("=")
         if not (sign and name and form):

@@ -123,12 +123,11 @@ def _share(
     what: str,
     stored: tuple[float, int],
     new: tuple[float, int],
-    days: Floats | None = None,
 ) -> Row:
     """Return the row of a share of rows, each given as its number and that of all."""
     counts = tuple(np.array([part, whole - part], dtype=np.float64) for part, whole in (stored, new))
     shares = stored[0] / max(stored[1], 1), new[0] / max(new[1], 1)
-    return _row(table, column, what, shares, (counts[0], counts[1]), days)
+    return _row(table, column, what, shares, (counts[0], counts[1]))
 
 
 def judge(rows: list[Row]) -> list[Row]:
