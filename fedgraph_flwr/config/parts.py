@@ -6,12 +6,12 @@ built-in key leaves out the part's name (``strategy.tau``).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from fedgraph_flwr.config.config_file import flat
 from fedgraph_flwr.config.lookup import NoParams, locate
-from fedgraph_flwr.config.schema import CHOICES, StrategyConfig, is_own, section_of, typed
+from fedgraph_flwr.config.schema import CHOICES, StrategyConfig, default_of, is_own, section_of, typed
 from fedgraph_flwr.errors import FedGraphError
 
 KEYS: dict[str, Any] = {f.name: f.type for f in fields(StrategyConfig) if is_dataclass(f.type)}
@@ -53,7 +53,9 @@ class Part:
         halves = [half for half in (self.client, self.server) if half]
         for what, fits in {
             f"choice={self.choice!r}, expected one of: {', '.join(CHOICES)}": self.choice in CHOICES,
-            f"keys={self.keys!r}, expected a dataclass": isinstance(self.keys, type) and is_dataclass(self.keys),
+            f"keys={self.keys!r}, expected a dataclass with a default for each field": isinstance(self.keys, type)
+            and is_dataclass(self.keys)
+            and all(default_of(f) is not MISSING for f in fields(self.keys)),
             f"client={self.client!r} and server={self.server!r}, expected one or both as 'module:Class'": halves
             and all(map(is_own, halves)),
         }.items():

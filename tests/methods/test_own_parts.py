@@ -77,6 +77,11 @@ class Keys:
     mu: float = 0.1
 
 
+@dataclass
+class Needed:
+    mu: float
+
+
 PART = Part({})
 """
 
@@ -116,6 +121,7 @@ def test_a_wrong_part_is_refused_in_one_sentence_before_a_client_starts(override
         ("'objectives', Keys, 'a:B'", "choice='objectives', expected one of: objective, variates"),
         ("'objective', {'mu': 1}, 'a:B'", "keys={'mu': 1}, expected a dataclass"),
         ("'objective', Keys(), 'a:B'", r"keys=Keys\(mu=0.1\), expected a dataclass"),
+        ("'objective', Needed, 'a:B'", "Needed'>, expected a dataclass with a default for each field"),
         ("'objective', Keys", "client='' and server='', expected one or both as 'module:Class'"),
         ("'objective', Keys, ClientPart", "and server='', expected one or both as 'module:Class'"),
     ],
@@ -124,7 +130,7 @@ def test_a_part_is_checked_where_it_is_made(module, arguments, message):
     (module / "wrong_parts.py").write_text(WRONG.format(arguments))
     with pytest.raises(FedGraphError, match=message) as raised:
         check_method(compose(["strategy.objective=[wrong_parts:PART]"]))
-    assert "wrong_parts.py, line 12" in str(raised.value)
+    assert "wrong_parts.py, line 17" in str(raised.value)
     assert "PYTHONPATH" not in str(raised.value)
 
 
