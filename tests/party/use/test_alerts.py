@@ -3,6 +3,7 @@
 import functools
 import html
 import json
+import re
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -175,6 +176,11 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
     assert f"alerts per day {stored['validation']['alerts_per_day'][0]:.3g}" in text
     assert 4 <= stored["validation"]["alerts_per_day"][0] <= 5
     assert said(capsys, "alerts", run.path, "--client", 0) == (0, text)  # the stored one
+    assert "rank,case" not in text, "the stored graph is no input"
+    load_predictor(run.path, 0).own.save(tmp_path / "new.safetensors")
+    code, shown = said(capsys, "alerts", run.path, "--client", 0, "--graph", tmp_path / "new.safetensors")
+    assert (code, shown.startswith(text)) == (0, True), shown
+    assert re.match(r"\d+ alerts of \d+ items:\nrank,case,edge,", shown.removeprefix(text)), shown
     page = tmp_path / "alerts.html"
     words = ("--out", out, "--page", page, "--reasons", 2, "--explained", 3)
     code, text = said(capsys, "alerts", run.path, "--client", 0, *words)

@@ -96,6 +96,11 @@ def compare(place, tmp_path, capsys):
     return run
 
 
+def test_drift_without_new_items_is_refused(place, capsys):
+    assert cli.main(["drift", str(place / "run"), "--client", "0"]) == 2
+    assert "drift compares new items with stored ones: pass --nodes FILE" in capsys.readouterr().err
+
+
 def test_the_stored_data_have_not_drifted(compare):
     code, table, text = compare()
     assert (code, table[table["table"] != "scores"]["psi"].abs().max()) == (
