@@ -31,7 +31,7 @@ def writing(path: Path, size: int, durable: bool = True) -> Iterator[Any]:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if durable:
-            flush_names(path.parent)
+            _flush_names(path.parent)
     except OSError as error:
         raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
@@ -94,13 +94,13 @@ def append_bytes(path: Path, content: bytes) -> int:
             file.flush()
             os.fsync(file.fileno())
         if not start:
-            flush_names(path.parent)
+            _flush_names(path.parent)
     except OSError as error:
         raise FedGraphError(f"cannot write {path}: {error.strerror or error}") from error
     return start
 
 
-def flush_names(folder: Path) -> None:
+def _flush_names(folder: Path) -> None:
     """Let the names of new files in a folder outlive a power cut."""
     opened = os.open(folder, os.O_RDONLY)
     try:
