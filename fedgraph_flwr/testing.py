@@ -38,7 +38,6 @@ COMBINATIONS = {
     "secure sums": ("privacy.secagg=true",),
     "noise": ("privacy.dp=client_fixed", *UNIFORM),
     "noise of the clients": ("privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=20", *UNIFORM),
-    "stacked": ("stack=3",),
     "neighbours": ("train.sampler=neighbors", "train.batch_size=8", "train.fanout=[3,2]"),
     "clusters": ("train.sampler=clusters", "train.clusters=4"),
     "saint": ("train.sampler=saint", "train.batch_size=8"),
@@ -177,6 +176,15 @@ class MethodContract:
                 refusal = str(error)
             said = any(word in refusal for word in ("set ", "declare"))
             assert said or (not refusal and outcome.summary["failures"] == {}), f"{name}: {refusal}"
+
+    def test_stacked_clients_train_like_single_ones(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """The same losses and parameters but for rounding, if the method stacks."""
+        sized = "dataset.nodes_per_client=[60,67]"  # clients of one stack have similar sizes
+        stacked = [self.go(tmp_path, monkeypatch, "rounds=2", "dtype=float64", sized, f"stack={n}") for n in (0, 3)]
+        losses = [[r["train"]["train_loss"] for r in outcome.rounds] for outcome in stacked]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+        for key, array in stacked[0].arrays.items():
+            np.testing.assert_allclose(stacked[1].arrays[key], array, rtol=1e-5, atol=1e-7, err_msg=key)
 
     def test_a_run_goes_on_without_a_client_whose_training_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Client 2 fails in round 2, and takes part in round 3 again."""

@@ -233,6 +233,11 @@ def _predict(calls: Sequence[Call]) -> None:
         call.result = rows[:size]
 
 
+def _predicts(client: GraphClient) -> bool:
+    """Return whether a client can be stacked for predictions: its logits read nothing but the model and its inputs."""
+    return stackable(client) and (not client.capabilities.stacks or inherits(client, ["logits"]))
+
+
 def _scored_alone(client: GraphClient) -> bool:
     """Return whether scores depend only on the logits, on one graph."""
     scored = client.scorer(client.score_floor)
@@ -355,7 +360,9 @@ JOINTS = {
         _step, lambda call: type(call.args[0]).__name__, lambda client: True, lambda call: 0
     ),
     "descend": Joint(_descend, _descent_key, _descends),
-    "infer": Joint(_predict, lambda call: (alike(call.client), kinds(call.client.inputs))),
+    "infer": Joint(
+        _predict, lambda call: (alike(call.client), kinds(call.client.inputs)), _predicts
+    ),
     "score": Joint(_score, lambda call: call.args[0].shape[1], _scored_alone, lambda call: 0),
 }
 """Stacked computation of each seam, by the seam's name."""

@@ -58,6 +58,35 @@ class Forgetful(Anchored):
         return super().loss()
 
 
+class Scaling(GraphClient):
+    """Trains a tensor of its own, which its logits read."""
+
+    stacks = ("scale",)
+
+    def __init__(self, *args, **overrides):
+        super().__init__(*args, **overrides)
+        self.scale = torch.ones(self.graph.num_classes, dtype=self.dtype, requires_grad=True)
+
+    def parameters(self):
+        return [*super().parameters(), self.scale]
+
+    def logits(self, inputs):
+        return super().logits(inputs) * self.scale
+
+
+class Shifting(GraphClient):
+    """Its logits read an attribute, and say so."""
+
+    stacks = ("shift",)
+
+    def train(self):
+        self.shift = torch.arange(self.graph.num_classes, dtype=self.dtype) * 0.3 * self.graph.client
+        return super().train()
+
+    def logits(self, inputs):
+        return super().logits(inputs) + self.shift
+
+
 class Gregarious(GraphClient):
     """Falls where it is computed by itself."""
 
@@ -184,6 +213,14 @@ def test_what_cannot_be_stacked_is_told_and_gives_the_same_bits(run, sizes_of):
         assert startup_notes(compose([*overrides, "stack=2"])) == [
             f"stack=2 has no effect with {why}: clients train separately"
         ]
+
+
+@pytest.mark.parametrize(("kind", "together"), [(Scaling, 0), (Shifting, 4)])
+def test_own_parameters_train_and_predictions_read_what_the_class_says(run, sizes_of, kind, together):
+    overrides = [f"strategy.client={__name__}:{kind.__name__}"]
+    stacked, alone = run(*overrides, "stack=4", sizes=SIZES), run(*overrides, sizes=SIZES)
+    assert set(sizes_of) == ({together} if together else set())
+    assert_close(stacked, alone)
 
 
 @pytest.mark.parametrize(
