@@ -182,7 +182,7 @@ class MethodContract:
         sized = "dataset.nodes_per_client=[60,67]"  # clients of one stack have similar sizes
         stacked = [self.go(tmp_path, monkeypatch, "rounds=2", "dtype=float64", sized, f"stack={n}") for n in (0, 3)]
         losses = [[r["train"]["train_loss"] for r in outcome.rounds] for outcome in stacked]
-        np.testing.assert_allclose(*losses, rtol=1e-5)
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
         for key, array in stacked[0].arrays.items():
             np.testing.assert_allclose(stacked[1].arrays[key], array, rtol=1e-5, atol=1e-7, err_msg=key)
 

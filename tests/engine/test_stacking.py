@@ -117,14 +117,14 @@ def sizes_of(monkeypatch):
     return seen
 
 
-def assert_close(stacked: Finished, alone: Finished) -> None:
+def assert_close(stacked: Finished, alone: Finished, within: float = 1e-9) -> None:
     for name, array in alone.arrays.items():
         np.testing.assert_allclose(
-            stacked.arrays[name], array, rtol=1e-9, atol=1e-9 * np.abs(array).max(), err_msg=name
+            stacked.arrays[name], array, rtol=within, atol=within * np.abs(array).max(), err_msg=name
         )
     for mine, its in zip(stacked.rounds, alone.rounds, strict=True):
-        np.testing.assert_allclose(mine["train"]["train_loss"], its["train"]["train_loss"], rtol=1e-9)
-        np.testing.assert_allclose(mine["clients"]["val-loss"], its["clients"]["val-loss"], rtol=1e-9)
+        np.testing.assert_allclose(mine["train"]["train_loss"], its["train"]["train_loss"], rtol=within)
+        np.testing.assert_allclose(mine["clients"]["val-loss"], its["clients"]["val-loss"], rtol=within)
 
 
 def test_a_product_with_blocks_is_each_ones_product_and_so_is_its_gradient():
@@ -220,7 +220,7 @@ def test_own_parameters_train_and_predictions_read_what_the_class_says(run, size
     overrides = [f"strategy.client={__name__}:{kind.__name__}"]
     stacked, alone = run(*overrides, "stack=4", sizes=SIZES), run(*overrides, sizes=SIZES)
     assert set(sizes_of) == ({together} if together else set())
-    assert_close(stacked, alone)
+    assert_close(stacked, alone, 1e-6)  # models travel in single precision
 
 
 @pytest.mark.parametrize(
