@@ -114,4 +114,11 @@ def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and path.is_file()]
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files that killed processes left of one file, whose data they may have."""
+    for half in leftovers(path.parent):
+        if half.name[:-8] == f".{path.name}.":
+            half.unlink(missing_ok=True)
+
+
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")

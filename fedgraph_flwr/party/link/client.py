@@ -20,7 +20,7 @@ import numpy as np
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.far_ends import shared_columns, shared_records
-from fedgraph_flwr.data.files import leftovers
+from fedgraph_flwr.data.files import remove_leftovers
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.party.link import uplink as link
@@ -166,9 +166,7 @@ class LinkClient(GraphClient):
         if self.file is None:  # in a simulation, where `link --simulate` writes files
             return
         path = self.file.with_name(f"linked_{self.file.name}")
-        for half in leftovers(path.parent):  # of a killed link
-            if half.name.startswith(f".{path.name}."):
-                half.unlink(missing_ok=True)
+        remove_leftovers(path)  # of a killed link
         self.party.result().save(path)
         if self.ledger:
             self.party.ledger().save(self.ledger)

@@ -12,6 +12,7 @@ import torch
 from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of, typed
 from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.features import BEFORE, DAY
+from fedgraph_flwr.data.files import remove_leftovers
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -184,6 +185,7 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
         if (args.own_party or args.role) and isinstance(graph, ClientGraph):
             graph.linking["secret"] = party_secret(path.absolute().parent, graph.client, args.secret_seed)
         graph.save(path)
+    remove_leftovers(path)  # of a killed import
     for line in summary(graph, args.client is not None):
         print(line)
     print(f"wrote {path}; use: {use}")
@@ -342,6 +344,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
         names = Columns.of(party_schema.tables).targets
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
     write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role))
+    remove_leftovers(args.statistics)
     print(
         f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`;"
         " share one report only: two, of tables that differ by one row, give that row"

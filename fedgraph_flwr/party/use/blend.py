@@ -34,6 +34,7 @@ from fedgraph_flwr.party.use.predict import (
     Wanted,
     load_node,
     load_predictor,
+    model_folder,
     threshold_of,
 )
 from fedgraph_flwr.party.use.prediction_input import InputSpec
@@ -287,7 +288,7 @@ def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
     predictions = first.predict(first.own)
     out.mkdir(parents=True)
     replace(predictions, logits=blended[place], threshold=None).write(out / PREDICTIONS)
-    _write(out, states, weights)
+    _write(out, [model_folder(state) for state in states], weights)  # a later run of the node is another model
     return metrics.averages(_scores(blended, task, first.cfg))
 
 

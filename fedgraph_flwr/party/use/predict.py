@@ -1005,6 +1005,17 @@ def predict_clients(run: Path, out: Path) -> int:
     return len(table)
 
 
+def model_folder(state: Path) -> Path:
+    """Return the folder of the model that a node stored last: that of its client in a run.
+
+    Raises:
+        FedGraphError: there is none.
+    """
+    if path := StateFolder.find_model(state, LAST):
+        return path.parent
+    raise FedGraphError(f"{state} holds no model of a finished run: pass a run folder or a node's state folder")
+
+
 def load_node(state: Path, at: str = "") -> Predictor:
     """Load the model that a node stored after its last run, with its graph's schema, without the server.
 
@@ -1015,9 +1026,7 @@ def load_node(state: Path, at: str = "") -> Predictor:
     Raises:
         FedGraphError: the model is missing.
     """
-    path = StateFolder.find_model(state, LAST)
-    if path is None:
-        raise FedGraphError(f"{state} holds no model of a finished run: pass a run folder or a node's state folder")
+    path = model_folder(state) / f"model_{LAST}.safetensors"
     _, values = read_tensors(path)
     if "config" not in values:
         raise FedGraphError(f"{path} belongs to a simulation: pass its run folder and --client instead")

@@ -381,6 +381,24 @@ def test_import_as_one_clients_file(tmp_path):
     assert (ClientGraph.load(out).client, ClientGraph.load(out).num_clients) == (1, 2)
 
 
+def test_an_import_removes_what_a_killed_one_left(tables, tmp_path):
+    """The temporary files of its own names, by `tempfile`; not those of other files, which another process may be writing."""
+    others = [
+        tmp_path / name
+        for name in (".other.safetensors.xnckqwuz", ".client.safetensors.old.xnckqwuz", "client.safetensors")
+    ]
+    left = [tmp_path / ".client.safetensors.xnckqwuz", tmp_path / ".client.safetensors._a1b2c3d"]
+    for path in (*others, *left):
+        path.write_text("a party's data")
+    nodes, edges = tables()
+    args = ("--nodes", nodes, "--edges", edges, "--out", others[2])
+    assert run(*args[:2], "--edges", tmp_path / "none.csv", *args[4:]) == 2
+    assert all(path.is_file() for path in left), "an import that fails removes nothing"
+    assert run(*args) == 0
+    assert not any(path.exists() for path in left)
+    assert all(path.is_file() for path in others)
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

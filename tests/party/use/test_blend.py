@@ -1,6 +1,7 @@
 """`fedgraph-flwr blend`: weights of runs by validation items."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,11 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     table = pd.read_csv(out / "predictions.csv")
     assert table["id"].tolist() == [f"n{i}" for i in range(200)]
     np.testing.assert_allclose(table["p_yes"], torch.from_numpy(mixed).softmax(1)[:, 1], rtol=1e-9)
+    later = next(path for path in states[1].glob("*/client_0000") if (path / "model_last.safetensors").is_file())
+    shutil.copytree(later, states[0] / "later" / later.name, copy_function=shutil.copyfile)
+    assert load_node(states[0]).cfg.strategy.name == "boosting", "the node stored another model"
+    blended = load_blend(out)
+    np.testing.assert_array_equal(blended.items(blended.own)[0].numpy(), mixed)
     for args, match in (
         ([str(states[0]), "--out", str(tmp_path / "no")], "at least two runs, got 1"),
         (
