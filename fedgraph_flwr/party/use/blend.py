@@ -257,7 +257,7 @@ def blend(runs: Sequence[Path], out: Path) -> dict[str, Any]:
         for key, values in _scores(torch.from_numpy(weights.apply(logits)), task, cfg).items():
             scores.setdefault(key, []).extend(values)
     recorder = Recorder(cfg)
-    recorder.extra["blend"] = [str(run) for run in runs]
+    recorder.extra["blend"] = [str(run.absolute()) for run in runs]
     recorder.setup_done()
     recorder.begin_round(1, list(parties))
     recorder.end_round({}, {})

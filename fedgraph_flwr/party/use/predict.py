@@ -934,7 +934,9 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
         raise FedGraphError(f"{run} has no client {client}: expected 0..{clients - 1}{parties and f' ({parties})'}")
     at = _which(at, cfg) if summary["best_round"] else LAST
     stem, done = ("best", summary["best_round"]) if at == BEST else ("final", summary["rounds"])
-    tensors, memory = read_tensors(run / f"model_{stem}.safetensors")[0], Tree()
+    if not (model := run / f"model_{stem}.safetensors").is_file():
+        raise FedGraphError(f"{run} has no {model.name}: run it again; a sweep keeps models with --keep all")
+    tensors, memory = read_tensors(model)[0], Tree()
     if (path := run / f"models_{stem}.safetensors").is_file():
         if client is None:
             raise FedGraphError(f"{run}: each client has its own parameters: pass {_clients_option(clients)}")

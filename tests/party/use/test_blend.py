@@ -1,6 +1,7 @@
 """`fedgraph-flwr blend`: weights of runs by validation items."""
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -113,9 +114,10 @@ def runs(run):
     return first, run(*words)
 
 
-def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, capsys):
-    out = tmp_path / "blend"
-    assert main(["blend", str(runs[0].out), str(runs[1].out), "--out", str(out)]) == 0
+def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "below" / "blend"
+    assert main(["blend", *(os.path.relpath(run.out) for run in runs), "--out", str(out)]) == 0
+    monkeypatch.chdir(tmp_path)  # where the relative paths name nothing
     assert "headline: test_accuracy at best_val" in capsys.readouterr().out
     held = json.loads((out / "blend.json").read_text())
     summary = json.loads((out / "summary.json").read_text())
@@ -151,6 +153,12 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, c
             headline_model(out, key)
     with pytest.raises(FedGraphError, match="holds a finished run"):
         blend([one.out for one in runs], out)
+    for path in Path(runs[1].out).glob("model_*.safetensors"):  # as of a sweep without `--keep all`
+        path.unlink()
+    with pytest.raises(
+        FedGraphError, match=r"has no model_.*safetensors: run it again; a sweep keeps models with --keep all"
+    ):
+        load_blend(out)
 
 
 def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
