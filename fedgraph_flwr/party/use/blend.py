@@ -8,6 +8,7 @@ those of one party fit noise where it has few validation positives. A party of a
 of its own by the same rule. Validation items of one class give equal weights.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,20 +166,23 @@ def load_blend(folder: Path, client: int | None = None) -> Blended:
         client: client whose models to blend; None for shared models, and for those that a node stored.
 
     Raises:
-        FedGraphError: it is damaged, a run has gone, or as of `load_predictor` and `load_node`.
+        FedGraphError: it is damaged, a run has gone or holds other models than those blended, or as of `load_predictor` and `load_node`.
     """
     path = folder / BLEND
     try:
         content = json.loads(path.read_bytes())
         runs = [Path(str(run)) for run in content["runs"]]
+        pairs = [*zip(runs, content["models"], strict=True)]
         weights = weights_of(content["weights"], len(runs))
     except (OSError, *MALFORMED) as error:
         raise FedGraphError(f"{path} is damaged ({first_line(error)}): blend the runs again") from error
     members: list[TaskPredictor] = []
-    for run in runs:
+    for run, digest in pairs:
         if not run.is_dir():
             raise FedGraphError(f"{path} blends {run}, which is not there: restore it, or blend the runs again")
         members.append(load_predictor(run, client) if (run / CONFIG).is_file() else load_node(run))
+        if _digest(run) != digest:
+            raise FedGraphError(f"{path} blends {run}, which holds other models now: blend the runs again")
     _first(members)
     if client not in (None, members[0].client):
         raise FedGraphError(f"--client {client}: {folder} belongs to client {members[0].client}: leave --client out")
@@ -322,8 +326,17 @@ def _scores(blended: Tensor, task: Task, cfg: RunConfig) -> dict[str, Any]:
 
 def _write(out: Path, runs: Sequence[Path], weights: Weights) -> None:
     fitted = {"runs": weights.runs.tolist(), "bias": weights.bias.tolist()}
-    held = {"runs": [str(run.absolute()) for run in runs], "weights": fitted}
+    paths, models = [str(run.absolute()) for run in runs], [_digest(run) for run in runs]
+    held = {"runs": paths, "models": models, "weights": fitted}
     write_bytes(out / BLEND, json.dumps(held, indent=1).encode())
+
+
+def _digest(folder: Path) -> str:
+    """Return a digest of the stored models of a run or of a node's client."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("model*.safetensors")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _outputs(predictors: Sequence[Predictor]) -> tuple[list[NDArray], Task]:

@@ -186,6 +186,11 @@ def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
     plain: dict[str, Any] = {"__file__": str(tmp_path / "exported/model.py")}
     exec((tmp_path / "exported/model.py").read_text(), plain)
     np.testing.assert_allclose(plain["blend"]([one.logits(one.own).numpy() for one in members]), logits, atol=1e-9)
+    first = runs[0]
+    assert main(["run", f"config={first.out}/config.yaml", f"out={first.out}", "overwrite=true", "rounds=2"]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(out), "--client", "1"]) == 2
+    assert f"blends {first.out}, which holds other models now: blend the runs again" in capsys.readouterr().err
     (out / "blend.json").write_text(json.dumps(held | {"weights": {"runs": [1.0, float("nan")], "bias": [0, 0, 0]}}))
     assert main(["predict", str(out), "--client", "1"]) == 2
     assert "blend.json is damaged (expected 2 finite weights" in capsys.readouterr().err
