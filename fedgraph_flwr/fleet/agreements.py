@@ -562,7 +562,7 @@ def changing(state: Path) -> Iterator[dict[str, Any]]:
                 _replace(state / USED, after)
     except OSError as error:
         raise Refused(
-            f"this node cannot write {USED} into its state folder ({error.strerror}): its owner mends it"
+            f"this node cannot write {USED} into its state folder ({error.strerror}): its owner makes it writable"
         ) from error
 
 
