@@ -166,7 +166,7 @@ def load_blend(folder: Path, client: int | None = None) -> Blended:
         client: client whose models to blend; None for shared models, and for those that a node stored.
 
     Raises:
-        FedGraphError: it is damaged, a run has gone or holds other models than those blended, or as of `load_predictor` and `load_node`.
+        FedGraphError: it is damaged, a run is gone or has other models now, or as of `load_predictor` and `load_node`.
     """
     path = folder / BLEND
     try:
