@@ -239,18 +239,32 @@ def protected(
         summed: the result of `summed_groups`, which the node booked.
 
     Raises:
-        FedGraphError: the reply has a group or a number that the uplink does not declare, values that are not finite, or a
-            release that was not booked.
+        FedGraphError: the reply has another form, a group or a number that the uplink does not declare, values that are
+            not finite, or a release that was not booked.
         RunFailed: the server requests unmasked terms of a secure sum.
     """
     if name in client.protection.exchanges:
         return reply
+    if odd := _odd_form(reply):
+        expected = "expected (groups, numbers), whose groups are {group: {name: NumPy array}}"
+        raise FedGraphError(f"the client's reply to '{name}' is or holds {odd}, {expected}", "own-code")
     sent, numbers = reply
     _check_declared(client, name, sent, numbers)
     check_finite(client, sent)
     groups = client.uplink_of.get(name, {})
     leaving = Leaving(client.graph.client, name, client.server_round, sent, groups, request, summed, client.exchange)
     return client.protection.leave(leaving), numbers
+
+
+def _odd_form(reply: Any) -> str:
+    """Return what in the result of a phase is no `ReplyContent`; empty if all is."""
+    if not isinstance(reply, tuple) or len(reply) != 2:
+        return f"a {type(reply).__name__}"
+    for group, arrays in reply[0].items():
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray | np.generic):
+                return f"'{group}/{name}' of type {type(array).__name__}"
+    return ""
 
 
 def _check_declared(client: GraphClient, phase: str, groups: Mapping[str, Arrays], numbers: Mapping[str, Any]) -> None:

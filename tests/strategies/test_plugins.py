@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from fedgraph_flwr import tracking
 from fedgraph_flwr.config import compose
@@ -331,6 +332,20 @@ def test_an_undeclared_statistic_never_leaves(run, monkeypatch):
         RunFailed, match="holds number 'mean_degree', which its uplink does not declare: declare it in `uplink`: "
     ):
         run("rounds=1")
+
+
+@pytest.mark.parametrize(
+    ("returned", "odd"),
+    [
+        ({"probe": {"x": np.ones(3)}}, "is or holds a dict"),
+        (({"probe": {"x": torch.ones(3)}}, {}), "is or holds 'probe/x' of type Tensor"),
+        (({"probe": {"x": None}}, {}), "is or holds 'probe/x' of type NoneType"),
+    ],
+)
+def test_what_a_phase_returns_in_another_form_is_named(run, monkeypatch, returned, odd):
+    monkeypatch.setattr(ExchangeClient, "probe", phase(lambda self, groups, config: returned))
+    with pytest.raises(RunFailed, match=f"the client's reply to 'probe' {odd}, expected .groups, numbers."):
+        run(*words_of("exchange"), "rounds=1")
 
 
 def logged_uplink(cfg, params):
