@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
+import scipy  # loads `scipy.special` on its first use
 
 BySeed = Mapping[int, float]
 
@@ -27,7 +27,7 @@ class Interval:
 def interval(values: Sequence[float]) -> Interval:
     """Compute mean ± t(0.975, n − 1) s / √n, where s is the sample's standard deviation."""
     n = len(values)
-    half = float(stdtrit(n - 1, 0.975)) * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
+    half = float(scipy.special.stdtrit(n - 1, 0.975)) * statistics.stdev(values) / math.sqrt(n) if n > 1 else math.nan
     return Interval(statistics.fmean(values), half, n)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.engines import GRIDS
-from fedgraph_flwr.engine.flower import run_flower
 from fedgraph_flwr.launch.prepare import check_unused, prepare
 from fedgraph_flwr.launch.simulations import simulate
 from fedgraph_flwr.store.events import OnRound, OnWait
@@ -34,4 +33,6 @@ def run(
             check_unused(prepared.cfg)
         if cfg.engine in GRIDS:
             return simulate(cfg.engine, prepared, on_round, on_wait)
+        from fedgraph_flwr.engine.flower import run_flower
+
         return run_flower(prepared.cfg, on_round, on_wait)

@@ -24,8 +24,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp
 
 from fedgraph_flwr.config.schema import PrivacyConfig
 from fedgraph_flwr.secure.lattice import FINENESS
@@ -84,6 +84,7 @@ def _divergence(z: float, sensitivity: float, q: float) -> NDArray[np.float64]:
     bounds = whole(ORDERS)
     if q < 1:
         few = ORDERS <= LARGEST_ORDER
+        gammaln, logsumexp = scipy.special.gammaln, scipy.special.logsumexp  # loaded on its first use
         k, alpha = np.arange(LARGEST_ORDER + 1.0), ORDERS[few, None]
         left = np.maximum(alpha - k, 0)
         terms = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(left + 1) + left * math.log1p(-q) + k * math.log(q)

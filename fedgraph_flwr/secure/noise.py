@@ -10,10 +10,10 @@ import secrets
 from typing import Protocol
 
 import numpy as np
+import scipy  # loads `scipy.special` on its first use
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
-from scipy import special
 
 SMALL_MEAN = 10.0
 """Poisson variates of smaller means come from the inverse of the distribution function."""
@@ -48,7 +48,7 @@ class SecureNoise:
     def poisson(self, lam: float, size: int) -> NDArray[np.int64]:
         """Poisson variates of mean ``lam``, [size]."""
         if lam < SMALL_MEAN:
-            steps = special.pdtr(np.arange(100), lam)
+            steps = scipy.special.pdtr(np.arange(100), lam)
             return np.searchsorted(steps, self.uniform(size)).astype(np.int64)
         variates, left = np.empty(size, np.int64), np.arange(size)
         while left.size:
@@ -73,7 +73,7 @@ class SecureNoise:
 def log_poisson(count: NDArray[np.float64], lam: float) -> NDArray[np.float64]:
     """Logarithm of the probability of counts, for a mean of at least `SMALL_MEAN`."""
     if lam < STIRLING:
-        return np.asarray(count * np.log(lam) - lam - special.gammaln(count + 1))
+        return np.asarray(count * np.log(lam) - lam - scipy.special.gammaln(count + 1))
     count = np.maximum(count, 1)  # of such a mean, less than one has no chance that a float64 holds
     offset = (count - lam) / lam
     body = lam * ((1 + offset) * np.log1p(offset) - offset)
