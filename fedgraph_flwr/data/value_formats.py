@@ -12,10 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedgraph_flwr.data import preprocess
+from fedgraph_flwr.data.preprocess import COUNTS, SAME, WHOLE, floats
 from fedgraph_flwr.errors import FedGraphError, unknown
-
-_SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019": "'", "−": "-"})
-"""Equivalent characters: kinds of spaces, apostrophes and minus signs."""
 
 NAMED = {"none": "", "space": " ", "apostrophe": "'"}
 """Names for thousands separators that are awkward to type in a shell."""
@@ -50,36 +49,17 @@ class NumberFormat:
         if text in ("", ANY):
             return PLAIN
         for known in FORMATS:
-            if text.translate(_SAME) == str(known):
+            if text.translate(SAME) == str(known):
                 return known
         raise unknown("number format", text, filter(None, map(str, FORMATS)))
 
     def read(self, texts: Any) -> np.ndarray:
         """Parse texts [N] to float64 [N]; NaN where a text does not have this format."""
-        import pandas as pd
-
-        if self == PLAIN:
-            cells = pd.Series(texts, dtype=object)
-            return pd.to_numeric(cells, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-        pattern = re.compile(_pattern(self))
-        tidy = [str(word).translate(_SAME).strip() for word in texts]
-        numerals = [word.replace(self.thousands, "").replace(self.decimal, ".") for word in tidy]
-        return np.array(
-            [float(text) if pattern.fullmatch(word) else np.nan for word, text in zip(tidy, numerals, strict=True)]
-        )
+        return preprocess.numbers(texts, str(self))
 
 
 PLAIN = NumberFormat()
 FORMATS = [NumberFormat(d, t) for t in ("", ",", ".", " ", "'") for d in ".," if d != t]
-
-
-def _pattern(form: NumberFormat) -> str:
-    decimal, sign = re.escape(form.decimal), r"[+-]?"
-    plain = rf"(?:\d+(?:{decimal}\d*)?|{decimal}\d+)(?:[eE][+-]?\d+)?"
-    if not form.thousands:
-        return sign + plain
-    grouped = rf"[1-9]\d{{0,2}}(?:{re.escape(form.thousands)}\d{{3}})+(?:{decimal}\d*)?"
-    return rf"{sign}(?:{grouped}|{plain})"
 
 
 _FEW = 100
@@ -88,7 +68,7 @@ _FEW = 100
 
 def readings(texts: Sequence[str], accepted: Iterable[NumberFormat] = FORMATS) -> list[NumberFormat]:
     """Return the formats by which all texts are numbers, one per distinct interpretation."""
-    lines = "\n".join(texts).translate(_SAME)
+    lines = "\n".join(texts).translate(SAME)
     fits: list[tuple[NumberFormat, np.ndarray]] = []
     for form in accepted:
         if form.thousands and not _groups(lines, form):
@@ -131,7 +111,7 @@ def looks_like(texts: Sequence[str]) -> tuple[str, list[str]]:
     They may have units or unsupported formats. Return "" and an empty list otherwise.
     """
     for what, pattern in (("dates", _DATE), ("numbers", _MEASURE)):
-        alike = [word for word in texts if pattern.fullmatch(word.translate(_SAME).strip())]
+        alike = [word for word in texts if pattern.fullmatch(word.translate(SAME).strip())]
         if len(alike) >= 0.2 * len(texts):
             return what, alike
     return "", []
@@ -151,20 +131,10 @@ DATES: tuple[tuple[str, ...], ...] = (
 
 def read_dates(column: Any, formats: str) -> Any:
     """Parse a pandas column to UTC times, each by the first format that fits; NaT if none does."""
-    import pandas as pd
-
-    read = None
-    for form in (formats or "ISO8601").split("|"):
-        left = slice(None) if read is None else read.isna().to_numpy()
-        try:
-            if form in (*WHOLE, *_COUNTS) and column.dtype.kind != "M":
-                times = _from_numbers(column[left], form)
-            else:
-                times = pd.to_datetime(column[left], format=form, errors="coerce", utc=True)
-        except (ValueError, re.error) as error:
-            raise FedGraphError(f"date format '{form}': {error}; expected one such as %d.%m.%Y") from error
-        read = times if read is None else read.fillna(times)
-    return read
+    try:
+        return preprocess.read_dates(column, formats)
+    except ValueError as error:
+        raise FedGraphError(str(error)) from error
 
 
 _ZONE = r":\d\d(?:[.,]\d+)?\s?(?:Z|[+-]\d\d(?::?\d\d)?)$"
@@ -177,31 +147,7 @@ def zoned(column: Any) -> NDArray[np.bool_]:
     return np.asarray(column.astype(str).str.contains(_ZONE, regex=True), bool)
 
 
-WHOLE = {"%Y%m%d": 8, "%d%m%Y": 8, "%m%d%Y": 8, "%y%m%d": 6, "%d%m%y": 6, "%m%d%y": 6, "%Y%m": 6, "%Y": 4}
-WHOLE |= {"%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}
-"""Formats of dates without separators, and their digits. A number may lack the first 0."""
-
-SECONDS, SPREADSHEET = "seconds", "spreadsheet"
-_COUNTS = {SECONDS: (1, 0), SPREADSHEET: (86_400, 25_569)}
-"""Formats of times that count: seconds of a unit, and its number of 1970-01-01."""
-
-
-def _from_numbers(column: Any, form: str) -> Any:
-    """Parse numbers, or texts of them, to UTC times to the second; NaT where one has not this format."""
-    import pandas as pd
-
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    distinct, inverse = np.unique(numbers, return_inverse=True)
-    if form in _COUNTS:
-        unit, start = _COUNTS[form]
-        known = np.abs(distinct) < 253_402_300_800 / unit  # the year 10000
-        since = np.round((np.where(known, distinct, start) - start) * unit).astype(np.int64)
-        read = pd.Series(since.astype("datetime64[s]")).where(known)
-    else:
-        known = (distinct >= 0) & (distinct < 10 ** WHOLE[form]) & (np.floor(distinct) == distinct)
-        texts = pd.Series(np.where(known, distinct, 0).astype(np.int64).astype(str)).str.zfill(WHOLE[form])
-        read = pd.to_datetime(texts.where(known), format=form, errors="coerce")
-    return read.dt.tz_localize("UTC").iloc[inverse].set_axis(column.index)
+SECONDS, SPREADSHEET = COUNTS
 
 
 def distinct_numbers(values: Any) -> NDArray[np.float64]:
@@ -209,7 +155,7 @@ def distinct_numbers(values: Any) -> NDArray[np.float64]:
     import pandas as pd
 
     known = pd.Series(values).dropna().drop_duplicates()
-    return np.unique(pd.to_numeric(known, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan))
+    return np.unique(floats(known))
 
 
 def whole_dates(numbers: NDArray[np.float64], times: bool = True) -> tuple[list[str], list[str]]:
@@ -291,14 +237,6 @@ def time_texts(seconds: NDArray[np.int64], dated: bool = False) -> NDArray[Any]:
         return np.array([f"day {number}" for number in day.tolist()], dtype=object)
     clock = [f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}" for second in rest.tolist()]
     return np.array([f"day {number} {time}" for number, time in zip(day.tolist(), clock, strict=True)], dtype=object)
-
-
-def since_1970(moments: Any, seconds: int) -> np.ndarray:
-    """Return UTC times in units of so many seconds since 1970, float64 [N]; NaN where missing. Years 1 to 9999 fit."""
-    read = moments.dt.tz_convert(None).to_numpy().astype("datetime64[us]")
-    known = read.astype(np.int64) / (seconds * 1e6)
-    known[np.isnat(read)] = np.nan
-    return known
 
 
 def _date_fits(texts: Any) -> dict[str, np.ndarray]:

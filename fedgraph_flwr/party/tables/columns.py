@@ -9,7 +9,6 @@ For center and spread, `standard` uses mean and standard deviation, `robust` use
 scikit-learn's StandardScaler and RobustScaler do. The schema stores the statistics as numbers.
 """
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.preprocess import FALSE, NOTHING, TRUE, absent, as_words, encode, moved, read_values, wrong_rows
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import Column, Schema, Types, feature_names
 from fedgraph_flwr.data.value_formats import (
@@ -35,23 +35,14 @@ from fedgraph_flwr.data.value_formats import (
     number_like,
     read_dates,
     readings,
-    since_1970,
     whole_date_format,
     whole_dates,
 )
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.tables.reading import Say, silent
 
-TRUE = {"1", "true", "t", "yes", "y"}
-FALSE = {"0", "false", "f", "no", "n"}
-NOTHING = {"", "nan", "na", "n/a", "null", "none"}
-"""Texts that mark a missing number, date or flag, in addition to an empty cell."""
-
 SPLITS = {"train": 0, "val": 1, "valid": 1, "validation": 1, "test": 2}
 """Values of a split column, and the mask that each one selects."""
-
-MAX_TEXT = 256
-"""Longest text that is read as it is."""
 
 MAX_CATEGORIES = 50
 FLOOR = 5
@@ -240,7 +231,7 @@ def features(kind: str, table: Any, names: Sequence[str], where: str, treatment:
         if scaling == "federated" and "fill" not in column.statistics:
             raise FedGraphError(f"{treatment.where} has no statistics of column '{name}': create it by `schema merge`")
         fitted[name] = fit(column, read, scaling)
-        blocks.append(encode(fitted[name], read).astype(np.float32))
+        blocks.append(encode(read, fitted[name].to_dict()).astype(np.float32))
         if gaps := int(absent(read).sum()):
             mark = "" if column.missing else ", without an indicator, as in the schema"
             filled.append(f"{name} {gaps} of {len(read)}{mark}")
@@ -662,22 +653,6 @@ def rates_of(given: Mapping[str, str]) -> dict[str, float]:
     return rates
 
 
-def as_words(column: Any) -> np.ndarray:
-    """Return a column's values as text, "" where missing; whole floats (integers with gaps) lose their ``.0``.
-
-    The array has a fixed width, so texts longer than `MAX_TEXT` become their first characters and a hash.
-    """
-    missing = column.isna().to_numpy()
-    if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
-        column = column.fillna(0).astype("int64")
-    texts = column.astype(str).to_numpy(dtype=object)
-    texts[missing] = ""
-    if max(map(len, texts), default=0) > MAX_TEXT:
-        long = np.fromiter((len(word) > MAX_TEXT for word in texts), bool, len(texts))
-        texts[long] = [word[:100] + "..." + hashlib.sha256(word.encode()).hexdigest() for word in texts[long]]
-    return texts.astype(str)
-
-
 def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray | None = None) -> np.ndarray:
     """Return a column's values [N]: float64 with NaN where missing, or for a category text with "" where missing.
 
@@ -691,26 +666,14 @@ def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray |
     Raises:
         FedGraphError: a value does not match the kind; the message names the first row.
     """
-    import pandas as pd
-
-    if spec.kind == "category":
-        return np.char.strip(as_words(column))
-    if spec.kind == "date":
-        read = read_dates(_series(as_words(column)) if column.dtype.kind in "iuf" else column, spec.format)
-        known = since_1970(read, 86_400)
-    elif spec.kind == "flag":
-        low = np.char.lower(as_words(column))
-        known = np.where(np.isin(low, list(TRUE)), 1.0, np.where(np.isin(low, list(FALSE)), 0.0, np.nan))
-    elif spec.format and column.dtype.kind not in "biuf":
-        known = NumberFormat.parse(spec.format).read(as_words(column))
-    elif plain is not None:
+    if plain is not None and spec.kind == "number" and not spec.format:
         known = plain
     else:
-        known = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    wrong = np.flatnonzero(~(np.abs(known) <= np.finfo(np.float32).max))
-    if wrong.size:
-        wrong = wrong[~np.isin(np.char.lower(as_words(column.iloc[wrong])), list(NOTHING))]
-    if wrong.size:
+        try:
+            known = read_values(column, spec.to_dict())
+        except ValueError as error:  # a format of dates
+            raise FedGraphError(str(error)) from error
+    if spec.kind != "category" and (wrong := wrong_rows(column, known)).size:
         kind, row = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind], wrong[0]
         value = sanitize(column.iloc[row], 40)
         fix = f": pass date_formats.{name}=FORMAT" if spec.kind == "date" else ""
@@ -721,16 +684,6 @@ def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray |
             fix = f": pass --decimal {name}=SIGN or --thousands {name}=SIGN"
         raise FedGraphError(f"{where}: features must be {kind}; column '{name}' has '{value}' in row {row + 1}{fix}")
     return known
-
-
-def absent(read: np.ndarray) -> np.ndarray:
-    """Return a mask of a column's missing `values`, bool [N]."""
-    return np.isnan(read) if read.dtype.kind == "f" else read == ""
-
-
-def moved(column: Column, read: np.ndarray) -> np.ndarray:
-    """Return t(v), the values before centering."""
-    return np.sign(read) * np.log1p(np.abs(read)) if column.scale == "log" else read
 
 
 def fit(column: Column, read: np.ndarray, scaling: str) -> Column:
@@ -747,7 +700,7 @@ def fit(column: Column, read: np.ndarray, scaling: str) -> Column:
     elif known.size == 0:
         statistics = {"fill": 0.0, "center": 0.0, "spread": 1.0}
     else:
-        shifted = moved(column, known)
+        shifted = moved(column.scale, known)
         quartiles = np.percentile(shifted, [25, 50, 75]) if column.scale == "robust" else ()
         scale = scale_of(column, quartiles, shifted.mean(), shifted.std())
         statistics = {"fill": float(np.median(known)), **scale}
@@ -760,24 +713,6 @@ def scale_of(column: Column, quartiles: Sequence[float], mean: float, deviation:
         return {"center": 0.0, "spread": 1.0}
     center, spread = (quartiles[1], quartiles[2] - quartiles[0]) if column.scale == "robust" else (mean, deviation)
     return {"center": float(center), "spread": float(spread) if spread > 1e-12 * max(1.0, abs(center)) else 1.0}
-
-
-def encode(column: Column, read: np.ndarray) -> np.ndarray:
-    """Return the features of one fitted column, float64 [N, width]."""
-    gaps = absent(read)
-    fill = column.statistics["fill"]
-    if column.kind == "category":
-        held = np.where(gaps, fill, read)
-        known = held[:, None] == np.array(column.categories, dtype=str)[None, :]
-        blocks = [known.astype(np.float64), ~known.any(axis=1)[:, None]]
-    elif column.kind == "flag":
-        blocks = [np.where(gaps, float(fill), read)[:, None]]
-    else:
-        center, spread = float(column.statistics["center"]), float(column.statistics["spread"])
-        blocks = [(moved(column, np.where(gaps, float(fill), read))[:, None] - center) / spread]
-    if column.missing:
-        blocks.append(gaps[:, None])
-    return np.concatenate(blocks, axis=1, dtype=np.float64)
 
 
 def warn_unscaled(x: Tensor, names: Sequence[str], say: Say) -> None:

@@ -13,6 +13,7 @@ from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.features import DAY, WHOLE, Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
+from fedgraph_flwr.data.preprocess import FALSE, TRUE, since_1970
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE, Column
 from fedgraph_flwr.data.value_formats import (
@@ -21,12 +22,11 @@ from fedgraph_flwr.data.value_formats import (
     date_format,
     distinct_numbers,
     read_dates,
-    since_1970,
     whole_date_format,
     zoned,
 )
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import FALSE, TRUE, Treatment, Written, as_words, features
+from fedgraph_flwr.party.tables.columns import Treatment, Written, as_words, features
 from fedgraph_flwr.party.tables.nodes import Ids, agreed_classes, check_rows, column_of, label_codes
 from fedgraph_flwr.party.tables.parties import PartyRule, Records, accounts_of, booked_again, divide, normal_ids
 from fedgraph_flwr.party.tables.roles import Columns

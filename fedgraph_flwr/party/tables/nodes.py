@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.preprocess import MAX_TEXT
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
-from fedgraph_flwr.party.tables.columns import AS_FOUND, MAX_TEXT, SPLITS, Treatment, as_words, first_row, natural
+from fedgraph_flwr.party.tables.columns import AS_FOUND, SPLITS, Treatment, as_words, first_row, natural
 from fedgraph_flwr.party.tables.reading import NESTED
 
 

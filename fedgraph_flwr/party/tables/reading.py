@@ -4,30 +4,23 @@ Separator and encoding are detected if not given. The separator is the one that 
 fields. The encoding is UTF-8, with or without byte-order mark, else Windows-1252, a superset of Latin-1.
 """
 
-import csv
 import gzip
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedgraph_flwr.data.preprocess import MARKS, misfit, read_csv, separator_of
 from fedgraph_flwr.data.schema import AS_DETECTED, SEPARATORS, TableLayout
 from fedgraph_flwr.errors import FedGraphError, first_line
 
-_DETECTED = (",", ";", "\t", "|")
 _FALLBACK = ("cp1252", "latin-1")
-_MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 _BLOCK = 1 << 24
 """Bytes that are parsed at a time: each column gets one piece of memory for each block, and wide tables have many columns."""
-
-_ROWS = 50
-"""Number of rows used to detect the separator."""
-csv.field_size_limit(2**31 - 1)  # pandas has none
 
 Say = Callable[[str], None]
 """Receives a line for the user."""
@@ -84,7 +77,7 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
 def _read_csv(path: Path, layout: TableLayout, say: Say, **options: Any) -> Any:
     encoding = layout.encoding or _encoding(path)
     try:
-        separator = layout.separator or _declared(path, encoding) or _separator(path, encoding)
+        separator = layout.separator or _declared(path, encoding) or separator_of(lambda: _open(path, encoding))
         table = _parsed(path, separator, encoding, **options)
     except UnicodeError as error:
         raise FedGraphError(
@@ -116,7 +109,7 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
                 yield table
             return
         encoding = layout.encoding or _encoding(path)
-        separator = layout.separator or _declared(path, encoding) or _separator(path, encoding)
+        separator = layout.separator or _declared(path, encoding) or separator_of(lambda: _open(path, encoding))
         for table in _by_pandas(path, separator, encoding, chunksize=rows):
             yield table[list(names)]
 
@@ -193,20 +186,12 @@ def _check_lengths(path: Path, separator: str, encoding: str) -> None:
         FedGraphError: one has not; names its line.
     """
     with _open(path, encoding) as text:
-        rows = csv.reader(text, delimiter=separator, skipinitialspace=separator != "\t")
-        number = len(next((row for row in rows if not _blank(row)), []))
-        before = bool(_declared(path, encoding))
-        lines = ((rows.line_num + before, len(row)) for row in rows if len(row) != number and not _blank(row))
-        misfit = next(lines, None)
-    if misfit:
-        wrong = f"{misfit[1]} fields, {'fewer' if misfit[1] < number else 'more'} than the {number} of the header"
+        wrong = misfit(text, separator)
+    if wrong:
+        line, size, number = wrong
+        what = f"{size} fields, {'fewer' if size < number else 'more'} than the {number} of the header"
         fix = "give rows one field per column (empty if unknown), quote values with separators, end lines without one"
-        raise FedGraphError(f"{path}, line {misfit[0]}: {wrong}: {fix}")
-
-
-def _blank(row: Sequence[str]) -> bool:
-    """Return whether a row is an empty line, which readers skip."""
-    return len(row) < 2 and not "".join(row).strip()
+        raise FedGraphError(f"{path}, line {line + bool(_declared(path, encoding))}: {what}: {fix}")
 
 
 def _by_arrow(path: Path, separator: str, encoding: str) -> Any:
@@ -264,19 +249,7 @@ def _check_names(columns: Iterable[Any], path: Path) -> list[str]:
 
 
 def _reader(path: Path, separator: str, encoding: str, **options: Any) -> Any:
-    import pandas as pd
-
-    return pd.read_csv(
-        path,
-        sep=separator,
-        encoding=encoding,
-        dtype=str,
-        keep_default_na=False,
-        na_values=[""],
-        skipinitialspace=separator != "\t",
-        skiprows=int(bool(_declared(path, encoding))),
-        **options,
-    )
+    return read_csv(path, separator, encoding=encoding, skiprows=int(bool(_declared(path, encoding))), **options)
 
 
 def _open(path: Path, encoding: str = "") -> Any:
@@ -303,7 +276,7 @@ def _encoding(path: Path) -> str:
     """Detect the encoding by the byte-order mark, else the first of UTF-8, Windows-1252 and Latin-1 that decodes."""
     with _open(path) as file:
         start = file.read(4)
-    for mark, encoding in _MARKS.items():
+    for mark, encoding in MARKS.items():
         if start.startswith(mark):
             return encoding
     if b"\0" in start:
@@ -322,19 +295,3 @@ def _decodes(path: Path, encoding: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _separator(path: Path, encoding: str) -> str:
-    """Detect the separator that splits header and first rows into the most, equally many fields, else the header."""
-    best, most, of_header, names = ",", 1, ",", 1
-    for sign in _DETECTED:
-        with _open(path, encoding) as text:
-            try:
-                rows = [row for row in islice(csv.reader(text, delimiter=sign, skipinitialspace=True), _ROWS) if row]
-            except csv.Error:
-                continue
-        if rows and len(rows[0]) > most and all(len(row) == len(rows[0]) for row in rows):
-            best, most = sign, len(rows[0])
-        if rows and len(rows[0]) > names:
-            of_header, names = sign, len(rows[0])
-    return best if most > 1 else of_header

@@ -25,10 +25,11 @@ import numpy as np
 
 from fedgraph_flwr.data.features import BEFORE, WHOLE
 from fedgraph_flwr.data.files import write_bytes
+from fedgraph_flwr.data.preprocess import absent, moved
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line, sanitize
-from fedgraph_flwr.party.tables.columns import absent, counts, frequent, moved, named_counts, natural, scale_of, values
+from fedgraph_flwr.party.tables.columns import counts, frequent, named_counts, natural, scale_of, values
 from fedgraph_flwr.party.tables.reading import Say, silent
 
 Reports = Sequence[tuple[str, Mapping[str, Any]]]
@@ -119,7 +120,7 @@ def _sums(column: Column, known: np.ndarray, floor: int, count: int) -> dict[str
         ones = int(known.sum())
         ones = 0 if ones < floor else count if known.size - ones < floor else ones
         return {"count": count, "ones": int(ones)}
-    shifted = moved(column, known)
+    shifted = moved(column.scale, known)
     return {**_moments(shifted), "count": count, "bins": sketch(known, floor, count - known.size)}
 
 

@@ -33,9 +33,10 @@ from scipy.stats import gamma, t
 from fedgraph_flwr.data.features import DAY, GROWING, Form
 from fedgraph_flwr.data.graph import Graph, unpack_words
 from fedgraph_flwr.data.own_columns import recipe_of
+from fedgraph_flwr.data.preprocess import NOTHING
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import NOTHING, as_words
+from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.parties import BETWEEN
 from fedgraph_flwr.party.use.predict import Predictions, as_client
 from fedgraph_flwr.party.use.wording import forms_of, raw_value

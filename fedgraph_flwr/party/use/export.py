@@ -29,6 +29,7 @@ from torch import Tensor
 from fedgraph_flwr.clients.base import GraphClient
 from fedgraph_flwr.config import RunConfig, TaskConfig, compose, is_own, typed
 from fedgraph_flwr.config.lookup import locate
+from fedgraph_flwr.data import preprocess
 from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.files import packaged
 from fedgraph_flwr.data.graph import ClientGraph
@@ -112,7 +113,7 @@ def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None
         preprocessing["parallel"] = predictor.predicts_edges
         preprocessing["step"] = seconds
         files["preprocessing.json"] = json.dumps(preprocessing, indent=1)
-        files["preprocess.py"] = (MODULES / "preprocess.py").read_text()
+        files["preprocess.py"] = Path(preprocess.__file__).read_text()
     summary = scores(run, predictor)
     files["MODEL_CARD.md"] = model_card(predictor, plain, summary, bool(columns))
     return write_export(folder, predictor, files, summary, INDEX, about)

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from fedgraph_flwr.cli import main
+from fedgraph_flwr.data import preprocess
 from fedgraph_flwr.data.hetero import load_graph
 from fedgraph_flwr.data.value_formats import SPREADSHEET, whole_dates
 from fedgraph_flwr.errors import FedGraphError
@@ -206,10 +207,7 @@ def test_init_party_proposes_what_import_reads(capsys):
 
 def test_an_exported_model_reads_them_alike(folder, capsys):
     """Its module needs only pandas and NumPy."""
-    from fedgraph_flwr.party.use import plain
-
-    source = f"{next(iter(plain.__path__))}/preprocess.py"
-    spec = util.spec_from_file_location("plain_preprocess", source)
+    spec = util.spec_from_file_location("plain_preprocess", preprocess.__file__)
     module = util.module_from_spec(spec)
     sys.modules["plain_preprocess"] = module
     spec.loader.exec_module(module)

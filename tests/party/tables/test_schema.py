@@ -11,10 +11,10 @@ import torch
 from fedgraph_flwr import cli
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import load_graph
+from fedgraph_flwr.data.preprocess import moved
 from fedgraph_flwr.data.schema import Column, Schema, check_fingerprints, fingerprint, fitted_schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
-from fedgraph_flwr.party.tables.columns import moved
 from fedgraph_flwr.party.tables.statistics import ERROR, _value, merge, party_sums, quantiles, read_sums, sketch
 from fedgraph_flwr.party.use.prediction_input import InputSpec, from_pyg
 from tests.party import banks
@@ -272,7 +272,7 @@ def test_means_far_from_zero_lose_no_digits():
     parts = [1e9 + np.random.default_rng(i).normal(size=50) for i in range(3)]
     column = merge([one(f"{i}.json", part) for i, part in enumerate(parts)]).nodes["node"]["v"]
     assert column.statistics["spread"] == pytest.approx(np.concatenate(parts).std(), rel=1e-6)
-    assert moved(column, parts[0]) is parts[0]
+    assert moved(column.scale, parts[0]) is parts[0]
 
 
 def test_yaml_of_people_is_read_and_wrong_one_is_a_sentence(tmp_path):
