@@ -3,6 +3,7 @@
 Keep imports cheap: shell completion loads this module at every key press.
 """
 
+import functools
 import hashlib
 import os
 from pathlib import Path
@@ -45,10 +46,7 @@ def cache_dir() -> Path:
     Raises:
         FedGraphError: neither is writable.
     """
-    root = data_root()
-    folder = root / "fedgraph"
-    if not writable(folder):
-        folder = user_cache() / f"fedgraph-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+    folder = _cache_of(data_root())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -56,3 +54,11 @@ def cache_dir() -> Path:
             f"cannot create {folder} ({error.strerror}): set FEDGRAPH_DATA to a writable folder"
         ) from error
     return folder
+
+
+@functools.cache  # a run looks once per client
+def _cache_of(root: Path) -> Path:
+    folder = root / "fedgraph"
+    return (
+        folder if writable(folder) else user_cache() / f"fedgraph-{hashlib.sha256(str(root).encode()).hexdigest()[:12]}"
+    )
