@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import dotted_keys
 from fedgraph_flwr.errors import FedGraphError, system_errors
 from fedgraph_flwr.fleet import agreements, audit_chain
 from fedgraph_flwr.fleet.agreements import Agreement, Refused
@@ -378,7 +378,7 @@ def _content(agreement: Agreement) -> dict[str, Any]:
         name: value | {"key": agreements.fingerprint(agreements.public_key(value["key"]))}
         for name, value in agreement.values["members"].items()
     }
-    content = flat(agreement.values | {"members": named})
+    content = dotted_keys(agreement.values | {"members": named})
     place = ("version", "continues", "changed")
     return {key: value for key, value in content.items() if key not in place and not key.startswith("signatures.")}
 

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedgraph_flwr.config import config_file
-from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, flat, laid_over, load, resolved
+from fedgraph_flwr.config.config_file import EXTENSIBLE, ConfigFile, choices, dotted_keys, laid_over, load, resolved
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.config.lookup import locate, own_defaults, own_keys
 from fedgraph_flwr.config.parts import KEYS, METHOD, chosen, defaults, key_names, lengthen
@@ -307,7 +307,7 @@ def _value(text: str) -> Any:
 
 def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Convert Python values to YAML values, by dotted key."""
-    return {key: plain(value, key) for key, value in flat(keys).items()}
+    return {key: plain(value, key) for key, value in dotted_keys(keys).items()}
 
 
 def plain(value: Any, key: str) -> Any:
@@ -394,7 +394,7 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         keys = {key: value for key, value in body.items() if key not in ("name", "declares")}
         if group == "strategy":
             with contextlib.suppress(FedGraphError):  # a user's method whose package is not on the path
-                keys = own_defaults(keys["server"], keys["client"]) | defaults(keys) | flat(keys)
+                keys = own_defaults(keys["server"], keys["client"]) | defaults(keys) | dotted_keys(keys)
         descriptions[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": keys}
     return descriptions
 
@@ -708,9 +708,11 @@ def _elsewhere(key: str, layers: list[Layer]) -> str:
     """Return a hint with the keys that end in the same word, or only those of the method's parts; empty without any."""
     word = key.rpartition(".")[2].lower().replace("-", "_")
     used = {part for _, node in layers for part in chosen(node.get("strategy") or {})}
-    names = dict.fromkeys(flat(dataclasses.asdict(RunConfig())), "")
+    names = dict.fromkeys(dotted_keys(dataclasses.asdict(RunConfig())), "")
     for _, node in layers:
-        names |= {name.replace(".params.", "."): "" for name in flat({k: node[k] for k in _SECTIONS if k in node})}
+        names |= {
+            name.replace(".params.", "."): "" for name in dotted_keys({k: node[k] for k in _SECTIONS if k in node})
+        }
     same = [name for name in names if name.rpartition(".")[2] == word and name != key]
     of_part = {name: name.split(".")[1] for name in same if name.count(".") == 2}
     if here := [name for name in same if of_part.get(name) in used]:

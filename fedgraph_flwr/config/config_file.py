@@ -120,7 +120,7 @@ def read(path: Path, seen: tuple[Path, ...] = ()) -> ConfigFile:
         if not file.is_file():
             raise FedGraphError(f"{where} {other}, but {file} does not exist")
         below = read(file, chain).upon(below)
-    content_keys = flat(content)
+    content_keys = dotted_keys(content)
     places = {key: f"{path}, line {line}" for key, line in lines.items()}
     return ConfigFile(choices(content_keys, places), places, of_fleet=of_fleet).upon(below)
 
@@ -247,12 +247,12 @@ def resolved(body: Mapping[str, Any] | DictConfig) -> dict[str, Any]:
     return OmegaConf.to_container(body if isinstance(body, DictConfig) else OmegaConf.create(dict(body)), resolve=True)  # type: ignore[return-value]
 
 
-def flat(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def dotted_keys(body: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested keys to dotted ones; skip groups without a value."""
     dotted: dict[str, Any] = {}
     for key, value in body.items():
         if isinstance(value, Mapping):
-            dotted |= flat(value, f"{prefix}{key}.")
+            dotted |= dotted_keys(value, f"{prefix}{key}.")
         elif value is not None or prefix:
             dotted[f"{prefix}{key}"] = value
     return dotted

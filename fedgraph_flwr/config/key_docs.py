@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 
 from fedgraph_flwr.config import parts
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
-from fedgraph_flwr.config.config_file import flat, load
+from fedgraph_flwr.config.config_file import dotted_keys, load
 from fedgraph_flwr.config.lookup import params_of
 from fedgraph_flwr.config.schema import (
     CHOICES,
@@ -118,7 +118,7 @@ def own_keys_of(group: str, path: Path) -> list[Key]:
             declared |= {key.name: key for key in _declared(parts.part(part).keys, prefix).values()}
     known |= declared
     plain = {key: value for key, value in body.items() if key != "declares"}
-    for name, value in flat(plain).items():
+    for name, value in dotted_keys(plain).items():
         full = f"{group}.{name!s}"
         if name in ("name", "server", "client", "partition", "model"):
             continue

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import dotted_keys
 from fedgraph_flwr.config.lookup import NoParams, locate
 from fedgraph_flwr.config.schema import CHOICES, StrategyConfig, default_of, is_own, section_of, typed
 from fedgraph_flwr.errors import FedGraphError
@@ -144,7 +144,7 @@ def lengthen(body: dict[str, Any], below: Mapping[str, Any]) -> None:
         body: the strategy's section of one layer, which is changed.
         below: the section of all layers below it.
     """
-    params, held = body.get("params") or {}, flat(body)
+    params, held = body.get("params") or {}, dotted_keys(body)
     for name in chosen({**below, **body}):
         for f in fields(KEYS[name]) if name in KEYS else ():
             if f.name in params and f.name not in (below.get("params") or {}) and f"{name}.{f.name}" not in held:

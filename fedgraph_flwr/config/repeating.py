@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgraph_flwr.config.composition import GROUPS, compose, group_path, unread
-from fedgraph_flwr.config.config_file import OWN, flat
+from fedgraph_flwr.config.config_file import OWN, dotted_keys
 from fedgraph_flwr.config.schema import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 
@@ -33,11 +33,11 @@ def unusual(cfg: RunConfig, written: Mapping[str, Any]) -> dict[str, Any]:
         cfg: the configuration.
         written: what it was read from, nested: a value that was read as another counts as written.
     """
-    given = flat(dataclasses.asdict(cfg)) | flat(written)
+    given = dotted_keys(dataclasses.asdict(cfg)) | dotted_keys(written)
     try:
-        usual = flat(dataclasses.asdict(compose(_chosen(cfg))))
+        usual = dotted_keys(dataclasses.asdict(compose(_chosen(cfg))))
     except FedGraphError:  # what was chosen needs other values than the usual ones
-        usual = flat(dataclasses.asdict(RunConfig()))
+        usual = dotted_keys(dataclasses.asdict(RunConfig()))
     named = {
         key: value
         for group in GROUPS
@@ -63,7 +63,7 @@ def _composed(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _keys(cfg: RunConfig) -> dict[str, Any]:
-    keys = flat(dataclasses.asdict(cfg))
+    keys = dotted_keys(dataclasses.asdict(cfg))
     skipped = {*OWN, *unread(cfg, keys)}
     return {key: value for key, value in keys.items() if key not in skipped}
 

@@ -11,7 +11,7 @@ from logging import INFO
 from typing import Any
 
 from fedgraph_flwr.config.composition import GROUPS, group_names, group_path
-from fedgraph_flwr.config.config_file import EXTENSIBLE, flat
+from fedgraph_flwr.config.config_file import EXTENSIBLE, dotted_keys
 from fedgraph_flwr.config.key_docs import own_keys_of
 from fedgraph_flwr.config.schema import RunConfig, key_field
 from fedgraph_flwr.errors import KEY_ALIASES, VALUE_ALIASES, FedGraphError
@@ -23,7 +23,7 @@ LISTED = 4
 TOP = frozenset({"config", "tune", *GROUPS, *(f.name for f in fields(RunConfig))})
 """Keys without a section."""
 
-NESTED = frozenset(name for name in flat(asdict(RunConfig())) if name.count(".") == 1)
+NESTED = frozenset(name for name in dotted_keys(asdict(RunConfig())) if name.count(".") == 1)
 """Keys of sections, without those of names and parts."""
 
 SECTIONS = dict.fromkeys(("optim", "optimizer", "trainer", "training"), "train") | {"metrics": "evaluation"}

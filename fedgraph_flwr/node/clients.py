@@ -176,7 +176,7 @@ class NodeClient:
         except FedGraphError:
             _live.pop(self.node.key, None)  # it was built from the refused configuration
             raise
-        ledger.book(phase, request.round, request.exchange, self.most)
+        ledger.add(phase, request.round, request.exchange, self.most)
         if request.resume is not None and self.verified:
             self.verified.check_resumed(request.resume)
             ledger.resume(request.resume, known=True, trained=True)
@@ -510,7 +510,7 @@ def _built(node: Node) -> GraphClient:
         client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
         weights = agreement.weights or {}
         counted = {member: weights.get(member, 1) for member in agreement.members}
-        client.protection.agree(counted, agreement.values["absent"] == ALLOWED)
+        client.protection.note_members(counted, agreement.values["absent"] == ALLOWED)
         if client.protection.one_list and node.beginning.seeds:
             tables = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
             node.beginning.keep_tables(tables)

@@ -29,7 +29,7 @@ from fedgraph_flwr.methods.downlink import SCALARS
 from fedgraph_flwr.methods.weighting import SIZE_KEYS, sizes_of
 from fedgraph_flwr.node.node import Node
 from fedgraph_flwr.node.request import Request
-from fedgraph_flwr.secure.masked import digest, flat, shaped
+from fedgraph_flwr.secure.masked import digest, joined_groups, split_groups
 from fedgraph_flwr.secure.protection.masked import Masked
 from fedgraph_flwr.secure.secagg import (
     AGREE,
@@ -521,7 +521,7 @@ class Verified:
                 for group, arrays in terms.items()
                 for n, a in arrays.items()
             ]
-            held, term_digest = part[AGREED].tobytes(), digest_of(flat(terms))
+            held, term_digest = part[AGREED].tobytes(), digest_of(joined_groups(terms))
             self.record.term = Term(
                 request.phase, request.exchange, held.hex(), term_digest.hex(), like
             )
@@ -583,7 +583,10 @@ class Verified:
         for group, name, shape in term.like:
             like.setdefault(group, {})[name] = np.empty(shape, np.uint64)
         total = unmasked(
-            {client: shaped(row, like) for client, row in zip(clients, part[TERMS], strict=True)},
+            {
+                client: split_groups(row, like)
+                for client, row in zip(clients, part[TERMS], strict=True)
+            },
             dict(zip(part[HELPERS].tolist(), part[SHARES], strict=True)),
             self.members,
             {c: _keys(text) for c, text in zip(self.members, record.keys, strict=True)},

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup
 
-from fedgraph_flwr.config.config_file import flat, parse_yaml
+from fedgraph_flwr.config.config_file import dotted_keys, parse_yaml
 from fedgraph_flwr.config.method_names import method_name
 from fedgraph_flwr.config.schema import UNKNOWN_DATA
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, unknown
@@ -69,7 +69,7 @@ def listed(folder: Path, filters: Mapping[str, str] | None = None) -> list[Liste
 def _read(folder: Path) -> Listed | None:
     """Return one run; None if its files cannot be read as a run's."""
     try:
-        keys = dict(flat(parse_yaml((folder / CONFIG).read_text(), _LOADER)))
+        keys = dict(dotted_keys(parse_yaml((folder / CONFIG).read_text(), _LOADER)))
         records = read_rounds(folder / ROUNDS)
         summary = read_summary(folder) if (folder / SUMMARY).is_file() else {}
         failure = dict(json.loads((folder / FAILURE).read_bytes())) if (folder / FAILURE).is_file() else {}

@@ -5,8 +5,8 @@ Numbers become integers modulo 2^64 (`to_fixed`). For each peer j, client i and 
 the sum over exactly the named clients all masks cancel, without rounding (Bonawitz et al., CCS 2017, Section 4). Two protocols
 use this:
 
-* `mask` and `unmask`, for one statistic of a method (FedSPA): keys of the run, one message per client. If a client drops out, the
-  others send new shares for a new step.
+* `mask` and `sum_shares`, for one statistic of a method (FedSPA): keys of the run, one message per client. If a client drops
+  out, the others send new shares for a new step.
 * `fedgraph_flwr.secure.secagg`, for every sum of a run: keys of the sum and a second mask whose secret is shared. Clients may
   drop out, at the cost of four more exchanges.
 
@@ -55,14 +55,14 @@ def mask(values: Arrays, sealer: Sealer, clients: Iterable[int], step: str) -> A
         raise RunFailed(
             f"client {sealer.client} should join a sum without any other client, expected at least 1 to hide its values"
         )
-    total = to_fixed(flat({PEERS: values}), 2.0**FRACTION_BITS, LIMIT, sealer.client)
-    return shaped(total + pairwise(sealer, peers, step, total.size), {PEERS: values})[PEERS]
+    total = to_fixed(joined_groups({PEERS: values}), 2.0**FRACTION_BITS, LIMIT, sealer.client)
+    return split_groups(total + pairwise(sealer, peers, step, total.size), {PEERS: values})[PEERS]
 
 
-def unmask(shares: Sequence[Arrays]) -> Arrays:
+def sum_shares(shares: Sequence[Arrays]) -> Arrays:
     """Return the sum, float64, of all clients' shares of one step."""
     terms = [{PEERS: share} for share in shares]
-    return shaped(from_fixed(added(terms), FRACTION_BITS), terms[0])[PEERS]
+    return split_groups(from_fixed(added(terms), FRACTION_BITS), terms[0])[PEERS]
 
 
 # --- parts of every masked sum ------------------------------------------------------------------------------------------
@@ -109,18 +109,18 @@ def pairwise(sealer: Sealer, clients: Iterable[int], step: str, count: int) -> N
 def added(shares: Iterable[Mapping[str, Arrays]]) -> NDArray[np.uint64]:
     """Sum the clients' groups of masked integers, all of the same shapes, modulo 2^64: [P]."""
     total: NDArray[np.uint64]
-    total, *others = (flat(share) for share in shares)
+    total, *others = (joined_groups(share) for share in shares)
     for share in others:
         total += share
     return total
 
 
-def flat(groups: Mapping[str, Arrays]) -> NDArray[Any]:
+def joined_groups(groups: Mapping[str, Arrays]) -> NDArray[Any]:
     """Concatenate groups of arrays to one vector, in their order: [P]."""
     return np.concatenate([array.ravel() for group in groups.values() for array in group.values()])
 
 
-def shaped(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, Arrays]:
+def split_groups(vector: NDArray[np.generic], like: Mapping[str, Arrays]) -> dict[str, Arrays]:
     """Split a vector [P] into groups of these names and shapes."""
     sizes = [array.size for group in like.values() for array in group.values()]
     parts = iter(np.split(vector, np.cumsum(sizes)[:-1]))

@@ -512,7 +512,7 @@ class Ledger:
             )
         self.config = digest
 
-    def book(self, phase: str, server_round: int, exchange: int, most: int) -> None:
+    def add(self, phase: str, server_round: int, exchange: int, most: int) -> None:
         """Record a request before the reply to it.
 
         Args:

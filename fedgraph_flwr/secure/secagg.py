@@ -53,7 +53,16 @@ from safetensors.numpy import save
 
 from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.secure.distributed import DistributedNoise
-from fedgraph_flwr.secure.masked import added, digest, flat, from_fixed, keys_of, pairwise, shaped, to_fixed
+from fedgraph_flwr.secure.masked import (
+    added,
+    digest,
+    from_fixed,
+    joined_groups,
+    keys_of,
+    pairwise,
+    split_groups,
+    to_fixed,
+)
 from fedgraph_flwr.secure.sealed import OVERHEAD, Sealer, derived, key_stream
 from fedgraph_flwr.secure.shamir import LIMBS, PRIME, combine, random_elements, split
 from fedgraph_flwr.wire.messages import Arrays
@@ -303,7 +312,9 @@ class Member:
         own_ratios = {group: float(ratios[group][place]) for group in values}
         scale = np.repeat([ratio * 2.0**self.bits for ratio in own_ratios.values()], sizes)
         advice = f": lower privacy.secagg_bits={self.bits}"
-        total = to_fixed(flat(values), scale, limit(self.bits), self.client, advice)  # refuses before noise, too
+        total = to_fixed(
+            joined_groups(values), scale, limit(self.bits), self.client, advice
+        )  # refuses before noise, too
         if noise := self.noise:
             needed = threshold(self.share, len(self.state[CLIENTS]))
             total = self.kept(
@@ -320,7 +331,7 @@ class Member:
             AGREED: _bytes(agreed),
         }
         self._envelopes = None
-        return shaped(total, values)
+        return split_groups(total, values)
 
     def _listed(self, what: str, listed: NDArray[np.int64], known: NDArray[np.int64], least: int) -> list[int]:
         """Return the clients of a list, ascending.
@@ -415,7 +426,7 @@ class Member:
         """Return what a client signs: the survivors, and the digest of everything else that the sum depends on."""
         return b"fedgraph survivors" + digest({SURVIVORS: self.state[SURVIVORS], AGREED: self.state[AGREED]})
 
-    def reveal(self, signed: Mapping[int, Arrays], server_round: int) -> Arrays:
+    def unmask(self, signed: Mapping[int, Arrays], server_round: int) -> Arrays:
         """Return for each member the share of b of a survivor, else of the mask key, [m, LIMBS]; then forget everything.
 
         Args:
@@ -513,7 +524,7 @@ def unmasked(
             f"round {server_round}, unmask: the sum reaches {np.abs(sums).max():g}, above the limit {limit(bits):g} for sums of "
             "valid values: a client did not mask as the protocol requires"
         )
-    return shaped(sums, like)
+    return split_groups(sums, like)
 
 
 def envelope_size() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from fedgraph_flwr.config import RunConfig, to_json
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import dotted_keys
 from fedgraph_flwr.config.schema import DATA
 from fedgraph_flwr.data.graph import read_tensors
 from fedgraph_flwr.errors import FedGraphError
@@ -153,7 +153,7 @@ def fingerprint(cfg: RunConfig, data: list[str] | None) -> dict[str, Any]:
 
 def flat_keys(cfg: RunConfig) -> dict[str, Any]:
     """Return every key of a configuration, dotted, with its JSON value."""
-    return flat(json.loads(to_json(cfg)))
+    return dotted_keys(json.loads(to_json(cfg)))
 
 
 def check_resumable(cfg: RunConfig, checkpoint: Checkpoint, data: list[str] | None) -> None:

@@ -59,7 +59,7 @@ from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods import fedspa
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.secure.keyring import signatures
-from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, unmask
+from fedgraph_flwr.secure.masked import LIMIT, PEERS, RESOLUTION, sum_shares
 from fedgraph_flwr.secure.sealed import is_public_key
 from fedgraph_flwr.strategies.base import GraphStrategy, GroupsFor
 from fedgraph_flwr.strategies.reducing import Reduced
@@ -198,7 +198,7 @@ class FedSPA(GraphStrategy, method=fedspa):
         while len(shares) < len(named):  # masks cancel over exactly the clients that were named
             named = [reply.client for reply in shares]
             shares = self.request("share_again", self.peers(named), named).replies
-        pooled = unmask([share.groups[FISHER] for share in shares])
+        pooled = sum_shares([share.groups[FISHER] for share in shares])
         low = min(a.min() for a in pooled.values())
         high = max(a.max() for a in pooled.values())
         # Not a mean of squares; the wrong share cannot be identified.

@@ -107,7 +107,7 @@ class Live(Exchange):
         declared = self.strategy.uplink_of.get(phase, {})
         check_public(phase, declared, replies)
         early = sums(declared) if replies else []
-        values = self.summation.reveal(phase, replies) if early else {}
+        values = self.summation.open_sums(phase, replies) if early else {}
         late = [group for group, reducer in declared.items() if isinstance(reducer, LateMean)]
         hidden = {*early, *late, *([SECAGG] if early else [])}
         shown = []

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedgraph_flwr.config import configuration
 from fedgraph_flwr.config.composition import plain
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import dotted_keys
 from fedgraph_flwr.config.method_names import column_name
 from fedgraph_flwr.config.schema import IDLE
 from fedgraph_flwr.errors import FedGraphError, unknown
@@ -134,7 +134,7 @@ def given_values(keys: Mapping[str, Any]) -> dict[str, str]:
         FedGraphError: a value is no number, text, boolean, class or function.
     """
     texts = {}
-    for key, value in flat(keys).items():
+    for key, value in dotted_keys(keys).items():
         many = value.tolist() if hasattr(value, "tolist") else value
         values = list(many) if isinstance(many, list | tuple | range) else [many]
         texts[key] = ",".join(_text(key, entry) for entry in values)

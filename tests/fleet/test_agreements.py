@@ -17,7 +17,7 @@ from flwr.app import Message, RecordDict
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import agreement_options
 from fedgraph_flwr.config import compose, to_json, to_yaml
-from fedgraph_flwr.config.config_file import flat
+from fedgraph_flwr.config.config_file import dotted_keys
 from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.fleet import agreements, flower_patches
@@ -791,7 +791,7 @@ def test_no_value_of_a_configuration_is_left_out(folder, capsys):
     """Whichever key differs from what the reader's package would use: each of them, and what it reads otherwise."""
     usual = shown(capsys, *WORDS)
     agreement = read(yaml_file())
-    plain = flat(agreement.values["configuration"])
+    plain = dotted_keys(agreement.values["configuration"])
     lines = {line.strip().partition(": ")[0] for line in usual.splitlines() if line.startswith("  ")}
     written = agreement.values["configuration"] | {"evaluate": "march", "threads": 16, "checkpoint_every": 3}
     written["evaluation"] = written["evaluation"] | {"every": 5, "metric": "macro_f1"}
@@ -800,7 +800,7 @@ def test_no_value_of_a_configuration_is_left_out(folder, capsys):
     write(agreement)
     assert main(["agree", "show", *CODE]) == 0
     now = {line.strip().partition(": ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
-    changed = {key for key, value in flat(written).items() if plain.get(key) != value}
+    changed = {key for key, value in dotted_keys(written).items() if plain.get(key) != value}
     assert len(changed) == 5
     assert changed <= now - lines
 

@@ -162,8 +162,8 @@ def test_a_round_goes_back_in_no_run(node):
 
 def test_a_ledger_survives_as_numbers():
     ledger = Ledger()
-    ledger.book("train", 2, 0, 1)
-    ledger.book("evaluate", 2, 3, 4)
+    ledger.add("train", 2, 0, 1)
+    ledger.add("evaluate", 2, 3, 4)
     again = Ledger(json.loads(json.dumps(ledger.record())))
     assert (again.round, again.asked) == (2, {"train": (1, 0), "evaluate": (1, 3)})
 

@@ -175,7 +175,7 @@ def test_no_question_is_answered_twice(questions, most):
             and all(exchange > e for p, r, e in answered if (p, r) == (phase, server_round))
         )
         try:
-            ledger.book(phase, server_round, exchange, most)
+            ledger.add(phase, server_round, exchange, most)
         except FedGraphError:
             assert not allowed
         else:

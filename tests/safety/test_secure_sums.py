@@ -50,7 +50,7 @@ def two_lists(count, colluders):
         shares = {client: held[client]["shares"][0, int(0 in alive)] for client in bad}
         for client in told:
             try:
-                shares[client] = made.members[client].reveal(signed, made.round)["shares"][0]
+                shares[client] = made.members[client].unmask(signed, made.round)["shares"][0]
             except RunFailed:
                 return None
         views.append(shares)
@@ -83,8 +83,8 @@ def test_a_signature_on_another_list_does_not_count():
     lists = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
     signed = {c: made.members[c].agree(np.array(named), made.round) for c, named in enumerate(lists)}
     with pytest.raises(RunFailed, match="a list that 1 of them signed, expected at least 3"):
-        made.members[2].reveal(signed, made.round)
-    made.members[0].reveal(signed, made.round)
+        made.members[2].unmask(signed, made.round)
+    made.members[0].unmask(signed, made.round)
 
 
 def test_a_signature_of_an_earlier_sum_does_not_count():
@@ -97,7 +97,7 @@ def test_a_signature_of_an_earlier_sum_does_not_count():
         again.mask(client)
     again.members[0].agree(np.arange(3), again.round)
     with pytest.raises(RunFailed, match="a list that 0 of them signed, expected at least 3"):
-        again.members[0].reveal(old, again.round)
+        again.members[0].unmask(old, again.round)
 
 
 @pytest.mark.parametrize("weights", [[1, 0, 0, 0, 0], [0.9, 0.05, 0.05, 0, 0], [0, 0, 0.5, 0, 0]])
@@ -184,7 +184,7 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
         opened.append(reveal(self, phase, replies))
         return opened[-1]
 
-    monkeypatch.setattr(Masked, "reveal", spy)
+    monkeypatch.setattr(Masked, "open_sums", spy)
     go(method, "rounds=1", "model.dropout=0", SECURE)
     monkeypatch.setattr(Counting, "weights_of", alone)
     go(method, "rounds=1", "model.dropout=0", SECURE)

@@ -42,7 +42,7 @@ from fedgraph_flwr.party.use.predict import load_node
 from fedgraph_flwr.secure import beginning as secure_beginning
 from fedgraph_flwr.secure import noise, policy, secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
-from fedgraph_flwr.secure.masked import digest, flat
+from fedgraph_flwr.secure.masked import digest, joined_groups
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.strategies import beginning
 from fedgraph_flwr.strategies.base import GraphStrategy
@@ -560,13 +560,13 @@ def test_a_colluding_member_moves_raw_scores_by_max_update_a_round(members, monk
     assert_same_arrays({"value": bound["value"][:3]}, {"value": free["value"][:3]})
 
 
-book = policy.Ledger.book
+add = policy.Ledger.add
 
 
 def uncounted(*request):
     """Count a request, however often it comes."""
     with contextlib.suppress(Refusal):
-        book(*request)
+        add(*request)
 
 
 def changed(message, phase, group="", name="", change=None, **scalars):
@@ -656,7 +656,7 @@ def test_class_weights_are_part_of_what_members_certify(members, monkeypatch, tm
             raise Killed
         return original(message, context)
 
-    monkeypatch.setattr(policy.Ledger, "book", uncounted)
+    monkeypatch.setattr(policy.Ledger, "add", uncounted)
     monkeypatch.setattr(respond, "respond", attacked)
     with pytest.raises(Killed):
         members("cut", *words, f"out={tmp_path / 'cut'}")
@@ -703,7 +703,7 @@ def test_random_troubles_between_a_server_and_members(members, monkeypatch, tmp_
     words = [*METHODS["boosting"], "strategy.depth=2"]
     usual, meddler = members("usual", *words), Meddler(tmp_path / "state", respond.respond, seed)
 
-    monkeypatch.setattr(policy.Ledger, "book", uncounted)
+    monkeypatch.setattr(policy.Ledger, "add", uncounted)
     monkeypatch.setattr(respond, "respond", meddler)
     for number, meddler.rate in enumerate((0.03, 0.12, 0.0), 1):
         out, done = tmp_path / f"run{number}", None
@@ -915,7 +915,7 @@ def player(tmp_path):
 @pytest.fixture(name="uncounted")
 def nodes_without_counts(monkeypatch):
     """Nodes that do not count requests, so that nothing but the state machine refuses a repeated one."""
-    monkeypatch.setattr(policy.Ledger, "book", lambda *request: None)
+    monkeypatch.setattr(policy.Ledger, "add", lambda *request: None)
 
 
 @pytest.fixture
@@ -1051,7 +1051,10 @@ def test_six_members_in_two_views(tmp_path, monkeypatch, uncounted):
             array += np.uint64(1)
         held = terms[5][secagg.SECAGG][secagg.AGREED].tobytes()
         place = verified.Position(run.cfg.agreement, 2, TRAIN, 0, coordinator.before)
-        digests = [{c: verified.digest_of(flat({MODEL: r[MODEL]})) for c, r in view.items()} for view in (terms, other)]
+        digests = [
+            {c: verified.digest_of(joined_groups({MODEL: r[MODEL]})) for c, r in view.items()}
+            for view in (terms, other)
+        ]
         text = verified.Statement(place, held, digests[1][5])
         other[5][secagg.SECAGG] |= ring.sign("verified_statement", text.content)
         for half, view, listed in zip(halves, (terms, other), digests, strict=True):

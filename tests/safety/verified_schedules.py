@@ -11,7 +11,7 @@ from fedgraph_flwr.clients.state import StateFolder
 from fedgraph_flwr.data.graph import read_header
 from fedgraph_flwr.secure import secagg, verified
 from fedgraph_flwr.secure.keyring import SIGNATURE, Keyring, read_key
-from fedgraph_flwr.secure.masked import digest, flat
+from fedgraph_flwr.secure.masked import digest, joined_groups
 from fedgraph_flwr.secure.policy import Ledger
 from fedgraph_flwr.secure.verified import CERTIFY, CLOSE, OPEN, PROPOSAL, PROPOSE
 from fedgraph_flwr.wire.messages import DESCRIBE, MODEL, TRAIN, Arrays
@@ -67,7 +67,7 @@ class VerifiedPlayer(Player):
         usual, self.rate = self.rate, self.random.choice([0.004, 0.004, 0.015, self.rate])
         with pytest.MonkeyPatch.context() as patch:
             if self.random.random() < 0.5:  # nothing but the state machine refuses repeated messages
-                patch.setattr(Ledger, "book", lambda *request: None)
+                patch.setattr(Ledger, "add", lambda *request: None)
             last = super().play()
             self.rate = 0.5
             for run, message in self.random.sample(self.sent, min(30, len(self.sent))):
@@ -159,7 +159,7 @@ class VerifiedPlayer(Player):
 
     def listing(self, terms: dict[int, Groups]) -> Groups:
         """The message that lists terms with their statements."""
-        rows = [np.frombuffer(verified.digest_of(flat({MODEL: r[MODEL]})), np.uint8) for r in terms.values()]
+        rows = [np.frombuffer(verified.digest_of(joined_groups({MODEL: r[MODEL]})), np.uint8) for r in terms.values()]
         signed = [r[secagg.SECAGG][SIGNATURE] for r in terms.values()]
         alive = {secagg.SURVIVORS: np.array(list(terms), np.int64)}
         return {secagg.SECAGG: {**alive, verified.TERMS: np.stack(rows), verified.STATEMENTS: np.stack(signed)}}
@@ -194,11 +194,11 @@ class VerifiedPlayer(Player):
         if not shares:
             raise Refused("no shares")
         held = next(iter(terms.values()))[secagg.SECAGG][secagg.AGREED].tobytes()
-        listed = {c: verified.digest_of(flat({MODEL: r[MODEL]})) for c, r in terms.items()}
+        listed = {c: verified.digest_of(joined_groups({MODEL: r[MODEL]})) for c, r in terms.items()}
         part = {
             verified.STATE: np.zeros(32, np.uint8),
             secagg.CLIENTS: np.array(list(terms), np.int64),
-            verified.TERMS: np.stack([flat({MODEL: r[MODEL]}) for r in terms.values()]),
+            verified.TERMS: np.stack([joined_groups({MODEL: r[MODEL]}) for r in terms.values()]),
             verified.HELPERS: np.array(list(shares), np.int64),
             secagg.SHARES: np.stack([r[secagg.SECAGG][secagg.SHARES] for r in shares.values()]),
         }

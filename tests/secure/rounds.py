@@ -53,7 +53,7 @@ class Round:
 
     def shares(self, helpers, survivors):
         signed = self.signatures(survivors)
-        return {i: self.members[i].reveal(signed, self.round)["shares"] for i in helpers}
+        return {i: self.members[i].unmask(signed, self.round)["shares"] for i in helpers}
 
 
 def accepted(method):

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from fedgraph_flwr.errors import RunFailed
-from fedgraph_flwr.secure.masked import RESOLUTION, added, digest, flat, from_fixed, mask, shaped, to_fixed, unmask
+from fedgraph_flwr.secure.masked import (
+    RESOLUTION,
+    added,
+    digest,
+    from_fixed,
+    joined_groups,
+    mask,
+    split_groups,
+    sum_shares,
+    to_fixed,
+)
 from fedgraph_flwr.secure.sealed import Sealer
 
 
@@ -23,7 +33,7 @@ def values(client):
 
 @pytest.mark.parametrize("clients", [(0, 1, 2, 3), (1, 3)])
 def test_the_sum_is_that_of_the_values(sealers, clients):
-    total = unmask([mask(values(i), sealers[i], clients, "round 1") for i in clients])
+    total = sum_shares([mask(values(i), sealers[i], clients, "round 1") for i in clients])
     for name, array in total.items():
         expected = sum(values(i)[name] for i in clients)
         np.testing.assert_allclose(array, expected, rtol=1e-15, atol=len(clients) * RESOLUTION)
@@ -42,7 +52,7 @@ def test_a_share_is_spread_over_all_numbers(sealers):
 
 
 def test_a_missing_client_leaves_noise(sealers):
-    total = unmask([mask(values(i), sealers[i], (0, 1, 2), "round 1") for i in (0, 1)])
+    total = sum_shares([mask(values(i), sealers[i], (0, 1, 2), "round 1") for i in (0, 1)])
     assert np.abs(total["w"]).max() > 100
 
 
@@ -83,8 +93,8 @@ def test_the_limit_is_that_of_the_values_before_weights():
 
 def test_groups_become_a_vector_and_back():
     groups = {"a": values(0), "b": {"c": np.float64(3.0) * np.ones(())}}
-    vector = flat(groups)
-    back = shaped(vector, groups)
+    vector = joined_groups(groups)
+    back = split_groups(vector, groups)
     assert vector.shape == (11,)
     assert {g: {n: a.shape for n, a in arrays.items()} for g, arrays in back.items()} == {
         "a": {"w": (3, 2), "b": (4,), "none": (0, 2)},

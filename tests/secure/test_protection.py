@@ -37,11 +37,11 @@ def layers(*overrides):
     [
         ([], []),
         (["privacy.secagg=true"], ["Masked"]),
-        (["privacy.dp=server_fixed", UNIFORM, NOISE], ["Noised"]),
-        (["privacy.dp=client_adaptive", UNIFORM, NOISE], ["Noised", "Clipped"]),
-        (["privacy.dp=distributed", *BOTH], ["Masked", "Noised", "Clipped"]),
-        (["privacy.dp=distributed", *ROWS, *BOTH], ["Masked", "Noised"]),
-        (["privacy.dp=local", *ROWS], ["Noised"]),
+        (["privacy.dp=server_fixed", UNIFORM, NOISE], ["Booked"]),
+        (["privacy.dp=client_adaptive", UNIFORM, NOISE], ["Booked", "Clipped"]),
+        (["privacy.dp=distributed", *BOTH], ["Masked", "Booked", "Clipped"]),
+        (["privacy.dp=distributed", *ROWS, *BOTH], ["Masked", "Booked"]),
+        (["privacy.dp=local", *ROWS], ["Booked"]),
     ],
 )
 def test_the_configuration_chooses_the_layers(overrides, names):

@@ -116,7 +116,7 @@ def test_a_client_answers_each_step_once_and_never_both_ways():
     with pytest.raises(RunFailed, match="once and in order"):
         made.mask(0)
     with pytest.raises(RunFailed, match="once and in order"):
-        first.reveal({}, made.round)
+        first.unmask({}, made.round)
     with pytest.raises(RunFailed, match="of round 4"):
         first.agree(np.arange(5), made.round + 1)
     with pytest.raises(RunFailed, match=r"over clients \[0, 1, 2\].*expected at least 4 clients"):
@@ -129,10 +129,10 @@ def test_a_client_answers_each_step_once_and_never_both_ways():
     few = {client: signed[client] for client in range(3)}
     for more in ({}, {3: signed[0]}, {7: signed[0]}, {3: {"consent": np.zeros(64, np.uint8)}}):
         with pytest.raises(RunFailed, match=r"a list that 3 of them signed, expected at least 4"):
-            first.reveal(few | more, made.round)
-    first.reveal(signed, made.round)
+            first.unmask(few | more, made.round)
+    first.unmask(signed, made.round)
     with pytest.raises(RunFailed, match="once and in order"):
-        first.reveal(signed, made.round)
+        first.unmask(signed, made.round)
 
 
 def test_a_change_of_the_state_waits_for_the_signatures():
@@ -334,13 +334,13 @@ def test_below_the_threshold_the_run_ends_with_a_sentence(phase, run, monkeypatc
 
 
 def test_a_client_that_lies_about_a_share_ends_the_run(run, monkeypatch):
-    reveal = Member.reveal
+    unmask = Member.unmask
 
     def lie(self, *args):
-        reply = reveal(self, *args)
+        reply = unmask(self, *args)
         return {"shares": reply["shares"] ^ (self.client == 1)}
 
-    monkeypatch.setattr(Member, "reveal", lie)
+    monkeypatch.setattr(Member, "unmask", lie)
     with pytest.raises(
         RunFailed, match=r"the shares of clients \[0, 1, 2\] do not give the secret that client 0 published"
     ):

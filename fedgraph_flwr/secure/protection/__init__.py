@@ -2,12 +2,12 @@
 
     Protection   a reply leaves as it is
     Clipped      each client bounds the norm of what it sends
-    Noised       sums are released with noise (``privacy.dp``); it contains one of the others
+    Booked       only what the node booked leaves, for sums with noise (``privacy.dp``); it contains one of the others
     Masked       clients mask their terms of a sum (``privacy.secagg``), around all others
     Verified     the same, in rounds that every node computes (``privacy.coordinator=verified``)
 
 The mirror of `fedgraph_flwr.strategies.summation`, in the opposite order: with secure sums and distributed noise a reply leaves
-through `Clipped`, `Noised`, `Masked`, and is opened by the server's `Masked`, then `Noised`. What it declares (groups, places of
+through `Clipped`, `Booked`, `Masked`, and is opened by the server's `Masked`, then `Noised`. What it declares (groups, places of
 a round, whether sizes are private) holds for both sides, which ask it and never the configuration. `plain` says what it offers.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.secure.distributed import DistributedNoise
+from fedgraph_flwr.secure.protection.booked import Booked
 from fedgraph_flwr.secure.protection.clipped import Clipped
 from fedgraph_flwr.secure.protection.masked import Masked
-from fedgraph_flwr.secure.protection.noised import Noised
 from fedgraph_flwr.secure.protection.plain import Leaving, Protection, Taken
 from fedgraph_flwr.secure.protection.verified import Verified
 
@@ -40,7 +40,7 @@ def protection_of(
     if rules.side in ("client", "distributed") and rules.unit == "client":
         protection = Clipped(cfg, protection)
     if rules.dp != "none":
-        protection = Noised(protection, noise)
+        protection = Booked(protection, noise)
     if last:
         protection = last(protection)
     kind = Verified if rules.coordinator == "verified" else Masked

@@ -139,7 +139,7 @@ class Masked(Protection):
             return {SECAGG: member.deal(*dealt, server_round, batch_of(self.cfg, server_round), verify)}
         if phase == AGREE:
             return {SECAGG: member.agree(request[SURVIVORS], server_round)}
-        return {SECAGG: member.reveal(unpacked(request), server_round)}
+        return {SECAGG: member.unmask(unpacked(request), server_round)}
 
     def _subject(self, server_round: int) -> str:
         """Return the subject of a signature, which keeps keys of one sum from being reused in another sum of the round."""
@@ -179,7 +179,7 @@ class Masked(Protection):
         self.member.floor, self.member.max_share = min_clients, max_share
         self.member.fixed = self.one_list = not (trusting or self.private)
 
-    def agree(self, weights: Mapping[int, int], absent: bool) -> None:
+    def note_members(self, weights: Mapping[int, int], absent: bool) -> None:
         """Note the list and the weights of all sums without noise, and the fewest members of a list of the others."""
         if self.one_list:
             self.weights = dict(weights)

@@ -177,7 +177,7 @@ class Protection:
     def admit(self, min_clients: int, max_share: float, trusting: bool) -> None:
         """Note what a node's policy accepts: fewest clients and largest share of a sum; ``trusting``: it trusts the server."""
 
-    def agree(self, weights: Mapping[int, int], absent: bool) -> None:
+    def note_members(self, weights: Mapping[int, int], absent: bool) -> None:
         """Note the members of an agreement, over all of whom every sum without noise is, and their weights.
 
         Args:

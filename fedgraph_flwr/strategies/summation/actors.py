@@ -79,14 +79,14 @@ class Actors(Plain):
         if phase == TRAIN and self.plan:
             outcome.groups.update(self.grid.added.bytes)
 
-    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+    def open_sums(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the mean or sum of each group over the clients that replied.
 
         Raises:
             RunFailed: the server refuses the reply of a client whose arrays are already in the sum.
         """
         if phase != TRAIN:
-            return super().reveal(phase, replies)
+            return super().open_sums(phase, replies)
         server = self.server
         plan = self.plan
         self.plan = None

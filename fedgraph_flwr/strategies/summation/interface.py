@@ -113,7 +113,7 @@ class Summation:
 
     # --- the result -------------------------------------------------------------------------------
 
-    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+    def open_sums(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the mean or sum of each group that a phase declares as one.
 
         Args:

@@ -210,7 +210,7 @@ class Masked(Summation):
 
     # --- the result -------------------------------------------------------------------------------
 
-    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+    def open_sums(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the weighted mean, or the sum, of each masked group over the clients that replied.
 
         Raises:

@@ -62,7 +62,7 @@ class Noised(Summation):
 
     # --- the result -------------------------------------------------------------------------------
 
-    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+    def open_sums(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the noised means and sums of one exchange, which count as one release.
 
         Raises:
@@ -80,7 +80,7 @@ class Noised(Summation):
     def _noised_by_clients(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return sums to which clients added the noise."""
         self.account.book()
-        values = self.inner.reveal(phase, replies)
+        values = self.inner.open_sums(phase, replies)
         bits = {group: float(total[0]) for group, total in values.pop(CLIPPED, {}).items()}
         self.account.adapt(bits, self._meant_for)
         return values

@@ -20,7 +20,7 @@ class Plain(Summation):
 
     __slots__ = ()
 
-    def reveal(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
+    def open_sums(self, phase: str, replies: list[Reply]) -> dict[str, Arrays]:
         """Return the mean or sum of each group."""
         declared = self.server.uplink_of.get(phase, {})
         return {

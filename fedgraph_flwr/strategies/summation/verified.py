@@ -26,7 +26,7 @@ from fedgraph_flwr.methods.uplink import Once, sums
 from fedgraph_flwr.methods.variates import VARIATES
 from fedgraph_flwr.secure import verified
 from fedgraph_flwr.secure.keyring import SIGNATURE
-from fedgraph_flwr.secure.masked import digest, flat
+from fedgraph_flwr.secure.masked import digest, joined_groups
 from fedgraph_flwr.secure.secagg import AGREE, AGREED, CLIENTS, CONSENT, SECAGG, SHARES, SIGNERS
 from fedgraph_flwr.secure.verified import (
     BEFORE,
@@ -147,7 +147,7 @@ class Verified(Masked):
         return {TERMS: rows, STATEMENTS: np.stack(signed)}
 
     def _term(self, groups: dict[str, Arrays]) -> np.ndarray:
-        return flat({group: groups[group] for group in groups if group in self.ratios})
+        return joined_groups({group: groups[group] for group in groups if group in self.ratios})
 
     def signatures(self, consents: dict[int, Arrays]) -> Arrays:
         """Return the members' signatures of the survivors and of the list."""

@@ -14,8 +14,8 @@ from fedgraph_flwr.secure.secagg import STEPS
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class Noised(Protection):
-    """Sums are released with noise (``privacy.dp``).
+class Booked(Protection):
+    """Sums leave if the node booked their release with noise (``privacy.dp``).
 
     Args:
         inner: the protection that comes first.
