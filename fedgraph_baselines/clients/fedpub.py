@@ -24,10 +24,9 @@ from fedgraph_baselines.methods import fedpub
 from fedgraph_baselines.methods.fedpub import EMBEDDING, random_graph
 from fedgraph_baselines.methods.prototypes import WIDTH
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
-from fedgraph_flwr.clients.client_part import assign, with_parameters
+from fedgraph_flwr.clients.client_part import with_parameters
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.requirements import hidden_features
-from fedgraph_flwr.wire.trees import Tree
 
 THRESHOLD = 1e-3
 """Entries of a mask below it count as 0 outside of training; λ1 in the authors' code."""
@@ -55,9 +54,9 @@ class FedPUBClient(GraphClient, method=fedpub, requires=(hidden_features,)):
         """Add D to the description."""
         return super().describe() | {WIDTH: self.embedding().numel()}
 
-    def parameters(self) -> list[nn.Parameter]:
-        """θ and μ."""
-        return [*super().parameters(), *self.mu.values()]
+    def extra_parameters(self) -> dict[str, nn.Parameter]:
+        """Return μ."""
+        return {f"masks/{name}": mask for name, mask in self.mu.items()}
 
     def masked(self) -> dict[str, Tensor]:
         """Return θ ⊙ μ by the weights' names; outside of training mode, small entries of μ are 0."""
@@ -104,11 +103,3 @@ class FedPUBClient(GraphClient, method=fedpub, requires=(hidden_features,)):
         self.model.eval()
         with with_parameters(self, self.masked()):
             return self.model.encode(self.probe).mean(0)
-
-    def save(self) -> Tree:
-        """Return μ."""
-        return {"masks": {name: mask.detach() for name, mask in self.mu.items()}}
-
-    def load(self, tree: Tree) -> None:
-        """Restore μ in place, because the optimiser refers to its tensors."""
-        assign(self.mu, tree.get("masks", {}))

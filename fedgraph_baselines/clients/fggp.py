@@ -47,7 +47,6 @@ from fedgraph_baselines.methods import fggp
 from fedgraph_baselines.methods.fggp import BANK, PROTOTYPES
 from fedgraph_baselines.methods.prototypes import WIDTH
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
-from fedgraph_flwr.clients.client_part import assign
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import Linear
@@ -57,7 +56,6 @@ from fedgraph_flwr.numerics.sparse import Pattern, ValuedMatrix
 from fedgraph_flwr.numerics.streams import reseed
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check
-from fedgraph_flwr.wire.trees import Tree
 
 PAIRS, SINCE, AUGMENTOR = "pairs", "since", "augmentor"
 
@@ -129,9 +127,9 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
         """D."""
         return self.features().size(1)
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the model and the augmentor."""
-        return [*super().parameters(), *self.augmentor.parameters()]
+    def extra_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the augmentor's parameters."""
+        return {f"{AUGMENTOR}/{name}": parameter for name, parameter in self.augmentor.named_parameters()}
 
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Store the bank, if the server sent one.
@@ -253,15 +251,6 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
         weight = (near - near[:, :1]).exp()
         votes = weight.new_zeros(len(weight), self.graph.num_classes).scatter_add(1, label[at], weight)
         return (votes + torch.finfo(weight.dtype).eps).log()
-
-    def save(self) -> Tree:
-        """Return `memory` and the augmentor."""
-        return {**self.memory, AUGMENTOR: {n: t.detach() for n, t in self.augmentor.state_dict().items()}}
-
-    def load(self, tree: Tree) -> None:
-        """Restore `memory` and the augmentor."""
-        super().load({name: branch for name, branch in tree.items() if name != AUGMENTOR})
-        assign(self.augmentor.state_dict(), tree.get(AUGMENTOR, {}))
 
 
 def straight_through(share: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedgraph_flwr import models
 from fedgraph_flwr.clients import batches
 from fedgraph_flwr.clients.chosen_parts import ChosenParts, step_of
-from fedgraph_flwr.clients.client_part import ClientPart, with_parameters, with_terms
+from fedgraph_flwr.clients.client_part import ClientPart, assign, with_parameters, with_terms
 from fedgraph_flwr.clients.descent import OBJECTIVE, begin_training, check_step, update, written_out
 from fedgraph_flwr.clients.description import describe
 from fedgraph_flwr.clients.model_inputs import model_inputs
@@ -50,7 +50,7 @@ from fedgraph_flwr.secure.policy import simulated
 from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.tasks import Batch, kind_of
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
-from fedgraph_flwr.wire.trees import Tree, moved
+from fedgraph_flwr.wire.trees import Tree, flatten, moved, unflatten
 
 __all__ = ["Batch", "GraphClient", "ReplyContent", "phase", "to_numpy"]
 
@@ -242,9 +242,13 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         loss.backward()
         return loss
 
+    def extra_parameters(self) -> dict[str, nn.Parameter]:
+        """Return parameters of the method outside the model, by path in its state; they are trained, stored and restored."""
+        return {}
+
     def parameters(self) -> list[nn.Parameter]:
-        """Return what local training updates: the model's parameters in order, then the method's own."""
-        return list(self.model.parameters())
+        """Return what local training updates: the model's parameters in order, then the extra ones."""
+        return [*self.model.parameters(), *self.extra_parameters().values()]
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batch of each of `local_steps`: all training nodes, or what the task draws of its items."""
@@ -296,12 +300,14 @@ class GraphClient(Capable, MethodHalf, NumPyClient, values=ClientCapabilities):
         return self.chosen_parts.parameters(self)
 
     def save(self) -> Tree:
-        """Return the state between messages other than the model and the optimiser: `memory`."""
-        return self.memory
+        """Return the state between messages other than the model and the optimiser: `memory` and `extra_parameters`."""
+        return self.memory | unflatten(flatten(self.extra_parameters()))
 
     def load(self, tree: Tree) -> None:
-        """Restore what `save` returned; leaves are tensors on the CPU."""
-        self.memory = moved(tree, self.device)
+        """Restore what `save` returned, extra parameters in place; leaves are tensors on the CPU."""
+        leaves, extra = flatten(tree), self.extra_parameters()
+        assign(extra, {path: leaves.pop(path) for path in extra if path in leaves})
+        self.memory = moved(unflatten(leaves), self.device)
 
     # --- tools for methods --------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from fedgraph_flwr.config.composition import group_path
 from fedgraph_flwr.config.config_file import load
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.methods.method_half import inherits
+from fedgraph_flwr.methods.parts import PARAMETERS
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.stack import OVER_NODES
 from fedgraph_flwr.tasks import KINDS, Task, kind_of, unread_key
@@ -54,7 +55,7 @@ def unstacked(cfg: RunConfig, kind: type[Capable], model: Model) -> str:
     """Return the setting that prevents that clients are computed as one, as text; empty if they can be."""
     if cfg.privacy.unit != "client":
         return f"privacy.unit={cfg.privacy.unit}"
-    if kind.capabilities.stacks is None or not inherits(kind, ["parameters"]):
+    if kind.capabilities.stacks is None or not inherits(kind, PARAMETERS):
         return f"strategy={cfg.strategy.name}"
     if not kind_of(cfg).capabilities.classes:
         return f"task={cfg.task.name}"

@@ -265,7 +265,7 @@ def _descends(client: GraphClient) -> bool:
     whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
     plain = (
         whole
-        and inherits(client, ("descend", "gradient", "batches", "parameters"))
+        and inherits(client, ("descend", "gradient", "batches"))
         and steps_plainly(client)
     )
     return plain and client.local_steps > 0 and stackable(client)

@@ -18,7 +18,7 @@ MOON = Part(
     own=("logits", "loss"),
     shared="contrasts each client's model with",
 )
-SAM = Part("objective", schema.SamKeys, f"{_CLIENTS}fedsam:Sam", own=("parameters",))
+SAM = Part("objective", schema.SamKeys, f"{_CLIENTS}fedsam:Sam", own=PARAMETERS)
 
 _SUMS = "sums over clients by the weights of their mean"
 _ROUND = Input("the last round in which the client's reply arrived", {"round": ArrayField((1,), "int64", 0)})
@@ -55,7 +55,10 @@ FEDDC = Part(
     step=_SUMS,
 )
 
-SECOND = ("parameters", "predict", "personal_parameters", "predict_shared", "save", "load")
+PARAMETERS = ("parameters", "extra_parameters")
+"""Members of a client that say what it trains."""
+
+SECOND = (*PARAMETERS, "predict", "personal_parameters", "predict_shared", "save", "load")
 """Members of a client that a second model needs."""
 
 _BESIDE = "trains a second model beside"

@@ -65,10 +65,10 @@ class Scaling(GraphClient):
 
     def __init__(self, *args, **overrides):
         super().__init__(*args, **overrides)
-        self.scale = torch.ones(self.graph.num_classes, dtype=self.dtype, requires_grad=True)
+        self.scale = torch.nn.Parameter(torch.ones(self.graph.num_classes, dtype=self.dtype))
 
-    def parameters(self):
-        return [*super().parameters(), self.scale]
+    def extra_parameters(self):
+        return {"scale": self.scale}
 
     def logits(self, inputs):
         return super().logits(inputs) * self.scale
