@@ -699,7 +699,7 @@ def _explained(error: MisfitError, layers: list[Layer], places: Mapping[str, str
         return unknown("key", key, error.known, source, _elsewhere(key, layers))
     _, hint = key_field(key)
     if get_origin(hint) is list and not isinstance(error.value, list):
-        return FedGraphError(f"{key} ({source}) must be a list such as {key}=[a,b]")
+        return FedGraphError(f"{key}={error.value} ({source}) must be a list, such as '{key}=[{error.value}]'")
     wanted = expected(key) or (kind_of(hint) if hint else "a number, a string, a boolean, or a list of them")
     return FedGraphError(f"{key}={error.value} ({source}): expected {wanted}")
 

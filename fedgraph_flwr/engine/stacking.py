@@ -263,11 +263,7 @@ def _score(calls: Sequence[Call]) -> None:
 def _descends(client: GraphClient) -> bool:
     """Return whether local training is plain gradient descent on all training nodes, step after step."""
     whole = client.batch.inputs is client.inputs and client.batch.nodes is client.train_nodes
-    plain = (
-        whole
-        and inherits(client, ("descend", "gradient", "batches"))
-        and steps_plainly(client)
-    )
+    plain = whole and inherits(client, ("descend", "gradient", "batches")) and steps_plainly(client)
     return plain and client.local_steps > 0 and stackable(client)
 
 

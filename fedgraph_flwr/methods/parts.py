@@ -10,6 +10,9 @@ from fedgraph_flwr.wire.reply_schema import ArrayField
 _CLIENTS = "fedgraph_flwr.clients."
 _SERVERS = "fedgraph_flwr.strategies."
 
+PARAMETERS = ("parameters", "extra_parameters")
+"""Members of a client that say what it trains."""
+
 PROX = Part("objective", schema.ProxKeys, f"{_CLIENTS}fedprox:Prox", shared="holds clients at")
 MOON = Part(
     "objective",
@@ -54,9 +57,6 @@ FEDDC = Part(
     mean=True,
     step=_SUMS,
 )
-
-PARAMETERS = ("parameters", "extra_parameters")
-"""Members of a client that say what it trains."""
 
 SECOND = (*PARAMETERS, "predict", "personal_parameters", "predict_shared", "save", "load")
 """Members of a client that a second model needs."""

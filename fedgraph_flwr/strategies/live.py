@@ -117,7 +117,7 @@ class Live(Exchange):
             }
             shown.append(self.summation.shown(phase, replace(reply, groups=groups)))
         kept = {group: [reply.groups[group] for reply in replies] for group in late}
-        return Reduced(shown, values, kept, partial(late_mean, self.strategy))
+        return Reduced(shown, values, kept, partial(late_mean, self.strategy), phase)
 
     # --- messages ---------------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedgraph_flwr.config import StrategyConfig
-from fedgraph_flwr.errors import RunFailed
+from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.methods.uplink import Groups, Public, Reducer
 from fedgraph_flwr.secure.keyring import SIGNATURE
 from fedgraph_flwr.strategies import aggregators
-from fedgraph_flwr.wire.messages import METRICS, Arrays, Reply, weighted_mean
+from fedgraph_flwr.wire.messages import METRICS, TRAIN, Arrays, Reply, weighted_mean
 
 Weights = Iterable[float] | Mapping[str, Iterable[float]]
 """One weight per client, or one per client for each named array; unnormalised."""
@@ -27,6 +27,7 @@ class Reduced:
     Attributes:
         replies: the single replies.
         groups: one value over all clients for each `Mean` and `Sum`.
+        phase: name of the exchange's phase.
     """
 
     replies: list[Reply]
@@ -35,6 +36,7 @@ class Reduced:
     rule: Callable[[list[Arrays], Weights, Arrays | None, list[int]], Arrays] | None = field(
         default=None, repr=False
     )
+    phase: str = TRAIN
 
     @property
     def clients(self) -> list[int]:
@@ -52,26 +54,22 @@ class Reduced:
 
     def __getitem__(self, group: str) -> Arrays:
         if group not in self.groups:
-            raise KeyError(
-                f"'{group}' was not reduced: declare it as Mean or Sum in the method's uplink; reduced: {sorted(self.groups)}"
-            )
+            raise self._without(group, "Mean or Sum", self.groups)
         return self.groups[group]
 
     def each(self, group: str) -> list[Arrays]:
         """Return an `Individual`, `Relay` or `Public` group of each client, in client order.
 
         Raises:
-            KeyError: the clients' values of this group are not seen one by one.
+            FedGraphError: the clients' values of this group are not seen one by one.
         """
         if group == METRICS:
-            raise KeyError(
+            raise FedGraphError(
                 f"numbers of '{METRICS}' are in single replies: [reply.metrics[name] for reply in reduced]"
             )
-        if lacking := [reply.client for reply in self.replies if group not in reply.groups]:
-            raise KeyError(
-                f"'{group}' of clients {lacking} is not seen one by one: declare it as Individual, Relay or Public"
-                " in the method's uplink"
-            )
+        for reply in self.replies:
+            if group not in reply.groups:
+                raise self._without(group, "Individual, Relay or Public", reply.groups)
         return [reply.groups[group] for reply in self.replies]
 
     def mean(
@@ -93,14 +91,11 @@ class Reduced:
             clients: the clients to average over; default: all that replied.
 
         Raises:
-            KeyError: the group is not declared as `LateMean`.
+            FedGraphError: the group is not declared as `LateMean`.
             ValueError: the number of weights is not the number of clients.
         """
         if group not in self.late:
-            raise KeyError(
-                f"'{group}' is not weighted by the server: declare it as LateMean in the method's uplink;"
-                f" declared: {sorted(self.late)}"
-            )
+            raise self._without(group, "LateMean", self.late)
         chosen = set(self.clients if clients is None else clients)
         places = [place for place, client in enumerate(self.clients) if client in chosen]
         weights = _one_each(weights, len(places), group)
@@ -110,6 +105,14 @@ class Reduced:
         ]
         assert self.rule is not None
         return self.rule(values, weights, origin, [self.clients[place] for place in places])
+
+    def _without(self, group: str, form: str, arrived: Iterable[str]) -> FedGraphError:
+        """Return the error of a method that reads a group which did not arrive in this form."""
+        return FedGraphError(
+            f"the method reads group '{group}' of phase '{self.phase}' as {form}, but {len(self)} replies gave in this form:"
+            f" {', '.join(sorted(arrived)) or 'nothing'}: declare it so in `uplink`, and return it from the client's phase",
+            "own-code",
+        )
 
 
 def _one_each(weights: Weights, count: int, group: str) -> Weights:

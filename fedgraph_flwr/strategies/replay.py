@@ -97,7 +97,7 @@ class Replay(Exchange):
         self._strategy.drop(out)
         result = entry.result
         rule = partial(late_mean, self._strategy)
-        return Reduced(list(result.replies), result.groups, result.late, rule)
+        return Reduced(list(result.replies), result.groups, result.late, rule, phase)
 
     def messages(
         self,

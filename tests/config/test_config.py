@@ -296,6 +296,7 @@ WRONG_KEYS = {
     "strategy=fedspa model.profile=plane": "did you mean 'plain'? Expected one of: acm, acm_sep, plain",
     "strategy=fedspa model.normalization=row": "model.normalization 'row' is unknown; expected one of: mean, sum, sym",
     "strategy=fedstruct model.structure_layers=256": "must be a list of integers, got 256",
+    "strategy.objective=pkg:NAME": "strategy.objective=pkg:NAME (override) must be a list, such as 'strategy.objective=[pkg:NAME",
     "strategy=fedstruct model.beta=[1,half]": "model.beta (model=fedstruct) must be a list of numbers, got [1, 'half']",
     "strategy=fedstruct model.beta=3": "model.beta must be last, uniform, learned or a list of numbers, got '3'",
     "model=gat model.heads=3": "model.heads must divide model.hidden (64), got 3",

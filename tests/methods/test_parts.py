@@ -87,7 +87,7 @@ def test_a_server_optimiser_steps_along_what_fednova_makes_of_unequal_clients(ru
             "strategy.objective=moon contrasts each client's model with the shared parameters, and strategy=local has none",
         ),
         (["strategy=adafgl", "strategy.objective=[moon]"], "its client, AdaFGLClient, has its own `loss`"),
-        (["strategy=fedpub", "strategy.personalization=ditto"], "its client, FedPUBClient, has its own `parameters`"),
+        (["strategy=fedpub", "strategy.personalization=ditto"], "its client, FedPUBClient, has its own `extra_param"),
         (["strategy=fgssl", "strategy.personalization=finetune"], "its client, FGSSLClient, has its own `train`"),
         (["strategy=fgssl", "strategy.personalization=ala"], "its client, FGSSLClient, has its own `train`"),
         (["strategy=fedproto", "strategy.personalization=apfl"], "trains a second model beside the shared parameters"),

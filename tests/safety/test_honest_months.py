@@ -297,7 +297,7 @@ def cut(run, tmp_path, monkeypatch):
     ]
     banks, drawn = Consortium(tmp_path, monkeypatch, run, words), []
     banks.agree(FOUR, 1, absent="allowed", epsilon=1e6)
-    terms, reveal = DistributedNoise.terms, Masked.reveal
+    terms, open_sums = DistributedNoise.terms, Masked.open_sums
 
     def spy(self, *args):
         drawn.append(len(drawn))
@@ -308,7 +308,7 @@ def cut(run, tmp_path, monkeypatch):
     def gone(self, *args):
         if self.server.server_round == 3:
             raise Killed
-        return reveal(self, *args)
+        return open_sums(self, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(Masked, "open_sums", gone)

@@ -178,10 +178,10 @@ def test_no_node_of_a_fleet_adds_up_alone(method, go, fleet, monkeypatch):
     def alone(counting, reducer, clients):
         return [float(client == clients[0]) for client in clients]
 
-    opened, reveal = [], Masked.reveal
+    opened, open_sums = [], Masked.open_sums
 
     def spy(self, phase, replies):
-        opened.append(reveal(self, phase, replies))
+        opened.append(open_sums(self, phase, replies))
         return opened[-1]
 
     monkeypatch.setattr(Masked, "open_sums", spy)

@@ -215,7 +215,7 @@ class ReplacesRelease(GraphStrategy):
 class ReplacesReveal(GraphStrategy):
     def setup(self):
         exchange: Any = self.exchange
-        exchange.summation.reveal = lambda phase, replies: {g: a for r in replies for g, a in r.groups.items()}
+        exchange.summation.open_sums = lambda phase, replies: {g: a for r in replies for g, a in r.groups.items()}
 
 
 class ReplacesSummation(GraphStrategy):

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import METRICS, MODEL, Arrays, Reply, weighted_mean
 
@@ -12,7 +13,8 @@ from fedgraph_flwr.wire.messages import METRICS, MODEL, Arrays, Reply, weighted_
 def reduced() -> Reduced:
     replies = [Reply(client, {"sent": {"a": np.ones(2)}}, {"norm": 2.0}) for client in (0, 3)]
     late: list[Arrays] = [{"w": np.array([1.0, 2.0])}, {"w": np.array([5.0, 6.0])}]
-    return Reduced(replies, late={MODEL: late}, rule=lambda values, weights, *_: weighted_mean(values, weights))
+    rule = lambda values, weights, *_: weighted_mean(values, weights)  # noqa: E731
+    return Reduced(replies, late={MODEL: late}, rule=rule, phase="measure")
 
 
 def test_the_mean_takes_a_weight_per_client():
@@ -24,16 +26,24 @@ def test_the_mean_takes_a_weight_per_client():
 @pytest.mark.parametrize(
     ("ask", "error", "sentence"),
     [
-        (lambda r: r.each(METRICS), KeyError, "[reply.metrics[name] for reply in reduced]"),
-        (lambda r: r.each(MODEL), KeyError, "declare it as Individual"),
+        (lambda r: r.each(METRICS), FedGraphError, "[reply.metrics[name] for reply in reduced]"),
+        (
+            lambda r: r.each(MODEL),
+            FedGraphError,
+            "as Individual, Relay or Public, but 2 replies gave in this form: sent",
+        ),
         (
             lambda r: r.mean("sent", [1, 1]),
-            KeyError,
-            "declare it as LateMean in the method's uplink; declared: ['model']",
+            FedGraphError,
+            "the method reads group 'sent' of phase 'measure' as LateMean, but 2 replies gave in this form: model: declare it so",
         ),
         (lambda r: r.mean(MODEL, [1]), ValueError, "one weight for each of 2 clients, got 1"),
         (lambda r: r.mean(MODEL, {"w": [1, 1, 1]}), ValueError, "one weight for each of 2 clients, got 3 for 'w'"),
-        (lambda r: r[MODEL], KeyError, "declare it as Mean or Sum"),
+        (
+            lambda r: r[MODEL],
+            FedGraphError,
+            "phase 'measure' as Mean or Sum, but 2 replies gave in this form: nothing",
+        ),
     ],
 )
 def test_a_wrong_question_is_one_sentence(ask, error, sentence):
