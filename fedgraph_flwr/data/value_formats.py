@@ -130,9 +130,11 @@ DATES: tuple[tuple[str, ...], ...] = (
 
 
 def read_dates(column: Any, formats: str) -> Any:
-    """Parse a pandas column to UTC times, each by the first format that fits; NaT if none does."""
+    """Parse a pandas column, or texts, to UTC times, each by the first format that fits; NaT if none does."""
+    import pandas as pd
+
     try:
-        return preprocess.read_dates(column, formats)
+        return preprocess.read_dates(pd.Series(column), formats)
     except ValueError as error:
         raise FedGraphError(str(error)) from error
 
@@ -154,8 +156,7 @@ def distinct_numbers(values: Any) -> NDArray[np.float64]:
     """Return the distinct numbers of a column, or of texts, in ascending order; with NaN at the end if a value is none."""
     import pandas as pd
 
-    known = pd.Series(values).dropna().drop_duplicates()
-    return np.unique(floats(known))
+    return np.unique(floats(pd.Series(values).dropna().drop_duplicates()))
 
 
 def whole_dates(numbers: NDArray[np.float64], times: bool = True) -> tuple[list[str], list[str]]:
@@ -165,10 +166,9 @@ def whole_dates(numbers: NDArray[np.float64], times: bool = True) -> tuple[list[
         numbers: distinct and finite.
         times: whether they are times. Of other columns, years and days of a spreadsheet are numbers, which keep their order.
     """
-    import pandas as pd
 
     def share(form: str, tried: NDArray[np.float64]) -> float:
-        years = read_dates(pd.Series(tried), form).dt.year
+        years = read_dates(tried, form).dt.year
         return float(years.between(1900, 2099).mean())
 
     sample, last = numbers[:: max(1, len(numbers) // _FEW)], float(numbers[-1]) if len(numbers) else 0.0
@@ -195,8 +195,6 @@ def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, inste
     Raises:
         FedGraphError: several formats fit, or most of the numbers are dates, but not all.
     """
-    import pandas as pd
-
     whole, nearly = whole_dates(numbers, times)
     if len(whole) == 1:
         return whole[0]
@@ -207,7 +205,7 @@ def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, inste
             f"{here} numbers such as {numbers[0]:.15g}, which may be dates as {' or '.join(whole)}: pass {fix}, or {instead}"
         )
     if nearly:
-        years = read_dates(pd.Series(numbers), nearly[0]).dt.year
+        years = read_dates(numbers, nearly[0]).dt.year
         dated = years.between(1900, 2099).to_numpy()
         wrong, right = numbers[~dated][0], numbers[dated][0]
         fix = f"correct the value, or pass date_formats.{name}=FORMAT, or {instead}"

@@ -19,6 +19,7 @@ takes precedence.
 """
 
 import argparse
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -42,31 +43,14 @@ COLUMNS = ("id", "label", "split", "source", "target", "time", "amount", "edge_l
 """Keys of ``columns``."""
 
 _PATHS = ("nodes", "edges", "schema", "out", "outcomes")
-_LISTS = ("classes", "edge_classes", "edge_columns", "feature_columns", "party_columns", "until")
-_SAME = (
-    "party_prefix",
-    "id_form",
-    "edge_ids",
-    "windows",
-    "day",
-    "role",
-    "split",
-    "separator",
-    "encoding",
-    "client",
-    "undirected",
-    "currency",
-)
-_PAIRS = {"kinds": "kind", "scales": "scale", "edge_kinds": "edge_kind", "edge_scales": "edge_scale"}
-_PAIRS |= {"date_formats": "date_format", "rates": "rate"}
+_OPTIONS = ("client", "role", "split", "undirected")
+"""Keys with an option of `import` of the same name."""
+
 ACCEPTED = {
     **{"match": KEY_KINDS, "kinds": KINDS, "edge_kinds": KINDS, "scales": SCALES, "edge_scales": SCALES},
     **{"day": DAYS, "id_form": ID_FORMS, "edge_ids": (UNIQUE,), "split": ("ratio", "temporal")},
 }
 """Values that keys accept, or each name of a key."""
-
-_OF_IMPORT = {"nodes", "edges", "schema", "out", "outcomes", "own_party"}
-"""Options that only `import` takes from the file; `link` reads ``out``."""
 
 
 @dataclass
@@ -151,15 +135,11 @@ class PartyFile:
         return folder / value if (value := getattr(self, key)) else None
 
     def options(self, folder: Path) -> dict[str, Any]:
-        """Return values of options by their destination."""
+        """Return the values of keys that are options of `import`, by their destination."""
         options: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
-        options |= {key: ",".join(getattr(self, key)) for key in _LISTS}
-        options |= {"recipe": self.features, **{key: getattr(self, key) for key in _SAME}}
-        options["input"] = list(self.inputs)
-        for key, dest in _PAIRS.items():
-            options[dest] = [f"{name}={value}" for name, value in getattr(self, key).items()]
-        options |= {f"{role}_column": name for role, name in self.columns.items()}
-        options |= {"match_columns": ",".join(f"{name}:{kind}" for name, kind in self.match.items())}
+        options |= {key: getattr(self, key) for key in _OPTIONS}
+        options |= {key: ",".join(getattr(self, key)) for key in ("classes", "until")}
+        options["match_columns"] = self.layout.match_columns
         schema = options["schema"]
         stored = Schema.load(schema).tables if schema and schema.is_file() else self
         if self.role or any(layout.party_columns or layout.party_prefix for layout in (self, stored)):
@@ -167,6 +147,15 @@ class PartyFile:
         return {
             dest: value for dest, value in options.items() if value not in (None, "", [], False) or dest == "client"
         }
+
+    def over(self, other: "PartyFile") -> "PartyFile":
+        """Return this file's keys, completed by those of another one: of keys with names by name, and all inputs."""
+        made = copy.copy(self)
+        for key, value in vars(other).items():
+            own = getattr(self, key)
+            setattr(made, key, value | own if isinstance(own, dict) else own or value)
+        made.inputs = [*other.inputs, *self.inputs]
+        return made
 
 
 def read_party(path: Path) -> PartyFile:
@@ -269,32 +258,25 @@ def client_file(path: Path, linked: bool = False) -> Path:
 def complete(args: argparse.Namespace) -> None:
     """Set options that the command line leaves out from the file ``args.party_file``.
 
-    Commands that read a model take its client, columns and format. They take the node table if ``--edges`` is given.
+    Commands that read a model take its client, and its node table if ``--edges`` is given.
     """
-    importing = hasattr(args, "own_party")
-    party = read_party(args.party_file)
-    options = party.options(args.party_file.parent)
-    left = set() if importing else _OF_IMPORT | ({"client"} if getattr(args, "node", None) else set())
-    fill_in(args, {dest: value for dest, value in options.items() if dest not in left})
-    if not importing and getattr(args, "edges", None) and hasattr(args, "nodes") and not args.nodes:
-        args.nodes = party.path("nodes", args.party_file.parent)
+    party, folder = read_party(args.party_file), args.party_file.parent
+    if hasattr(args, "keys"):  # of `import`
+        fill_in(args, party.options(folder))
+        args.keys = args.keys.over(party)
+        return
+    if args.client is None and not args.node:
+        args.client = party.client
+    if getattr(args, "edges", None) and not args.nodes:
+        args.nodes = party.path("nodes", folder)
 
 
 def fill_in(args: argparse.Namespace, options: Mapping[str, Any]) -> None:
-    """Set those options that the command has and the command line leaves out; of a list, the command line's come last."""
+    """Set those options of `import` that the command line leaves out."""
     for dest, value in options.items():
-        given = getattr(args, dest, _ABSENT)
-        if given is _ABSENT:
-            continue
-        if dest == "edges":
-            args.edges = given or [value]
-        elif isinstance(value, list):
-            setattr(args, dest, [*value, *given])
-        elif given is None or given is False or given == "":
-            setattr(args, dest, value)
-
-
-_ABSENT: Any = object()
+        held = getattr(args, dest)
+        if held is False or held in (None, "", []):
+            setattr(args, dest, [value] if dest == "edges" else value)
 
 
 def table_order(path: Path, ids: np.ndarray) -> np.ndarray:

@@ -16,10 +16,9 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.data.schema import Schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import fill
-from fedgraph_flwr.party.party_file import COLUMNS, given_keys, is_key, read_party, table_order
+from fedgraph_flwr.party.party_file import given_keys, is_key, read_party, table_order
 from fedgraph_flwr.party.tables.guessing import guess, without_role
 from fedgraph_flwr.party.tables.import_work import take_words
-from fedgraph_flwr.party.tables.options import ROLES
 from fedgraph_flwr.party.use.predict_command import layout_of_party
 
 ROOT = Path(__file__).parents[2]
@@ -145,9 +144,10 @@ def test_an_option_of_the_command_line_takes_precedence(banks):
         parsed("import", str(banks / "b.yaml"), *more)
         for more in ((), ("--client", "0", "columns.time=booked_at", "kinds.age=category", "--edges", "x.csv"))
     )
-    assert (plain.client, plain.own_party, plain.id_column) == (1, "b", "id")
+    assert (plain.client, plain.own_party, plain.keys.columns["id"]) == (1, "b", "id")
     assert plain.edges == [banks / "b_payments.csv"]
-    assert (changed.client, changed.time_column, changed.kind) == (0, "booked_at", ["age=category"])
+    assert (changed.client, changed.keys.columns["time"]) == (0, "booked_at")
+    assert changed.keys.kinds == {"age": "category"}
     assert [str(path) for path in changed.edges] == ["x.csv"]
     assert changed.nodes == plain.nodes
     stored = parsed("predict", "runs/x", "--party-file", str(banks / "b.yaml"))
@@ -181,7 +181,7 @@ def test_predictions_of_a_linked_file_are_in_the_order_of_the_table(banks, tmp_p
     assert "has 'b' as client 1, and " in capsys.readouterr().err
 
 
-def test_lists_and_kinds_of_the_file_become_options(tmp_path):
+def test_values_of_the_file_become_options(tmp_path):
     schema = tmp_path / "schema.yaml"
     schema.write_text("nodes: {}\ntables: {party_prefix: ':'}\n")
     (tmp_path / "p.yaml").write_text(
@@ -196,15 +196,15 @@ def test_lists_and_kinds_of_the_file_become_options(tmp_path):
         "edges": tmp_path / "e.csv",
         "schema": schema,
         "classes": "no,yes",
-        "kind": ["zip=category"],
         "until": "2026-03-01,2026-04-01",
         "split": "temporal",
         "undirected": True,
         "match_columns": "day:date,ref:text",
-        "windows": "2,0.5",
-        "edge_id_column": "no",
         "own_party": "a",  # the schema says that ids name parties
     }
+    args = app._parse(["predict", "runs/x", "--party-file", str(tmp_path / "p.yaml")])
+    fill(args)
+    assert (args.client, args.until) == (3, ""), "the times of a split are no day of a book"
     (tmp_path / "alone.yaml").write_text(MINIMAL)
     assert "own_party" not in read_party(tmp_path / "alone.yaml").options(tmp_path)
 
@@ -238,10 +238,6 @@ def test_a_wrong_file_is_one_error_message(tmp_path, text, message):
     with pytest.raises(FedGraphError, match=message) as error:
         read_party(tmp_path / "p.yaml")
     assert "\n" not in str(error.value)
-
-
-def test_columns_of_the_file_are_those_of_the_options():
-    assert [role.replace("-", "_") for role in ROLES] == list(COLUMNS)
 
 
 def test_link_needs_the_client_file_of_a_party(tmp_path, capsys):

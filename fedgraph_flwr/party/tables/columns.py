@@ -564,7 +564,7 @@ class Written:
         if self.column.dtype.kind in "biufM" or column.kind not in ("number", "date") or not self.texts:
             return replace(column, format=form) if form else column
         if column.kind == "date":
-            if not form and read_dates(_series(self.texts), column.format).isna().any():
+            if not form and read_dates(self.texts, column.format).isna().any():
                 form = date_format(self.texts, self.name, self.where)
             return replace(column, format=form) if form else column
         stored, texts = NumberFormat.parse(column.format), self.texts
@@ -575,12 +575,6 @@ class Written:
         if number_form is None and self.accepted is not None:
             raise self.unlike(np.ones(len(texts), bool))
         return column if number_form is None else replace(column, format=str(number_form))
-
-
-def _series(texts: Any) -> Any:
-    import pandas as pd
-
-    return pd.Series(texts)
 
 
 MAX_NAMED = 5

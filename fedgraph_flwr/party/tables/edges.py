@@ -13,7 +13,7 @@ from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.features import DAY, WHOLE, Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
-from fedgraph_flwr.data.preprocess import FALSE, TRUE, since_1970
+from fedgraph_flwr.data.preprocess import FALSE, TRUE, floats, since_1970
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE, Column
 from fedgraph_flwr.data.value_formats import (
@@ -240,10 +240,8 @@ def amounts_of(table: Any, name: str, where: str, treatment: Treatment) -> Ints:
         FedGraphError: the column is missing, a cell is empty or not a number, amounts have two readings, or they have several
             currencies, and one of these has no rate.
     """
-    import pandas as pd
-
     column = column_of(table, name, where, "amount")
-    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    values = floats(column)
     if column.dtype.kind not in "biuf":
         written = Written(EDGE, name, column, where, treatment)
         form = written.number_format()
@@ -317,17 +315,15 @@ def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Ten
     Raises:
         FedGraphError: a time is missing, too large, or neither a number nor a date; or errors of `time_format`.
     """
-    import pandas as pd
-
     read = column_of(links, column, where, "time")
     form = treatment.time_format or time_format(read, where, treatment)
     dated = form != SECONDS
-    numbers = pd.Series(since_1970(read_dates(read, form), 1)) if dated else pd.to_numeric(read, errors="coerce")
+    numbers = since_1970(read_dates(read, form), 1) if dated else floats(read)
     neither = f"which is neither a number of seconds nor a date: pass date_formats.{column}=FORMAT"
-    check_rows(numbers.isna(), read, where, neither)
+    check_rows(np.isnan(numbers), read, where, neither)
     if dated and (zones := zoned(read)).any():
         check_rows(~zones, read, where, "which has no time zone, and other rows have one: write all times in one way")
-    seconds = np.floor(numbers.to_numpy(dtype=np.float64))
+    seconds = np.floor(numbers)
     expected = f"expected seconds below {MAX_SECONDS:,} (the year 10000) or a date: divide milliseconds by 1000"
     check_rows(np.abs(seconds) >= MAX_SECONDS, read, where, expected)
     return torch.from_numpy(seconds.astype(np.int64))

@@ -39,7 +39,7 @@ import argparse
 from typing import Any
 
 from fedgraph_flwr.party.options import add_options
-from fedgraph_flwr.party.tables.options import RATIO, add_table_arguments, add_tables
+from fedgraph_flwr.party.tables.options import RATIO, add_tables
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +49,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     given = parser.add_argument_group("input")
     add_tables(given, _TABLES)
     add_options(given, _INPUT)
-    add_table_arguments(parser)
+    formats = parser.add_argument_group("columns and formats of the tables (stored in the schema)")
+    add_options(formats, _FORMATS)
     treated = parser.add_argument_group("features (default: from the schema, else detected)")
     add_options(treated, _TREATED, scaling={"choices": ("", "none", "local", "federated")}, min_count={"default": 5})
-    parser.set_defaults(party_file=None)
     output: dict[str, Any] = {"split": {"choices": ("ratio", "temporal")}, "seed": {"default": 0}}
     add_options(parser.add_argument_group("output"), _OUTPUT, ratio={"default": RATIO}, **output)
 
@@ -77,6 +77,14 @@ _INPUT = """
 --own-party NAME  this party's name in the edge table, if edges name accounts of other parties
 --secret-seed N  with --own-party: derive the party's secret from N, for simulations (default: .link_secret next to --out)
 --undirected  each row of the edge table represents both directions
+"""
+
+_FORMATS = """
+--predict-columns NAMES  columns of the node table with numbers to predict, or 0 and 1 (default: the schema's, else none)
+--decimal [COLUMN=]SIGN...  decimal separator of numbers, such as ',', for one column or all (default: detected per column)
+--thousands [COLUMN=]SIGN...  thousands separator of numbers, such as '.', for one column or all (default: detected per column)
+--match-columns NAME:KIND,NAME  columns of the edge table that identify a record at both parties:
+    value_date:date,amount:amount,reference
 """
 
 _TREATED = """

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, one_of, typed
+from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, typed
 from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.features import BEFORE, DAY
 from fedgraph_flwr.data.files import remove_leftovers
@@ -19,9 +19,7 @@ from fedgraph_flwr.data.many_graphs import one_per_graph
 from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph
 from fedgraph_flwr.data.schema import (
     EDGE,
-    KINDS,
     NODE,
-    SCALES,
     Schema,
     TableLayout,
     agreed_schema,
@@ -29,7 +27,7 @@ from fedgraph_flwr.data.schema import (
 )
 from fedgraph_flwr.data.split import check_given, half_given
 from fedgraph_flwr.data.statistics import describe
-from fedgraph_flwr.data.value_formats import time_texts
+from fedgraph_flwr.data.value_formats import NAMED, time_texts
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.outcomes import read_outcomes
@@ -39,7 +37,7 @@ from fedgraph_flwr.party.tables.columns import Treatment, conflict
 from fedgraph_flwr.party.tables.guessing import suspected
 from fedgraph_flwr.party.tables.importing import from_saved, from_tables, save_dataset
 from fedgraph_flwr.party.tables.leaks import check_inputs
-from fedgraph_flwr.party.tables.options import RATIO, check_outputs, formats_of, layout_of
+from fedgraph_flwr.party.tables.options import RATIO, check_outputs
 from fedgraph_flwr.party.tables.reading import read_table, silent
 from fedgraph_flwr.party.tables.repeats import FILE, joined
 from fedgraph_flwr.party.tables.roles import Columns, listed, typed_files
@@ -61,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     check_given(graph, where)
     if args.client is not None:
         graph = _client(graph, args)
-    check_inputs(graph, args.input, where)
-    for name in _named_as_labels(graph, args.input):
+    check_inputs(graph, args.keys.inputs, where)
+    for name in _named_as_labels(graph, args.keys.inputs):
         print(
             f"warning: '{name}' has the name of a label and is an input. If its value is unknown when you predict, pass"
             f" kinds.{name}=ignored; else pass inputs={name}"
@@ -100,11 +98,12 @@ def take_words(args: argparse.Namespace) -> None:
         raise FedGraphError(
             f"{key} is no word of `import`: write it into the party's file, which `link` and `node` read"
         )
-    options = typed(PartyFile, given, "KEY=VALUE").options(Path())
+    args.keys = typed(PartyFile, given, "KEY=VALUE")
+    options = args.keys.options(Path())
     options = {dest: value for dest, value in options.items() if dest != "client" or dest in given}
     options |= {"own_party": given["party"]} if "party" in given else {}
     for dest, value in options.items():
-        held = getattr(args, dest, None)
+        held = getattr(args, dest)
         if held is not False and held not in (None, "", [], value, [value]):
             option = f"--{dest.replace('_', '-')} {listed(held) if isinstance(held, list) else held}"
             raise FedGraphError(f"{option} is given, but a key of a party's file says '{value}': leave one of both out")
@@ -142,7 +141,7 @@ def _check(args: argparse.Namespace) -> None:
         FedGraphError: an option is missing, or has no effect.
     """
     args.split = args.split or "ratio"
-    if args.edge_classes and not args.edge_label_column and not args.schema:
+    if args.keys.edge_classes and "edge_label" not in args.keys.columns and not args.schema:
         raise FedGraphError("edge_classes has no effect without labels of edges: pass columns.edge_label=NAME")
     if args.until and args.split != "temporal":
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")
@@ -154,21 +153,20 @@ def _check(args: argparse.Namespace) -> None:
     for option, number, low in (("--client", args.client, 0), ("--num-clients", args.num_clients, 1)):
         if number is not None:
             Range(low, low + MAX_CLIENTS - 1).check(number, option)
-    if args.client is not None and not (args.out and (args.classes or args.edge_classes or args.schema)):
+    if args.client is not None and not (args.out and (args.classes or args.keys.edge_classes or args.schema)):
         classes = "--classes A,B,C, edge_classes=A,B,C or --schema FILE"
         raise FedGraphError(f"--client requires --out FILE, and {classes}, so that all clients use one class order")
 
 
-def _names(args: argparse.Namespace, option: str) -> list[str]:
-    """Return the names of an option, separated by commas.
+def _names(words: Sequence[str], option: str) -> list[str]:
+    """Return the names of an option or key.
 
     Raises:
         FedGraphError: a name is repeated.
     """
-    names = [word.strip() for word in getattr(args, option).split(",") if word.strip()]
+    names = [word.strip() for word in words if word.strip()]
     if twice := [name for name in names if names.count(name) > 1]:
-        given = "--classes" if option == "classes" else option
-        raise FedGraphError(f"{given} names '{twice[0]}' twice: leave one out")
+        raise FedGraphError(f"{option} names '{twice[0]}' twice: leave one out")
     return names
 
 
@@ -291,28 +289,48 @@ def one_class(y: Any, masks: Mapping[str, Any], names: Sequence[str], what: str 
 
 
 def _treatment(args: argparse.Namespace, schema: Schema | None) -> Treatment:
-    pairs: dict[str, Any] = {}
-    for option, accepted in (("kind", KINDS), ("scale", SCALES), ("unit", ())):
-        by_column = pairs.setdefault(f"{option}s", {})
-        for dest, prefix in ((option, ""), (f"edge_{option}", f"{EDGE}.")):
-            for word in getattr(args, dest, ()):
-                name, sign, value = word.rpartition("=")
-                if not sign or not name:
-                    raise FedGraphError(f"--{option} {word}: expected COLUMN={option.upper()}")
-                if accepted:
-                    one_of(value, accepted, f"--{option} {name}")
-                by_column[prefix + re.sub(r"^edges\.", f"{EDGE}.", name)] = value
+    units: dict[str, str] = {}
+    for word in args.unit:
+        name, _, units[name] = word.rpartition("=")
+        if not name:
+            raise FedGraphError(f"--unit {word}: expected COLUMN=UNIT")
     at_least(args.min_count, 1, "--min-count")
     return Treatment(
+        kinds=_by_type(args.keys.kinds, args.keys.edge_kinds),
+        scales=_by_type(args.keys.scales, args.keys.edge_scales),
+        units=_by_type(units, {}),
         scaling=args.scaling,
         schema=schema,
         where=str(args.schema or ""),
         role=args.role,
         floor=args.min_count,
-        **pairs,
-        **formats_of(args),
+        **_formats(args),
         say=print,
     )
+
+
+def _formats(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the value formats given by the options and keys, as fields of a `Treatment`.
+
+    Raises:
+        FedGraphError: a separator is not accepted.
+    """
+    formats: dict[str, dict[str, Any]] = {"decimals": {}, "thousands": {}}
+    signs = {".": ".", ",": ","}
+    for option, field, accepted in (("decimal", "decimals", signs), ("thousands", "thousands", signs | NAMED)):
+        for word in getattr(args, option):
+            name, _, sign = word.rpartition("=")
+            if sign not in {*accepted, *accepted.values()}:
+                names = " ".join(accepted)
+                raise FedGraphError(f"--{option} {word}: expected SIGN or COLUMN=SIGN, where SIGN is one of: {names}")
+            formats[field][name] = accepted.get(sign, sign)
+    return formats | args.keys.formats
+
+
+def _by_type(given: Mapping[str, str], of_edges: Mapping[str, str]) -> dict[str, str]:
+    """Return values by column; those of edges by edge type and column."""
+    every = {**given, **{f"edges.{name}": value for name, value in of_edges.items()}}
+    return {re.sub(r"^edges\.", f"{EDGE}.", name): value for name, value in every.items()}
 
 
 def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroGraph) -> None:
@@ -399,10 +417,12 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
     if args.own_party and args.nodes and args.client is None and (args.name or args.out):
         raise FedGraphError(f"--own-party {args.own_party} makes the file of one party: pass --client I")
     layout = _layout(args, treatment)
-    columns = Columns.of(layout, _names(args, "feature_columns"), _names(args, "edge_columns"))
-    options: Any = {"classes": _names(args, "classes"), "undirected": args.undirected, "treatment": treatment}
+    names = {key: _names(getattr(args.keys, key), key) for key in ("feature_columns", "edge_columns", "edge_classes")}
+    columns = Columns.of(layout, names["feature_columns"], names["edge_columns"])
+    classes = _names(args.classes.split(","), "--classes")
+    options: Any = {"classes": classes, "undirected": args.undirected, "treatment": treatment}
     if args.data:
-        given = layout_of(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
+        given = _given_layout(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
         given["outcomes"] = args.outcomes
         if named := [key for key, value in given.items() if value and key != "client"]:
             raise FedGraphError(f"--data has no tables: leave out the option for {named[0].replace('_', ' ')}")
@@ -412,13 +432,13 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
             raise FedGraphError(f"{only}: leave out {other}")
         if args.target:
             Columns().of_one_type("", None, args.undirected)
-        return from_saved(args.data, args.target, client=args.client_column or "", **options)
+        return from_saved(args.data, args.target, client=args.client_column, **options)
     return from_tables(
         *files,
         columns,
         target=args.target,
         own_party=args.own_party,
-        edge_classes=_names(args, "edge_classes"),
+        edge_classes=names["edge_classes"],
         graphs=args.graph_table,
         outcomes=read_outcomes(args.outcomes) if args.outcomes else None,
         reader=_reader(args),
@@ -438,9 +458,16 @@ def _reader(args: argparse.Namespace) -> Callable[..., Any]:
     return read
 
 
+def _given_layout(args: argparse.Namespace) -> TableLayout:
+    """Return the layout given by the options and keys."""
+    given = TableLayout(client=args.client_column, predict=args.predict_columns, match_columns=args.match_columns)
+    layout: TableLayout = given.over(args.keys.layout)
+    return layout
+
+
 def _layout(args: argparse.Namespace, treatment: Treatment) -> TableLayout:
     """Return the layout of the options, completed by the schema's; print differences."""
-    given = layout_of(args)
+    given = _given_layout(args)
     if treatment.schema is None:
         return given
     stored, differing = treatment.schema.tables.to_dict(), []

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.preprocess import MAX_TEXT
+from fedgraph_flwr.data.preprocess import MAX_TEXT, floats
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.tables.columns import AS_FOUND, SPLITS, Treatment, as_words, first_row, natural
 from fedgraph_flwr.party.tables.reading import NESTED
@@ -77,11 +77,13 @@ def label_codes(
     Raises:
         FedGraphError: a label is not in ``classes``, and the data are not to be predicted.
     """
+    import pandas as pd
+
     read = column_of(table, column, where, "label")
     texts = np.char.strip(as_words(read))
     names = list(classes) or sorted(set(texts) - {""}, key=natural)
-    code = {"": -1} | {name: number for number, name in enumerate(names)}
-    other = ~np.isin(texts, list(code))
+    codes = pd.Index(names).get_indexer(texts)
+    other = (codes < 0) & (texts != "")
     if treatment.labelled:
         check_rows(other, read, where, f"expected one of: {', '.join(names)}")
     elif row := first_row(other):
@@ -89,8 +91,7 @@ def label_codes(
             f"{where}: {int(other.sum())} rows have a label that the model does not know, such as '{texts[row - 1]}' in row"
             f" {row}: they are predicted as one of {', '.join(names)}"
         )
-    distinct, inverse = np.unique(texts, return_inverse=True)
-    return torch.from_numpy(np.array([code.get(str(word), -1) for word in distinct], dtype=np.int64)[inverse]), names
+    return torch.from_numpy(codes.astype(np.int64)), names
 
 
 def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
@@ -99,15 +100,13 @@ def target_values(table: Any, names: Sequence[str], where: str) -> Tensor:
     Raises:
         FedGraphError: a column is missing or named twice, or a value is not a number.
     """
-    import pandas as pd
-
     if len(set(names)) < len(names):
         raise FedGraphError(f"--predict-columns names '{max(names, key=list(names).count)}' twice")
     targets = []
     for name in names:
         column = column_of(table, name, where, "targets")
         texts = column.astype("string").str.strip()
-        values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        values = floats(texts)
         values = np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan)
         filled = ~(texts.isna() | texts.str.lower().isin(["", "nan", "na", "null"])).to_numpy(dtype=bool)
         expected = f"expected a number of at most {np.finfo(np.float32).max:.2g}, or an empty cell where it is unknown"
@@ -152,13 +151,9 @@ def group_codes(table: Any, column: str, where: str) -> tuple[Tensor, list[str]]
     """Return each node's client, int64 [N], and the M values of the column in sorted order; both are empty without a column."""
     if not column:
         return torch.zeros(0, dtype=torch.int64), []
-    read = column_of(table, column, where, "client")
-    texts = np.char.strip(as_words(read))
-    check_rows(texts == "", read, where, "expected the client of the node")
-    distinct, inverse = np.unique(texts, return_inverse=True)
-    names = sorted(map(str, distinct), key=natural)
-    rank = {name: number for number, name in enumerate(names)}
-    return torch.from_numpy(np.array([rank[str(name)] for name in distinct], dtype=np.int64)[inverse]), names
+    texts = np.char.strip(as_words(column_of(table, column, where, "client")))
+    check_rows(texts == "", table[column], where, "expected the client of the node")
+    return label_codes(table, column, where)
 
 
 def check_rows(wrong: Any, column: Any, where: str, expected: str, before: int = 0) -> None:
@@ -219,8 +214,9 @@ _OPTIONS = {
     "end of edges": "columns.source=NAME and columns.target=NAME",
     "client": "--client-column",
     "targets": "--predict-columns",
+    "party": "party_columns",
+    "match": "--match-columns",
 }
-_OPTIONS |= {"party": "party_columns", "match": "--match-columns"}
 
 
 def agreed_classes(

@@ -12,9 +12,10 @@ spaces and case, amounts plain decimals, and dates UTC days. Leading zeros count
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,19 @@ BETWEEN = "\x1f"
 
 def fold(texts: Any) -> np.ndarray:
     """Return texts in normal form: Unicode NFKC, without spaces and case."""
+    return _changed(texts, lambda word: "".join(unicodedata.normalize("NFKC", word).split()).casefold())
+
+
+def _changed(texts: Any, change: Callable[[str], str]) -> np.ndarray:
+    """Return texts after a change, which is computed once for each distinct one."""
     distinct, inverse = np.unique(np.asarray(texts, dtype=str), return_inverse=True)
-    folded = ["".join(unicodedata.normalize("NFKC", str(word)).split()).casefold() for word in distinct]
-    return np.array(folded, dtype=str)[inverse] if folded else np.zeros(0, dtype=str)
+    return np.array([change(str(word)) for word in distinct], dtype=str)[inverse]
 
 
 def normal_ids(texts: Any, form: str) -> np.ndarray:
     """Return ids in normal form; numbers without leading zeros where ``form`` is ``number``."""
     folded = fold(texts)
-    if form != "number" or not folded.size:
-        return folded
-    distinct, inverse = np.unique(folded, return_inverse=True)
-    return np.array([re.sub(r"^0+(?=\d+$)", "", str(word)) for word in distinct], dtype=str)[inverse]
+    return _changed(folded, partial(re.sub, r"^0+(?=\d+$)", "")) if form == "number" else folded
 
 
 def accounts_of(parties: Any, ids: np.ndarray) -> np.ndarray:
@@ -205,14 +207,11 @@ def _booked_once(
 
     Rows are the same if both ends and all match columns are equal and none is missing.
     """
-    import pandas as pd
-
     if not rule.key or not rows.size:
         return rows
     keys = record_values(links, rows, rule, where, treatment)
-    complete = np.array([all(key.split(BETWEEN)) for key in keys], dtype=bool)
-    same = pd.DataFrame({"source": positions[0][rows], "target": positions[1][rows], "key": keys}).duplicated()
-    repeated_rows = complete & same.to_numpy()
+    first = first_alike(positions[0][rows], positions[1][rows], keys)
+    repeated_rows = complete_keys(keys) & (first != np.arange(rows.size))
     if count := int(repeated_rows.sum()):
         equal = f"(equal ends and equal {', '.join(rule.key_columns)})"
         treatment.say(f"{where}: {count} of {rows.size} own rows repeat another one {equal}: counted once")
@@ -244,11 +243,10 @@ def _report_own_accounts(
 
 def repeated(records: Records, form: str, undirected: bool) -> np.ndarray:
     """Return which records repeat an earlier one with the same ends and key, bool [R]."""
-    import pandas as pd
-
     direction = np.zeros(len(records.ids), dtype=bool) if undirected else records.outgoing.numpy()
-    columns = records.node.numpy(), direction, records.party.numpy(), normal_ids(records.ids, form), records.keys
-    return np.asarray(pd.DataFrame(dict(enumerate(columns))).duplicated().to_numpy())
+    ids = normal_ids(records.ids, form)
+    first = first_alike(records.node.numpy(), direction, records.party.numpy(), ids, records.keys)
+    return first != np.arange(first.size)
 
 
 def booked_again(records: Records, rule: PartyRule) -> np.ndarray:
@@ -256,16 +254,26 @@ def booked_again(records: Records, rule: PartyRule) -> np.ndarray:
 
     A reference is a text among the match columns. Without one, or if a match column is empty, equal records are other payments.
     """
+    place = np.arange(len(records.ids))
+    if not any(kind == "text" for _, kind in rule.key):
+        return place
+    ids = normal_ids(records.ids, rule.id_form)
+    ends = records.node.numpy(), records.outgoing.numpy(), records.party.numpy()
+    return np.where(complete_keys(records.keys), first_alike(*ends, ids, records.keys), place)
+
+
+def first_alike(*columns: np.ndarray) -> np.ndarray:
+    """Return the first row with the same values as each row, int64 [E]."""
     import pandas as pd
 
-    place = np.arange(len(records.ids))
-    if not any(kind == "text" for _, kind in rule.key) or not place.size:
-        return place
-    columns = records.node.numpy(), records.outgoing.numpy(), records.party.numpy()
-    table = pd.DataFrame(dict(enumerate((*columns, normal_ids(records.ids, rule.id_form), records.keys))))
-    first = table.assign(place=place).groupby(list(table.columns))["place"].transform("min").to_numpy()
-    complete = np.array([all(key.split(BETWEEN)) for key in records.keys], dtype=bool)
-    return np.where(complete, first, place)
+    table = pd.DataFrame(dict(enumerate(columns)))
+    place = pd.Series(np.arange(len(table)))
+    return place.groupby([table[name] for name in table], sort=False).transform("min").to_numpy(dtype=np.int64)
+
+
+def complete_keys(keys: np.ndarray) -> np.ndarray:
+    """Return which keys of records have all of their values, bool [R]."""
+    return np.array([all(key.split(BETWEEN)) for key in keys], dtype=bool)
 
 
 def parties_of(links: Any, texts: Sequence[np.ndarray], rule: PartyRule, where: str) -> list[np.ndarray]:
@@ -359,7 +367,7 @@ def _normal(column: Any, kind: str, rows: np.ndarray, where: str, treatment: Tre
     texts = [str(word) for word in distinct]
     if kind == "date":
         dates = treatment.option(treatment.date_formats, EDGE, name) or date_format(texts, name, where)
-        read = read_dates(pd.Series(texts, dtype=object), dates)
+        read = read_dates(texts, dates)
         normal = [None if pd.isna(moment) else moment.strftime("%Y-%m-%d") for moment in read]
     else:
         form = Written(EDGE, name, pd.Series(texts, dtype=object), where, treatment).number_format()

@@ -27,7 +27,15 @@ from fedgraph_flwr.data.schema import UNIQUE, TableLayout
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import edge_times
-from fedgraph_flwr.party.tables.parties import BETWEEN, PartyRule, fold, normal_ids, parties_of, record_values
+from fedgraph_flwr.party.tables.parties import (
+    PartyRule,
+    complete_keys,
+    first_alike,
+    fold,
+    normal_ids,
+    parties_of,
+    record_values,
+)
 from fedgraph_flwr.party.tables.reading import read_table
 from fedgraph_flwr.party.tables.roles import Columns
 
@@ -58,21 +66,13 @@ def joined(paths: Sequence[Path], layout: TableLayout, needed: Sequence[str] = (
     return whole.mask(whole.isna() | (whole == ""), None), np.repeat(np.arange(len(frames)), [*map(len, frames)])
 
 
-def _codes(columns: list[NDArray[Any]], complete: NDArray[np.bool_]) -> Ints:
-    """Return a number for each distinct row of some columns [E]; -1 where it is not complete."""
-    import pandas as pd
-
-    codes = pd.DataFrame(dict(enumerate(columns))).groupby(list(range(len(columns))), sort=False).ngroup()
-    return np.where(complete, codes.to_numpy(dtype=np.int64), -1)
-
-
 def versions_of(links: Any, columns: Columns) -> Ints:
     """Return the payment of each row by its id and ends, or by its id alone, int64 [E]; -1 without an id."""
     if not columns.edge_id or columns.edge_id not in links.columns:
         return np.full(len(links), -1, dtype=np.int64)
     ids = as_words(links[columns.edge_id])
     ends = () if columns.edge_ids == UNIQUE else (columns.source, columns.target)
-    return _codes([ids, *(fold(as_words(links[end])) for end in ends)], ids != "")
+    return np.where(ids != "", first_alike(ids, *(fold(as_words(links[end])) for end in ends)), -1)
 
 
 def reused(links: Any, columns: Columns) -> str:
@@ -110,9 +110,8 @@ def repeats_of(links: Any, columns: Columns, rule: PartyRule | None, where: str,
     parties = [fold(names) for names in parties_of(links, texts, rule, where)]
     mask = np.logical_and.reduce([names == fold([rule.own])[0] for names in parties])
     keys = record_values(links, np.arange(len(links)), rule, where, treatment)
-    complete = np.array([all(key.split(BETWEEN)) for key in keys], dtype=bool)
-    complete &= mask | any(kind == "text" for _, kind in rule.key)
-    return _codes([*parties, *(normal_ids(words, rule.id_form) for words in texts), keys], complete)
+    complete = complete_keys(keys) & (mask | any(kind == "text" for _, kind in rule.key))
+    return np.where(complete, first_alike(*parties, *(normal_ids(words, rule.id_form) for words in texts), keys), -1)
 
 
 def counted(versions: Ints, repeats: Ints) -> NDArray[np.bool_]:

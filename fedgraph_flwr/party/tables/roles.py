@@ -161,7 +161,7 @@ def check_roles(columns: Columns, kind: str, treatment: Treatment) -> None:
         name = getattr(columns, role)
         if name in agreed and agreed[name].kind != "ignored":
             raise conflict(
-                f"columns.{role.replace('-', '_')}={name}",
+                f"columns.{role}={name}",
                 f"its feature '{name}' ({agreed[name].kind})",
                 treatment.where,
             )
