@@ -1,6 +1,7 @@
 """Write files atomically, and read those of this package that are not Python, all without torch."""
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -25,11 +26,12 @@ def writing(path: Path, size: int, durable: bool = True) -> Iterator[Any]:
         require_space(path.parent, size, str(path))
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = file.name
+            _locked(file)
             yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
         if durable:
             _flush_names(path.parent)
     except OSError as error:
@@ -110,8 +112,24 @@ def _flush_names(folder: Path) -> None:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """List temporary files of `write_bytes` left by killed processes; call it only if no process is writing."""
-    return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and path.is_file()]
+    """List temporary files of `writing` that killed processes left; the system released the locks of these."""
+    return [path for path in folder.glob(".*.????????") if _TEMPORARY.fullmatch(path.name) and _abandoned(path)]
+
+
+def _abandoned(path: Path) -> bool:
+    """Return whether no process writes a file."""
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        return _locked(file)
+    return False
+
+
+def _locked(file: Any) -> bool:
+    """Lock a file and return True, unless another process holds its lock. Some file systems have no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)
+    return True
 
 
 def remove_leftovers(path: Path) -> None:

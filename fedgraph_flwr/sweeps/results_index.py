@@ -108,15 +108,28 @@ def composed(sweep: Sweep, cells: Sequence[Cell]) -> list[RunConfig]:
 
 def _compose(sweep: Sweep, overrides: tuple[str, ...]) -> RunConfig:
     for word in overrides:
+        where = f"{sweep.places[word]}: " if word in sweep.places else ""
         if word.startswith(("out=", "resume=")):
-            where = f"{sweep.places[word]}: " if word in sweep.places else ""
             raise FedGraphError(f"{where}{word}, but each run of a sweep has its own folder (see --keep)")
+        _refuse_agreed(word, where)
     try:
-        return _checked(overrides)
+        cfg = _checked(overrides)
     except FedGraphError as error:
         blamed = next((overrides[n] for n in range(len(overrides)) if not _composes(overrides[: n + 1])), "")
         place = sweep.places.get(blamed)
         raise FedGraphError(f"{place}: {blamed}: {error}" if place else str(error)) from error
+    for word in (f"agreement={cfg.agreement}", f"privacy.coordinator={cfg.privacy.coordinator}"):
+        _refuse_agreed(word, "")  # of a file that config= names
+    return cfg
+
+
+def _refuse_agreed(word: str, where: str) -> None:
+    """Refuse an override that is for runs under an agreement."""
+    if word != "agreement=" and word.startswith(("agreement=", "privacy.coordinator=verified")):
+        raise FedGraphError(
+            f"{where}a sweep makes many runs, and {word} is for those that members agreed on: leave it out, and make the chosen"
+            " run by `fedgraph-flwr run --agreement FILE`"
+        )
 
 
 def _checked(overrides: tuple[str, ...]) -> RunConfig:

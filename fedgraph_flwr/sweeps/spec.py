@@ -125,13 +125,6 @@ class Sweep:
     places: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        groups = (group.values() for group in (self.settings, self.methods, self.grid, self.by_seed))
-        for word in itertools.chain(self.common, self.over, *itertools.chain(*groups)):
-            if word.startswith("agreement=") or word == "privacy.coordinator=verified":
-                raise FedGraphError(
-                    f"{self.name}: a sweep makes many runs, and {word} is for those that members agreed on: leave it out, and"
-                    " make the chosen run by `fedgraph-flwr run --agreement FILE`"
-                )
         if self.grid and self.search:
             raise FedGraphError(f"{self.name}: grid and search both tune on validation nodes: remove one")
         if type(self.tuned_on) is not int or not 0 <= self.tuned_on <= len(self.seeds):
@@ -204,7 +197,7 @@ class Sweep:
     def _words(self, overrides: Sequence[str], seed: int) -> tuple[str, ...]:
         """Return the overrides of a run, without keys of `IDLE` that only other choices read; the last one is its seed."""
         words = (*overrides, *self.over, *self.by_seed.get(seed, []))
-        idle = idle_keys(words) & self._read_somewhere
+        idle = (given := idle_keys(words)) and given & self._read_somewhere
         return *(word for word in words if word.partition("=")[0] not in idle), f"seed={seed}"
 
     @functools.cached_property

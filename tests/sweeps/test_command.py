@@ -236,6 +236,14 @@ def test_wrong_input(toy, args, message, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_verified_run_of_a_file_is_refused_once_before_the_first_run(place, ran, capsys):
+    privacy = "secagg: true, scores: none, coordinator: verified, max_update: 1"
+    (place / "run.yaml").write_text(f"privacy: {{{privacy}}}\nnum_clients: 3\n")
+    assert cli.main(["sweep", "config=run.yaml", "seed=0..2", "--no-baselines", "--jobs", "0"]) == 2
+    assert ran == []
+    assert "and privacy.coordinator=verified is for those that members agreed on" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", [[], ["--dry-run"]])
 @pytest.mark.parametrize(
     "word",

@@ -41,6 +41,9 @@ def test_a_key_that_one_of_the_crossed_choices_reads_is_left_out_of_the_others(p
         ["partition=louvain,metis", "partition.resolution=1,2", "tune=partition.resolution"], baselines=False
     )
     assert {len(run) for at, run in runs_of(tuned).items() if at[0] == "metis"} == {2}
+    plain = parse_sweep(["partition=louvain,metis", "train.lr=0.1,0.2"])
+    assert runs_of(plain)
+    assert "_read_somewhere" not in vars(plain), "no key needs it"
 
 
 @pytest.mark.parametrize("text", ["[a,b", "a]b[", "'a,b", "a,,b", "a,", "4..0", "0..99999"])

@@ -166,13 +166,13 @@ class Treatment:
         Raises:
             FedGraphError: no node type has a column that an option names.
         """
-        known = {name for names in tables.values() for name in names if name}
-        known |= {f"{kind}.{name}" for kind, names in tables.items() for name in names}
+        columns = {name for names in tables.values() for name in names if name}
+        typed = {f"{kind}.{name}" for kind, names in tables.items() for name in names}
         formats = {"decimal": self.decimals, "thousands": self.thousands, "date-format": self.date_formats}
         for option, given in (self.options | formats).items():
             for name in given:
-                if name and name not in known:
-                    raise unknown("column", name, known, key_of(option, name))
+                if name and name not in columns | typed:
+                    raise unknown("column", name, columns, key_of(option, name))
 
     def option(self, given: Mapping[str, str], kind: str, name: str) -> str:
         """Return the user's value for a column of a node type; "" if there is none."""

@@ -3,6 +3,7 @@
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ import torch
 from fedgraph_flwr import api, cli
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.data.datasets import load
+from fedgraph_flwr.data.files import writing
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.pyg import client_graph, from_data
 from fedgraph_flwr.errors import FedGraphError
@@ -394,9 +396,13 @@ def test_an_import_removes_what_a_killed_one_left(tables, tmp_path):
     args = ("--nodes", nodes, "--edges", edges, "--out", others[2])
     assert run(*args[:2], "--edges", tmp_path / "none.csv", *args[4:]) == 2
     assert all(path.is_file() for path in left), "an import that fails removes nothing"
-    assert run(*args) == 0
+    with writing(others[2], 0) as file:  # as another import of the same file does
+        file.write(b"its data")
+        assert run(*args) == 0
+        assert Path(file.name).is_file(), "or that import would end with an error"
     assert not any(path.exists() for path in left)
     assert all(path.is_file() for path in others)
+    assert others[2].read_bytes() == b"its data", "the last one counts"
 
 
 @pytest.mark.parametrize(

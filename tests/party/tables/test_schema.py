@@ -108,7 +108,7 @@ def test_a_file_without_a_schema_is_refused_beside_one_with(tables, tmp_path):
         (("kinds.age=category",), "kinds.age=category conflicts with number in schema.yaml"),
         (("--scaling", "none"), "--scaling none conflicts with scaling local in schema.yaml"),
         (("feature_columns=age,income",), "has no column 'balance' (number) of schema.yaml"),
-        (("kinds.agee=category",), "did you mean 'age'"),
+        (("kinds.agee=category",), "did you mean 'age'? Expected one of: age, balance"),
         (("kinds.age=words",), "kinds.age 'words' is unknown"),
         (("kinds=age",), "expected KEY=VALUE, or KEY.NAME=VALUE"),
         (("--min-count", "0"), "--min-count must be >= 1"),
