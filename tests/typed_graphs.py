@@ -10,6 +10,16 @@ H, B, C = 4, 3, 2
 """Hidden features, bases and classes of `built`."""
 
 
+def flat_edges(graph):
+    """Source and target of all edges in flat numbering, and the index of each edge's type in the schema, [E] each."""
+    start = dict(zip(graph.counts, graph.offsets(), strict=False))
+    parts = [
+        np.stack([index[0].numpy() + start[a], index[1].numpy() + start[b], np.full(index.size(1), r)])
+        for r, ((a, _, b), index) in enumerate(graph.edges.items())
+    ]
+    return tuple(np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1))
+
+
 TYPES = {
     0: [("person", "writes", "paper"), ("paper", "cites", "paper"), ("person", "knows", "person")],
     1: [("person", "writes", "paper"), ("paper", "about", "word"), ("person", "reads", "paper")],

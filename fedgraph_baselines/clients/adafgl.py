@@ -47,14 +47,15 @@ from fedgraph_baselines.models.adafgl import Branches
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
 from fedgraph_flwr.clients.client_part import assign, copied
 from fedgraph_flwr.clients.descent import begin_training
+from fedgraph_flwr.clients.replies import check_model
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.clients.scoring import infer
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
-from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.numerics.streams import own_stream, seeded
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
 
@@ -86,8 +87,7 @@ class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         p, net = self.params, self.cfg.model
-        with torch.random.fork_rng(devices=[]):
-            reseed(derive_seed(self.cfg.seed, "branches"))
+        with seeded(derive_seed(self.cfg.seed, "branches")):
             self.branches = Branches(
                 self.graph.num_features,
                 self.graph.num_classes,
@@ -107,7 +107,7 @@ class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
     def extractor(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
         """Store θ, the model of stage 1."""
         arrays = groups.get(EXTRACTOR, {})
-        check_arrays(arrays, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")
+        check_model(self, arrays)
         self.memory = {EXTRACTOR: {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}}
         self.load(self.memory)
         return {}, {}
@@ -161,7 +161,7 @@ class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
         n, classes = self.graph.num_nodes, self.graph.num_classes
         if self.num_train < 2:
             return 0.5
-        rng = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, "confidence"))
+        rng = own_stream(self.cfg.own_seed, self.graph.client, "confidence")
         order = self.train_nodes[torch.randperm(self.num_train, generator=rng).to(self.device)]
         known, held_out = order[: self.num_train // 2], order[self.num_train // 2 :]
         first = torch.full((n, classes), 1 / classes, dtype=torch.float64, device=self.device)

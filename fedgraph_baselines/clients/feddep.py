@@ -13,34 +13,30 @@ nodes in each, and the number of generated neighbours. The mean of one node is t
 where few edges remain within a client, and needs only one exchange between clients.
 """
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from fedgraph_baselines.clients.generating import GeneratingClient
 from fedgraph_baselines.methods import feddep
 from fedgraph_baselines.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Peers, clustered
-from fedgraph_baselines.methods.impaired import ADDED, Impaired, nearest, places, whole_numbers
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_baselines.methods.impaired import ADDED, nearest, places
+from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.model_inputs import replace_inputs
+from fedgraph_flwr.clients.replies import check_model
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
-from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
-from fedgraph_flwr.secure.policy import counted
-from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedDEPClient(GraphClient, method=feddep):
-    """FedAvg's client with embeddings of generated neighbours, which are stored in `memory`.
-
-    Attributes:
-        plain: the inputs without generated neighbours.
-    """
+class FedDEPClient(GeneratingClient, method=feddep):
+    """FedAvg's client with embeddings of generated neighbours, which are stored in `memory`."""
 
     predicts_with: ClassVar[tuple[str, ...]] = ("z", "at")
     model: FusedSAGE
@@ -57,19 +53,10 @@ class FedDEPClient(GraphClient, method=feddep):
             got = f"model={cfg.model.name} and model.layers={cfg.model.layers}"
             raise unfit(cfg, "model=fused_sage and model.layers >= 2", got, "set both")
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.plain = self.inputs
-
-    @cached_property
-    def impaired(self) -> Impaired:
-        """The graph without the hidden nodes."""
-        return Impaired.of(self.graph, self.params.neighbours, self.cfg.own_seed)
-
     def encode(self, groups: dict[str, Arrays], graph: Any = None) -> tuple[Tensor, Any]:
         """Return the embeddings [n, H] of a graph (default: the client's) under the encoder in a message, and its inputs."""
         arrays = groups.get(ENCODER, {})
-        check_arrays(arrays, {name: tuple(tensor.shape) for name, tensor in self.shared.items()}, "the server")
+        check_model(self, arrays)
         self.set_parameters([arrays[name] for name in self.shared])
         self.model.eval()
         inputs = self.model.prepare(self.graph if graph is None else graph, self.device, self.dtype)
@@ -93,9 +80,7 @@ class FedDEPClient(GraphClient, method=feddep):
         whole, _ = self.encode(groups)
         part, inputs = self.encode(groups, self.impaired.graph)
         make = partial(DeepGenerator, self.cfg.model.hidden, list(WIDTHS), p.neighbours)
-        self.policy.check_size(p.neighbours * self.cfg.model.hidden, "a generator")
-        self.policy.check_size(counted(make), "a generator")
-        made = make().to(self.device, self.dtype)
+        made: DeepGenerator = self.built(make, self.cfg.model.hidden)
         optimizer = Adam(made.parameters(), p.generator_lr)
         for _ in range(p.generator_steps):
             optimizer.zero_grad()
@@ -108,33 +93,26 @@ class FedDEPClient(GraphClient, method=feddep):
         self.take()
         return {}, {ADDED: node.numel()}
 
-    def whole(self, count: Tensor) -> Tensor:
-        """Convert counts to numbers of neighbours."""
-        return whole_numbers(count.round(), self.params.neighbours, self.graph.client)
-
     def objective(self, made: DeepGenerator, part: Tensor, inputs: Any, whole: Tensor, peers: Peers) -> Tensor:
         """Return L from embeddings of the impaired graph [n, H] and the whole graph [N, H], and the peers' prototypes."""
         p, impaired = self.params, self.impaired
         count, u = made(part)
-        trains = impaired.trains.to(self.device)
-        if not trains.numel():
+        if not impaired.trains.numel():
             return count.sum() * 0
-        loss = F.smooth_l1_loss(count[trains], impaired.count.to(count)[trains])
         rows = made.rows(u, impaired.owner.to(self.device), impaired.place.to(self.device))
         apart = (rows - whole[nearest(rows, impaired.truth.to(self.device), whole)]).square().sum() + peers.apart(rows)
-        loss = loss + apart / (trains.numel() * p.neighbours * part.size(1))
+        loss = self.count_loss(count) + apart / (impaired.trains.numel() * p.neighbours * part.size(1))
         node, place = places(self.whole(count))
         fused = fused_inputs(inputs, impaired.graph.edge_index, len(part), made.rows(u, node, place), node)
-        y = self.y[impaired.kept[impaired.trains].to(self.device)]
-        return loss + task_loss(self.model(fused)[trains], y, self.cfg.train, self.class_weights)
+        return loss + self.mended_loss(self.model(fused))
 
     def take(self) -> None:
         """Add the generated neighbours to the inputs."""
         z, at = self.memory["z"], self.memory["at"]
-        self.inputs = self.plain
+        inputs = self.plain
         if at.numel():
-            self.inputs = fused_inputs(self.plain, self.graph.edge_index, self.graph.num_nodes, z, at)
-        self.batch = self.batch._replace(inputs=self.inputs)
+            inputs = fused_inputs(self.plain, self.graph.edge_index, self.graph.num_nodes, z, at)
+        replace_inputs(self, inputs)
 
     def load(self, tree: Tree) -> None:
         """Restore the generated neighbours."""

@@ -47,6 +47,7 @@ from fedgraph_baselines.methods.fedgcn import (
     outgoing,
 )
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase
+from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.replies import by_client
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
@@ -209,8 +210,7 @@ class FedGCNClient(GraphClient, method=fedgcn):
         d = np.concatenate([self.degree, degree])
         scale = sp.diags(np.divide(1, np.sqrt(d), out=np.zeros(d.size), where=d > 0))
         adj = SparseMatrix(scale @ sp.bmat(blocks, format="csr") @ scale, self.dtype)
-        self.inputs = SmoothInputs(self.model.features(self.memory["z"], self.dtype), adj).to(self.device)
-        self.batch = self.batch._replace(inputs=self.inputs)
+        replace_inputs(self, SmoothInputs(self.model.features(self.memory["z"], self.dtype), adj).to(self.device))
 
     def logits(self, inputs: Any) -> Tensor:
         """Compute logits of own nodes, [N, C]."""

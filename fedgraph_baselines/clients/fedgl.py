@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgraph_baselines.clients.embeddings import EmbeddingClient
 from fedgraph_baselines.methods import fedgl
 from fedgraph_baselines.methods.fedgl import IDS, NODES, PSEUDO
-from fedgraph_baselines.methods.prototypes import WIDTH
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -33,7 +34,7 @@ from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, check_sh
 from fedgraph_flwr.wire.trees import Tree
 
 
-class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, does="shares"),)):
+class FedGLClient(EmbeddingClient, method=fedgl, requires=(partial(hidden_features, does="shares"),)):
     """FedAvg's client with pseudo labels and a pseudo graph, stored in `memory`."""
 
     predicts_with: ClassVar[tuple[str, ...]] = ("row", "col", "weight")
@@ -47,12 +48,6 @@ class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, 
         super().__init__(*args, **kwargs)
         one_adjacency(self.cfg, self.inputs)
         self.plain = self.inputs
-
-    def describe(self) -> dict[str, Any]:
-        """Add D to the description."""
-        self.model.eval()
-        with torch.no_grad():
-            return super().describe() | {WIDTH: self.model.encode(self.inputs).size(1)}
 
     @phase
     def identify(self, groups: dict[str, Arrays], config: dict[str, Any]) -> ReplyContent:
@@ -94,17 +89,16 @@ class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, 
         """Propagate over the pseudo graph, too."""
         n, b, order = self.graph.num_nodes, self.params.graph_weight, self.order.numpy()
         row, col = (order[self.memory[name].cpu().numpy()] for name in ("row", "col"))
-        if not b or not row.size:
-            self.inputs = self.plain
-        else:
+        inputs = self.plain
+        if b and row.size:
             entries = sp.csr_matrix((self.memory["weight"].cpu().numpy(), (row, col)), shape=(n, n))
             entries = self.mixing_enough(entries)
             both = (entries + entries.T) / 2
             degree = np.asarray(both.sum(axis=1)).ravel()
             scale = sp.diags(np.power(degree, -0.5, out=np.zeros(n), where=degree > 0))
             mixed = self.model.adjacency(self.graph.edge_index, n) + b * (scale @ both @ scale)
-            self.inputs = replace(self.plain, adj=SparseMatrix(mixed, self.dtype).to(self.device), propagated=None)
-        self.batch = self.batch._replace(inputs=self.inputs)
+            inputs = replace(self.plain, adj=SparseMatrix(mixed, self.dtype).to(self.device), propagated=None)
+        replace_inputs(self, inputs)
 
     def mixing_enough(self, entries: sp.csr_matrix) -> sp.csr_matrix:
         """Remove nodes whose rows mix too few nodes: 1 / Σ w² nodes, for weights w that sum to 1.
@@ -142,8 +136,7 @@ class FedGLClient(GraphClient, method=fedgl, requires=(partial(hidden_features, 
         """Send predictions and hidden features of the client's nodes."""
         if not self.params.due(self.server_round):
             return {}, {}
-        self.model.eval()
-        h = self.model.encode(self.inputs)
+        h = self.embeddings()
         z, order = self.model.classify(h, self.inputs).softmax(1), self.order.to(self.device)
         if self.policy.min_nodes:
             degree = np.diff(self.model.adjacency(self.graph.edge_index, self.graph.num_nodes).tocsr().indptr)

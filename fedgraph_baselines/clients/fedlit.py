@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 
 from fedgraph_baselines.methods import fedlit
-from fedgraph_baselines.methods.fedlit import LINKS, assigned, means
+from fedgraph_baselines.methods.fedlit import LINKS, assigned, link_counts, means
 from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.requirements import network
 from fedgraph_flwr.models.fedlit import FedLIT
-from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.numerics.streams import own_stream
+from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField, check
 
 CENTROIDS = "centroids"
@@ -70,7 +72,7 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         pairs, k = self.pairs[0], self.model.types
         if not pairs.size(1):
             return z.new_zeros(k, 2 * z.size(1))
-        rng = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, LINKS))
+        rng = own_stream(self.cfg.own_seed, self.graph.client, LINKS)
         order = torch.randperm(pairs.size(1), generator=rng)
         chosen = pairs[:, order[torch.arange(k) % order.numel()].to(self.device)]
         return torch.cat([z[chosen[0]], z[chosen[1]]], 1)
@@ -79,15 +81,14 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         """Set the links that each branch reads, for training and prediction; types [E] of the clusters."""
         edges, k = self.graph.edge_index, self.model.types
         if self.params.links == "random":
-            rng = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, "types"))
+            rng = own_stream(self.cfg.own_seed, self.graph.client, "types")
             types = torch.randint(k, types.shape, generator=rng)
         of_edges = types.cpu()[self.pairs[1]]
         if self.params.links == "all":
             of_edges = torch.arange(k).repeat_interleave(edges.size(1))
             edges = edges.repeat(1, k)
         adj = self.model.typed_adjacency(edges, of_edges, self.graph.num_nodes, self.dtype)
-        self.inputs = replace(self.inputs, adj=adj.to(self.device))
-        self.batch = self.batch._replace(inputs=self.inputs)
+        replace_inputs(self, replace(self.inputs, adj=adj.to(self.device)))
 
     def train(self) -> float:
         """Cluster the links, then train on the types found."""
@@ -102,21 +103,13 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         self.types = types
         return super().train()
 
-    def ends(self, types: Tensor) -> Tensor:
-        """Return masks of the nodes that are first and second ends of each type's links, bool [2, k, N]."""
-        masks = torch.zeros(2, self.model.types, self.graph.num_nodes, dtype=torch.bool, device=self.device)
-        for touched, end in zip(masks, self.pairs[0], strict=True):
-            touched[types, end] = True
-        return masks
+    def links(self, types: Tensor) -> Tensor:
+        """Return how many links of each type have each node as their first and as their second end, [2, k, N]."""
+        return link_counts(types, self.pairs[0], self.model.types, self.graph.num_nodes)
 
     def nodes_behind(self, types: Tensor) -> Tensor:
         """Return how many nodes each type's means cover, [k]: 1 / Σ w², so that a hub with most of the links counts as one."""
-        ends, k = self.pairs[0], self.model.types
-        links = torch.zeros(2, k, self.graph.num_nodes, dtype=torch.float64, device=self.device)
-        for counts, end in zip(links, ends, strict=True):
-            counts.index_put_(
-                (types, end), torch.ones(end.numel(), dtype=torch.float64, device=self.device), accumulate=True
-            )
+        links = self.links(types).double()
         total, squares = links.sum(2), links.square().sum(2)
         return torch.where(squares > 0, (total**2 / squares + 1e-9), 0).long().min(0).values
 
@@ -129,7 +122,7 @@ class FedLITClient(GraphClient, method=fedlit, requires=(network(FedLIT, "fedlit
         z = self.embedded()
         centroids = self.centroids(z)
         types = self.types if self.num_train else assigned(z, self.pairs[0], centroids)
-        touched = self.ends(types).any(0)
+        touched = self.links(types).any(0)
         behind = self.behind if self.num_train else torch.zeros_like(touched.sum(1))
         hidden = torch.minimum(touched.sum(1), behind) < self.least
         count = torch.where(hidden, 0, touched[:, self.train_nodes].sum(1))

@@ -13,17 +13,15 @@ number. The prototype of a class with one training node is that node's embedding
 nodes. No part of the model leaves the client.
 """
 
-from functools import cached_property
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedgraph_baselines.clients.embeddings import EmbeddingClient
 from fedgraph_baselines.methods import prototypes
-from fedgraph_baselines.methods.prototypes import PROTOTYPES, WIDTH, class_means, distances
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_baselines.methods.prototypes import PROTOTYPES, class_means, distances
+from fedgraph_flwr.clients.base import ReplyContent, to_numpy
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -38,7 +36,7 @@ def no_hidden(cfg: RunConfig) -> FedGraphError:
     return unfit(cfg, "hidden features", got, "set model.layers to at least 2")
 
 
-class FedProtoClient(GraphClient, method=prototypes):
+class FedProtoClient(EmbeddingClient, method=prototypes):
     """Local's client, trained towards the global prototypes.
 
     Attributes:
@@ -55,10 +53,6 @@ class FedProtoClient(GraphClient, method=prototypes):
         if cfg.model.layers < 2:
             raise no_hidden(cfg)
 
-    def describe(self) -> dict[str, Any]:
-        """Add D, which determines the shape of the prototypes, to the description."""
-        return super().describe() | {WIDTH: self.width}
-
     def receive(self, groups: dict[str, Arrays]) -> None:
         """Take the global prototypes, if there are any."""
         self.prototypes = None
@@ -68,11 +62,6 @@ class FedProtoClient(GraphClient, method=prototypes):
             check(received, {"mean": mean, "known": ArrayField((classes,), "bool")}, "the server sent prototypes")
             self.prototypes = torch.from_numpy(received["mean"]).to(self.device)
             self.known = torch.from_numpy(received["known"].astype(bool)).to(self.device)
-
-    @cached_property
-    def width(self) -> int:
-        """D."""
-        return self.embeddings().size(1)
 
     def loss(self) -> Tensor:
         """Compute Eq. (7)."""
@@ -110,15 +99,13 @@ class FedProtoClient(GraphClient, method=prototypes):
         distance = distances(self.embeddings(), self.prototypes)
         return -distance.masked_fill(~self.known, 2 * float(distance.max()) + 1)
 
-    @torch.no_grad()
     def embeddings(self) -> Tensor:
         """Compute f_i of every node without dropout, [N, D].
 
         Raises:
             FedGraphError: the model has no hidden features, so that means of X itself would be sent.
         """
-        self.model.eval()
-        h = self.model.encode(self.inputs)
+        h = super().embeddings()
         if h is getattr(self.inputs, "x", None):
             raise no_hidden(self.cfg)
         return h

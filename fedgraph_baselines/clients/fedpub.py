@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedgraph_baselines.clients.embeddings import EmbeddingClient
 from fedgraph_baselines.methods import fedpub
 from fedgraph_baselines.methods.fedpub import EMBEDDING, random_graph
-from fedgraph_baselines.methods.prototypes import WIDTH
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, to_numpy
 from fedgraph_flwr.clients.client_part import with_parameters
 from fedgraph_flwr.clients.fedprox import anchored, proximal_term
 from fedgraph_flwr.clients.requirements import hidden_features
@@ -32,7 +32,7 @@ THRESHOLD = 1e-3
 """Entries of a mask below it count as 0 outside of training; λ1 in the authors' code."""
 
 
-class FedPUBClient(GraphClient, method=fedpub, requires=(hidden_features,)):
+class FedPUBClient(EmbeddingClient, method=fedpub, requires=(hidden_features,)):
     """A client with a model whose weight matrices are masked.
 
     Attributes:
@@ -50,9 +50,10 @@ class FedPUBClient(GraphClient, method=fedpub, requires=(hidden_features,)):
         matrices = {name: p for name, p in self.model.named_parameters() if p.dim() > 1 and self.params.masks}
         self.mu = {name: nn.Parameter(torch.ones_like(p)) for name, p in matrices.items()}
 
-    def describe(self) -> dict[str, Any]:
-        """Add D to the description."""
-        return super().describe() | {WIDTH: self.embedding().numel()}
+    @cached_property
+    def width(self) -> int:
+        """D, the width of the functional embedding."""
+        return self.embedding().numel()
 
     def extra_parameters(self) -> dict[str, nn.Parameter]:
         """Return μ."""

@@ -24,17 +24,17 @@ Cost: generator and moments during their training, and for each ``judge`` a repl
 F numbers. Then the new nodes' features. It helps if few edges remain within a client.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgraph_baselines.clients.generating import GeneratingClient
 from fedgraph_baselines.methods import fedsage
 from fedgraph_baselines.methods.fedsage import (
     APART,
@@ -47,21 +47,20 @@ from fedgraph_baselines.methods.fedsage import (
     drawn_neighbours,
     with_neighbours,
 )
-from fedgraph_baselines.methods.impaired import ADDED, Impaired, apart, nearest, places, whole_numbers
+from fedgraph_baselines.methods.impaired import ADDED, apart, nearest, places
 from fedgraph_baselines.models.neighgen import NeighGen
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, phase, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.client_part import assign
+from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.base import compact
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.numerics.sparse import SparseMatrix, StackedRows
-from fedgraph_flwr.numerics.streams import reseed
-from fedgraph_flwr.secure.policy import counted
+from fedgraph_flwr.numerics.streams import seeded
 from fedgraph_flwr.wire.messages import Arrays, check_arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import check_shapes
 from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
@@ -69,7 +68,7 @@ from fedgraph_flwr.wire.trees import Tree, flatten, unflatten
 _OFTEN = 4096
 
 
-class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
+class FedSageClient(GeneratingClient, method=fedsage, requires=(one_type,)):
     """FedAvg's client on a graph with generated neighbours.
 
     Attributes:
@@ -86,10 +85,6 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     def needs_others(cls, cfg: RunConfig) -> str:
         """Return why predictions of other graphs are refused."""
         return "the generator of missing neighbours was trained with the other clients, and is not stored"
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.plain = self.inputs
 
     # --- phases -------------------------------------------------------------------------------------------------------
 
@@ -168,11 +163,6 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     # --- the generator ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def impaired(self) -> Impaired:
-        """The graph without the hidden nodes."""
-        return Impaired.of(self.graph, self.params.neighbours, self.cfg.own_seed)
-
-    @cached_property
     def searched(self) -> Tensor | SparseMatrix:
         """X, in the form that finds nearest rows fastest."""
         return compact(self.graph.x, self.dtype)
@@ -191,11 +181,8 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
                 neighbours=p.neighbours,
                 p=DROPOUT,
             )
-            self.policy.check_size(p.neighbours * self.graph.num_features, "a generator")
-            self.policy.check_size(counted(make), "a generator")
-            with torch.random.fork_rng(devices=[]):
-                reseed(derive_seed(self.cfg.seed, "generator"))
-                made = make().to(self.device, self.dtype)
+            with seeded(derive_seed(self.cfg.seed, "generator")):
+                made: NeighGen = self.built(make, self.graph.num_features)
             classifier: Any = deepcopy(self.model)
             classifier.dense_features = True  # its gradient passes through the features
             trained = [*made.parameters(), *classifier.parameters()]
@@ -207,12 +194,9 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
         """The encoder's inputs for the impaired graph."""
         return self.trainable[0].encoder.prepare(self.impaired.graph, self.device, self.dtype)
 
-    @contextmanager
-    def noise(self, step: int) -> Iterator[None]:
+    def noise(self, step: int) -> AbstractContextManager[None]:
         """Use the random stream of a generator step: learning repeats the draws of the proposal."""
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            reseed(derive_seed(self.cfg.own_seed, self.graph.client, "noise", step))
-            yield
+        return seeded(derive_seed(self.cfg.own_seed, self.graph.client, "noise", step), self.device)
 
     def predicted(self) -> tuple[Tensor, Tensor, Tensor]:
         """Compute ñ [n], rows x̃ [R, F] of training nodes, and the heads' input [n, D], on the impaired graph."""
@@ -224,8 +208,7 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
 
     def whole(self, count: Tensor) -> Tensor:
         """Convert counts to numbers of neighbours."""
-        counts = count.round() if self.params.rounding == "nearest" else count.floor()
-        return whole_numbers(counts, self.params.neighbours, self.graph.client)
+        return super().whole(count if self.params.rounding == "nearest" else count.floor())
 
     def step(self, received: Arrays | None, step: int) -> None:
         """Take one generator step, along L of the rows that it proposed in this step."""
@@ -250,31 +233,28 @@ class FedSageClient(GraphClient, method=fedsage, requires=(one_type,)):
     def objective(self, count: Tensor, rows: Tensor, h: Tensor, classifier: Model) -> Tensor:
         """Compute M L without the peers' part."""
         impaired = self.impaired
-        trains = impaired.trains.to(self.device)
-        if not trains.numel():
+        if not impaired.trains.numel():
             return count.sum() * 0
-        loss = F.smooth_l1_loss(count[trains], impaired.count.to(count)[trains])
         x = self.graph.x.to(self.dtype)
         best = nearest(rows.cpu(), impaired.truth, self.searched)
-        loss = loss + self.per_row * (rows - x[best].to(rows)).square().sum()
+        loss = self.count_loss(count) + self.per_row * (rows - x[best].to(rows)).square().sum()
         node, place = places(self.whole(count.detach()))
         graph = with_neighbours(impaired.graph, self.trainable[0].rows(h, node, place).cpu(), node.cpu())
-        logits = classifier.train()(classifier.prepare(graph, self.device, self.dtype))[trains]
-        return loss + task_loss(logits, self.y[impaired.kept[impaired.trains]], self.cfg.train, self.class_weights)
+        return loss + self.mended_loss(classifier.train()(classifier.prepare(graph, self.device, self.dtype)))
 
     # --- the graph with generated neighbours --------------------------------------------------------------------------
 
     def take(self) -> None:
         """Train and predict on the graph with the new nodes, or on the plain one without any."""
         x, at = self.memory["x"], self.memory["at"]
-        self.inputs = self.plain
+        inputs = self.plain
         if at.numel():
-            self.inputs = self.model.prepare(with_neighbours(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
+            inputs = self.model.prepare(with_neighbours(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
             if type(self.plain) is Inputs and isinstance(
                 self.plain.x, SparseMatrix
             ):  # generated features are dense, and few
-                self.inputs = Inputs(StackedRows(self.plain.x, x), self.inputs.adj)  # type: ignore[arg-type]
-        self.batch = self.batch._replace(inputs=self.inputs)
+                inputs = Inputs(StackedRows(self.plain.x, x), inputs.adj)  # type: ignore[arg-type]
+        replace_inputs(self, inputs)
 
     def logits(self, inputs: Any) -> Tensor:
         """Compute logits of own nodes, [N, C]."""

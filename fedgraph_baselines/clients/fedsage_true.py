@@ -15,6 +15,7 @@ from torch import Tensor
 from fedgraph_baselines.methods.owners import external_nodes
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.fedgrad import FedGradClient
+from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError
@@ -124,8 +125,7 @@ class FedSageTrueClient(FedGradClient):
             num_classes=graph.num_classes,
         )
         self.external_x = external_x
-        self.inputs = self.model.prepare(extended, self.device, self.dtype)
-        self.batch = self.batch._replace(inputs=self.inputs)
+        replace_inputs(self, self.model.prepare(extended, self.device, self.dtype))
 
     def predict(self) -> Tensor:
         """Return logits [N, C] of own nodes."""

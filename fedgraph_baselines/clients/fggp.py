@@ -43,17 +43,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedgraph_baselines.clients.embeddings import EmbeddingClient
 from fedgraph_baselines.methods import fggp
 from fedgraph_baselines.methods.fggp import BANK, PROTOTYPES
-from fedgraph_baselines.methods.prototypes import WIDTH
-from fedgraph_flwr.clients.base import GraphClient, ReplyContent, to_numpy
+from fedgraph_flwr.clients.base import ReplyContent, to_numpy
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import Linear
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, ValuedMatrix
-from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.numerics.streams import seeded
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check
 
@@ -99,7 +99,7 @@ class Augmentor(nn.Module):
         return torch.relu(inputs.adj @ self.second(inputs.adj @ self.first(inputs.x)))
 
 
-class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
+class FGGPClient(EmbeddingClient, method=fggp, requires=(hidden_features,)):
     """FedAvg's client with a second view; `memory` contains its pairs and the bank.
 
     Attributes:
@@ -113,19 +113,9 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         one_adjacency(self.cfg, self.inputs)
-        with torch.random.fork_rng(devices=[]):
-            reseed(derive_seed(self.cfg.seed, AUGMENTOR))
+        with seeded(derive_seed(self.cfg.seed, AUGMENTOR)):
             made = Augmentor(self.graph.num_features, self.cfg.model.hidden)
         self.augmentor = made.to(self.device, self.dtype)
-
-    def describe(self) -> dict[str, Any]:
-        """Add D, the width of the features."""
-        return super().describe() | {WIDTH: self.width}
-
-    @cached_property
-    def width(self) -> int:
-        """D."""
-        return self.features().size(1)
 
     def extra_parameters(self) -> dict[str, nn.Parameter]:
         """Return the augmentor's parameters."""
@@ -146,12 +136,6 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
                 raise FedGraphError(f"the server sent a bank of {len(arrays['mean'])} rows with {len(label)} labels")
             self.memory[BANK] = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
-    @torch.no_grad()
-    def features(self) -> Tensor:
-        """Return the features f of all nodes, without dropout, [N, D]."""
-        self.model.eval()
-        return self.model.encode(self.inputs)
-
     # --- the second view ----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -166,7 +150,7 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
         if PAIRS in self.memory and self.server_round - int(self.memory[SINCE]) < self.params.refresh:
             return
         n = self.graph.num_nodes
-        unit = F.normalize(self.features(), dim=1)
+        unit = F.normalize(self.embeddings(), dim=1)
         near = top_k(unit, unit, self.params.near)
         low, high = torch.minimum(near.row, near.col), torch.maximum(near.row, near.col)
         self.memory[PAIRS] = torch.cat([self.links, low * n + high]).unique()
@@ -236,7 +220,7 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
     @torch.no_grad()
     def send(self) -> ReplyContent:
         """Return P^c and which classes are known."""
-        h = self.features()
+        h = self.embeddings()
         mean, total = self.prototypes(h, self.model.classify(h, self.inputs))
         known = total >= self.least
         return {PROTOTYPES: {"mean": to_numpy(torch.where(known[:, None], mean, 0)), "known": to_numpy(known)}}, {}
@@ -246,7 +230,7 @@ class FGGPClient(GraphClient, method=fggp, requires=(hidden_features,)):
         if self.params.inference == "classifier" or BANK not in self.memory:
             return super().predict()
         mean, label = (self.memory[BANK][name] for name in ("mean", "label"))
-        likeness = F.normalize(self.features(), dim=1) @ F.normalize(mean, dim=1).T / VOTE_TEMPERATURE
+        likeness = F.normalize(self.embeddings(), dim=1) @ F.normalize(mean, dim=1).T / VOTE_TEMPERATURE
         near, at = likeness.topk(min(self.params.votes, len(label)), dim=1)  # [N, votes]
         weight = (near - near[:, :1]).exp()
         votes = weight.new_zeros(len(weight), self.graph.num_classes).scatter_add(1, label[at], weight)

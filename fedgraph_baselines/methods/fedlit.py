@@ -39,11 +39,16 @@ def assigned(z: Tensor, pairs: Tensor, centroids: Tensor) -> Tensor:
     return score.argmax(1)
 
 
+def link_counts(types: Tensor, pairs: Tensor, k: int, n: int) -> Tensor:
+    """Return how many links of each of k types have each of n nodes as their first and as their second end, [2, k, n]."""
+    return torch.stack([(types * n + end).bincount(minlength=k * n) for end in pairs]).view(2, k, n)
+
+
 def means(z: Tensor, pairs: Tensor, types: Tensor, previous: Tensor) -> Tensor:
     """Return the mean embedding of each type's links, [k, 2H]; the previous centroid for a type without links."""
     k, n = previous.size(0), z.size(0)
     count = types.bincount(minlength=k)
-    ends = [(types * n + end).bincount(minlength=k * n).view(k, n).to(z) @ z for end in pairs]
+    ends = [counts @ z for counts in link_counts(types, pairs, k, n).to(z)]
     return torch.where(count[:, None] > 0, torch.cat(ends, 1) / count.clamp(min=1)[:, None], previous)
 
 

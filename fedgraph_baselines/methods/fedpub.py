@@ -14,7 +14,8 @@ from fedgraph_baselines.methods.prototypes import WIDTH, described_width
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Uplink
-from fedgraph_flwr.wire.messages import MODEL, TRAIN, derive_seed
+from fedgraph_flwr.numerics.streams import own_stream
+from fedgraph_flwr.wire.messages import MODEL, TRAIN
 from fedgraph_flwr.wire.reply_schema import ArrayField
 
 EMBEDDING = "embedding"
@@ -36,7 +37,7 @@ class Params:
 
 def random_graph(seed: int, num_features: int, num_classes: int) -> Graph:
     """Draw the graph of a run: 500 nodes, undirected edges listed twice, x [500, F]."""
-    generator = torch.Generator().manual_seed(derive_seed(seed, "random graph"))
+    generator = own_stream(seed, "random graph")
     pairs = torch.rand(COMMUNITIES, SIZE, SIZE, generator=generator) < DENSITY
     community, a, b = pairs.triu(1).nonzero().T
     ends = torch.stack([a, b]) + SIZE * community

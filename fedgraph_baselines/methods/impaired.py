@@ -15,7 +15,8 @@ from fedgraph_flwr.data.graph import ClientGraph, Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.numerics.sparse import SparseMatrix
-from fedgraph_flwr.wire.messages import Reply, derive_seed
+from fedgraph_flwr.numerics.streams import own_stream
+from fedgraph_flwr.wire.messages import Reply
 
 ADDED = "added"  # the number of generated neighbours in a client's reply
 BLOCK = 256  # rows whose candidates are gathered at once
@@ -137,7 +138,7 @@ class Impaired:
     def of(cls, graph: ClientGraph, limit: int, seed: int, share: float | None = None) -> "Impaired":
         """Hide a share of the nodes outside the training and test sets, drawn by the run's ``seed``; ``limit`` is P."""
         spare = (~graph.train_mask & ~graph.test_mask).nonzero().view(-1)
-        rng = torch.Generator().manual_seed(derive_seed(seed, graph.client, "hidden"))
+        rng = own_stream(seed, graph.client, "hidden")
         hidden = torch.zeros(graph.num_nodes, dtype=torch.bool)
         number = round((HIDDEN_SHARE if share is None else share) * spare.numel())
         hidden[spare[torch.randperm(spare.numel(), generator=rng)[:number]]] = True

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedgraph_flwr.models.feddep import rows_of_heads
 from fedgraph_flwr.models.gcn import GCN
 from fedgraph_flwr.models.layers import Linear, dropout
 
@@ -36,7 +37,7 @@ class NeighGen(nn.Module):
         sizes = [latent, *widths]
         self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(sizes)])
         self.heads = nn.ModuleList([Linear(sizes[-1], num_features) for _ in range(neighbours)])
-        self.num_features, self.p = num_features, p
+        self.p = p
 
     def forward(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return counts [N], and each node's input of the heads, [N, D]."""
@@ -48,8 +49,4 @@ class NeighGen(nn.Module):
 
     def rows(self, h: Tensor, node: Tensor, place: Tensor) -> Tensor:
         """Generate features [R, F] of the neighbours ``place`` of nodes ``node``, both [R], from the heads' input [N, D]."""
-        made = h.new_zeros(node.numel(), self.num_features)
-        for index, head in enumerate(self.heads):
-            at = (place == index).nonzero().view(-1)
-            made = made.index_copy(0, at, torch.tanh(head(h[node[at]])))
-        return made
+        return rows_of_heads(self.heads, torch.tanh, h, node, place)

@@ -20,8 +20,8 @@ import numpy as np
 
 from fedgraph_baselines.methods import fedlit
 from fedgraph_baselines.methods.fedlit import LINKS, matched
+from fedgraph_baselines.strategies.remembered import RememberedGroup
 from fedgraph_flwr import models
-from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import MODEL, Arrays
 from fedgraph_flwr.wire.reply_schema import ArrayField
@@ -29,8 +29,10 @@ from fedgraph_flwr.wire.reply_schema import ArrayField
 BRANCHES = "branches."
 
 
-class FedLIT(GraphStrategy, method=fedlit):
+class FedLIT(RememberedGroup, method=fedlit):
     """FedAvg with matched branches; `memory` contains the centres."""
+
+    remembered = LINKS
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,12 +45,6 @@ class FedLIT(GraphStrategy, method=fedlit):
         k, width = self.shape
         limit = 0 if client is None else self.clients[client].description["num_train"]
         return {"centroids": ArrayField((k, width), self.cfg.dtype), "count": ArrayField((k,), "int64", 0, limit)}
-
-    def before_train(self, arrays: Arrays) -> Groups:
-        """Send the current centres."""
-        return {LINKS: self.memory[LINKS]} if LINKS in self.memory else {}
-
-    before_evaluate = before_train  # clients type links by the centres
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Average matched branches, and the other parameters."""

@@ -12,23 +12,19 @@ import numpy as np
 
 from fedgraph_baselines.methods import prototypes
 from fedgraph_baselines.methods.prototypes import PROTOTYPES, WIDTH
-from fedgraph_flwr.strategies.base import GraphStrategy, Groups
+from fedgraph_baselines.strategies.remembered import RememberedGroup
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FedProto(GraphStrategy, method=prototypes):
+class FedProto(RememberedGroup, method=prototypes):
     """Pools prototypes, stored in `memory`."""
+
+    remembered = PROTOTYPES
 
     def setup(self) -> None:
         """Determine the shape of the prototypes."""
         self.shape = self.agreed("num_classes"), self.agreed(WIDTH)
-
-    def before_train(self, arrays: Arrays) -> Groups:
-        """Send the current prototypes."""
-        return {PROTOTYPES: self.memory[PROTOTYPES]} if PROTOTYPES in self.memory else {}
-
-    before_evaluate = before_train  # Eq. (4) is scored, too
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Compute Eq. (6); no parameters are shared. A class with a noised count below 1/2 keeps its prototype."""

@@ -46,7 +46,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.numerics.optim import Adam
-from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.numerics.streams import seeded
 from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import DESCRIBE, Arrays, Reply, derive_seed, weighted_mean
@@ -83,8 +83,7 @@ class FedTAD(GraphStrategy, method=fedtad):
         mean = weighted_mean([reply.arrays for reply in replies], self.weights(reduced.clients))
         if not self.params.epochs:
             return mean
-        with torch.random.fork_rng(devices=[]):
-            reseed(derive_seed(self.cfg.seed, "distillation", self.server_round))
+        with seeded(derive_seed(self.cfg.seed, "distillation", self.server_round)):
             return self.distilled(mean, replies)
 
     def distilled(self, mean: Arrays, replies: list[Reply]) -> Arrays:

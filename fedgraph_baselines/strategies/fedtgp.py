@@ -21,7 +21,7 @@ from fedgraph_baselines.methods import prototypes
 from fedgraph_baselines.methods.prototypes import PROTOTYPES, FedTGPParams, distances
 from fedgraph_baselines.strategies.fedproto import FedProto
 from fedgraph_flwr.numerics.optim import SGD
-from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.numerics.streams import own_stream, seeded
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import as_arrays
@@ -58,8 +58,7 @@ class FedTGP(FedProto):
     def setup(self) -> None:
         """Draw P̊ ~ N(0, 1) and θ_F, from the server's own stream."""
         super().setup()
-        with torch.random.fork_rng(devices=[]):
-            reseed(derive_seed(self.cfg.seed, GENERATOR))
+        with seeded(derive_seed(self.cfg.seed, GENERATOR)):
             self.generator = Generator(*self.shape).to(getattr(torch, self.cfg.dtype))
         self.memory[GENERATOR] = as_arrays(self.generator.state_dict())
 
@@ -79,7 +78,7 @@ class FedTGP(FedProto):
         generator = self.generator
         generator.load_state_dict({name: torch.from_numpy(value) for name, value in self.memory[GENERATOR].items()})
         optimizer = SGD(generator.parameters(), p.server_lr)
-        stream = torch.Generator().manual_seed(derive_seed(self.cfg.seed, GENERATOR, self.server_round))
+        stream = own_stream(self.cfg.seed, GENERATOR, self.server_round)
         for _ in range(p.server_epochs):
             for batch in torch.randperm(len(y), generator=stream).split(BATCH):
                 optimizer.zero_grad()

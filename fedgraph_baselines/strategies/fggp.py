@@ -17,18 +17,20 @@ import numpy as np
 
 from fedgraph_baselines.methods import fggp
 from fedgraph_baselines.methods.fggp import BANK, PROTOTYPES, bank
+from fedgraph_baselines.strategies.remembered import RememberedGroup
 from fedgraph_flwr import models
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.strategies.base import GraphStrategy, Groups
 from fedgraph_flwr.strategies.reducing import Reduced
 from fedgraph_flwr.wire.messages import Arrays
 
 
-class FGGP(GraphStrategy, method=fggp):
+class FGGP(RememberedGroup, method=fggp):
     """FedAvg with a bank of prototypes in `memory`."""
+
+    remembered = BANK
 
     @classmethod
     def check(cls, cfg: RunConfig, model: Model) -> None:
@@ -39,12 +41,6 @@ class FGGP(GraphStrategy, method=fggp):
                 "strategy.head=initial resets the head in every round, so strategy.inference=classifier cannot predict with it:"
                 " set strategy.head=average or strategy.inference=prototypes"
             )
-
-    def before_train(self, arrays: Arrays) -> Groups:
-        """Send the current bank."""
-        return {BANK: self.memory[BANK]} if BANK in self.memory else {}
-
-    before_evaluate = before_train  # clients predict with the bank
 
     def step(self, arrays: Arrays, reduced: Reduced) -> Arrays:
         """Average θ and extend the bank."""

@@ -40,10 +40,11 @@ from fedgraph_flwr.methods import fedspa
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
 from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.numerics.streams import own_stream
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.masked import PEERS, digest, keys_of, mask
 from fedgraph_flwr.secure.sealed import Sealer
-from fedgraph_flwr.wire.messages import Arrays, derive_seed
+from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.trees import Tree, as_arrays
 
 _BATCH_ELEMENTS = 2**22  # of gradients held at once by ``fisher=per_node``
@@ -147,7 +148,7 @@ class FedSPAClient(GraphClient, method=fedspa):
     @cached_property
     def folds(self) -> list[tuple[Any, Tensor]]:
         """For each of K parts of the training nodes: inputs whose edge types do not use their labels, and the nodes."""
-        generator = torch.Generator().manual_seed(derive_seed(self.cfg.own_seed, self.graph.client, "folds"))
+        generator = own_stream(self.cfg.own_seed, self.graph.client, "folds")
         nodes = self.graph.train_mask.nonzero().view(-1)
         made = []
         for index, part in enumerate(nodes[torch.randperm(len(nodes), generator=generator)].chunk(self.params.folds)):

@@ -8,6 +8,12 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.numerics.prepared import prepared
 
 
+def replace_inputs(client: Any, inputs: Any) -> None:
+    """Train and predict on other inputs."""
+    client.inputs = inputs
+    client.batch = client.batch._replace(inputs=inputs)
+
+
 def model_inputs(client: Any, graph: Any, variant: Mapping[str, Any]) -> Any:
     """Return the model's inputs of a graph.
 

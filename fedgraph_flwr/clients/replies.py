@@ -146,7 +146,7 @@ def plain_reply(client: GraphClient, name: str, groups: dict[str, Arrays], confi
     if name not in client.messages:
         raise unknown_phase(client, name)
     if MODEL in groups:
-        _check_model(client, groups[MODEL])
+        check_model(client, groups[MODEL])
     content: ReplyContent = getattr(client, name)(groups, config)
     return content
 
@@ -331,11 +331,11 @@ def take_class_weights(client: GraphClient, group: Arrays) -> None:
 def _parameters(client: GraphClient, groups: dict[str, Arrays]) -> list[np.ndarray]:
     """Take the shared parameters out of a message's groups, in the model's order."""
     model = groups.pop(MODEL)
-    _check_model(client, model)
+    check_model(client, model)
     return [model[key] for key in client.shared]
 
 
-def _check_model(client: GraphClient, model: Arrays) -> None:
+def check_model(client: GraphClient, model: Arrays) -> None:
     """Refuse shared parameters of other names or shapes than the model's."""
     client.model.fit_to(model, "the server")
     check_arrays(model, {key: tuple(tensor.shape) for key, tensor in client.shared.items()}, "the server")

@@ -13,6 +13,7 @@ from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.data.many_graphs import MASKS
 from fedgraph_flwr.models.readout import items_of
 from fedgraph_flwr.numerics.blocks import BatchInputs, FeatureRows
+from fedgraph_flwr.numerics.draws import row_pointer
 from fedgraph_flwr.numerics.prepared import derived
 from fedgraph_flwr.numerics.saint import EdgeSampler, ScaledEntries
 from fedgraph_flwr.numerics.subgraphs import Subgraphs, metis, undirected
@@ -63,8 +64,7 @@ class ClusterBatches(Epochs):
         self.rows = FeatureRows(client.inputs.x, torch.device("cpu"), self.dtype)
         source, target = graph.edge_index.numpy()
         self.order = np.argsort(target, kind="stable")
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
-        self.edges = Subgraphs(indptr, source[self.order])
+        self.edges = Subgraphs(row_pointer(target, graph.num_nodes), source[self.order])
 
     def open(self, client: Any, label: NDArray[np.int32]) -> NDArray[np.int32]:
         """Take the training items, and return the parts that hold some, ascending; ``label`` is the part of each node [N]."""

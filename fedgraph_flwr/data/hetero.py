@@ -143,16 +143,6 @@ class HeteroGraph:
         """Return the flat number of the first node of each type, then N: [A + 1]."""
         return np.concatenate([[0], np.cumsum(list(self.counts.values()))]).astype(np.int64)
 
-    def flat_edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return source and target in flat numbering, and the index of the edge type in the schema, each [E]."""
-        start = dict(zip(self.counts, self.offsets(), strict=False))
-        parts = [
-            np.stack([index[0].numpy() + start[a], index[1].numpy() + start[b], np.full(index.size(1), r)])
-            for r, ((a, _, b), index) in enumerate(self.edges.items())
-        ]
-        source, target, relation = np.concatenate([np.zeros((3, 0), np.int64), *parts], axis=1)
-        return source, target, relation
-
     def with_reverse(self) -> Self:
         """Return the graph with the reverse of every edge type added, including types that join a node type to itself."""
         reverse = {(b, REVERSE + name, a): index.flip(0) for (a, name, b), index in self.edges.items()}

@@ -42,7 +42,7 @@ from fedgraph_flwr.models.plain import Plain, torch_layout
 from fedgraph_flwr.models.readout import READOUT
 from fedgraph_flwr.models.stack import Norm, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, BatchInputs, EdgeNeighbours
-from fedgraph_flwr.numerics.draws import Entries
+from fedgraph_flwr.numerics.draws import Entries, row_pointer
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sampler import Csr
 from fedgraph_flwr.numerics.sparse import Device
@@ -87,8 +87,9 @@ class EdgeFeatureNeighbours(EdgeNeighbours):
         if reverse:
             source, target = graph.edge_index.numpy()
             order = np.argsort(source, kind="stable")
-            indptr = np.concatenate([[0], np.cumsum(np.bincount(source, minlength=graph.num_nodes))])
-            self.away = EdgeNeighbours(indptr, target[order].astype(self.indices.dtype), device, order)
+            self.away = EdgeNeighbours(
+                row_pointer(source, graph.num_nodes), target[order].astype(self.indices.dtype), device, order
+            )
             self.back = Csr(self.away.indptr, self.away.indices)
 
     def layer(

@@ -8,6 +8,7 @@ Z̃ [g, H] are generated embeddings, each a neighbour of one node. M' [N, N + g]
 generated ones. An embedding represents what a neighbour has aggregated, so layer 0, on raw features, uses none.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Unpack
@@ -72,7 +73,6 @@ class DeepGenerator(nn.Module):
         self.layers = nn.ModuleList([Linear(a, b) for a, b in pairwise(sizes)])
         self.count = Linear(sizes[-1], 1)
         self.heads = nn.ModuleList([Linear(sizes[-1], width) for _ in range(neighbours)])
-        self.width = width
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return counts [N], and the heads' inputs with noise [N, D]."""
@@ -82,8 +82,15 @@ class DeepGenerator(nn.Module):
 
     def rows(self, u: Tensor, node: Tensor, place: Tensor) -> Tensor:
         """Return embeddings [R, H] of neighbours ``place`` [R] of nodes ``node`` [R], from the heads' inputs u [N, D]."""
-        made = u.new_zeros(node.numel(), self.width)
-        for index, head in enumerate(self.heads):
-            at = (place == index).nonzero().view(-1)
-            made = made.index_copy(0, at, torch.relu(head(u[node[at]])))
-        return made
+        return rows_of_heads(self.heads, torch.relu, u, node, place)
+
+
+def rows_of_heads(
+    heads: nn.ModuleList, activate: Callable[[Tensor], Tensor], h: Tensor, node: Tensor, place: Tensor
+) -> Tensor:
+    """Return activate(head_p(h_v)) [R, F] for the nodes v = ``node`` and places p = ``place`` of rows, both [R]; h [N, D]."""
+    made = h.new_zeros(node.numel(), heads[0].weight.size(1))  # type: ignore[operator]
+    for index, head in enumerate(heads):
+        at = (place == index).nonzero().view(-1)
+        made = made.index_copy(0, at, activate(head(h[node[at]])))
+    return made

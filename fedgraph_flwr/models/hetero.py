@@ -34,10 +34,10 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.numerics.draws import Entries, mix
+from fedgraph_flwr.numerics.draws import Entries, mix, row_pointer
 from fedgraph_flwr.numerics.sampler import backend_of
 from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
-from fedgraph_flwr.numerics.streams import reseed
+from fedgraph_flwr.numerics.streams import seeded
 from fedgraph_flwr.wire.messages import derive_seed
 
 NODE, EDGE = "node", "edge"
@@ -53,27 +53,16 @@ class InEdges:
         graph: N nodes, E edges.
 
     Attributes:
-        start: position of the first edge into each node, [N + 1].
-        source: source node of each edge, [E]; edges into a node are sorted by type.
-        relation: edge type of each edge, [E].
-        place: its position among the edges of its type, [E].
         by_type: for each edge type the flat number of its first target, its edges by target as CSR with flat sources, and their
             positions.
     """
 
     def __init__(self, graph: HeteroGraph):
-        source, target, relation = graph.flat_edges()
-        order = np.lexsort((relation, target))
-        self.source, self.relation = source[order], relation[order]
-        sizes = [index.size(1) for index in graph.edges.values()]
-        self.place = np.concatenate([np.zeros(0, np.int64), *map(np.arange, sizes)])[order]
-        self.start = np.concatenate([[0], np.cumsum(np.bincount(target, minlength=graph.num_nodes))])
-
         self.by_type: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
         starts = dict(zip(graph.counts, graph.offsets().tolist(), strict=False))
         for (a, _, b), index in graph.edges.items():
             order = np.argsort(index[1].numpy(), kind="stable")
-            indptr = np.concatenate([[0], np.cumsum(np.bincount(index[1].numpy(), minlength=graph.counts[b]))])
+            indptr = row_pointer(index[1].numpy(), graph.counts[b])
             self.by_type.append((starts[b], indptr, index[0].numpy()[order] + starts[a], order))
 
     def drawn(self, nodes: np.ndarray, fanout: int, key: int, hop: int, stable: bool) -> tuple[np.ndarray, ...]:
@@ -99,13 +88,6 @@ class InEdges:
         source, target, relation, places = np.concatenate(parts, axis=1)
         order = np.lexsort((relation, target))
         return source[order], target[order], relation[order], places[order]
-
-    def into(self, nodes: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the edges into ``nodes`` [n]: their positions [e], and the index of each edge's target among the nodes [e]."""
-        count = self.start[nodes + 1] - self.start[nodes]
-        target = np.repeat(np.arange(nodes.size), count)
-        edge = np.arange(target.size) + np.repeat(self.start[nodes] - (np.cumsum(count) - count), count)
-        return edge, target
 
 
 @dataclass
@@ -146,28 +128,19 @@ class Block:
 
 
 def blocks(
-    edges: InEdges,
-    offsets: np.ndarray,
-    outputs: np.ndarray,
-    layers: int,
-    draw: Callable[[np.ndarray, int], tuple[np.ndarray, ...]] | None = None,
+    draw: Callable[[np.ndarray, int], tuple[np.ndarray, ...]], offsets: np.ndarray, outputs: np.ndarray, layers: int
 ) -> list[Block]:
     """Return the blocks that each of ``layers`` layers must compute so that the last one gives ``outputs``, first layer first.
 
     Args:
-        edges: edges of the graph.
+        draw: returns edges into some nodes in a hop, as `InEdges.drawn` does.
         offsets: flat number of the first node of each type, then N, [A + 1].
         outputs: flat numbers of the requested nodes, ascending.
         layers: number of layers.
-        draw: returns some of the edges into some nodes in a hop, as `InEdges.drawn` does; None: all of them.
     """
     hops: list[Block] = []
     for hop in range(layers):
-        if draw is not None:
-            source, target, relation, place = draw(outputs, hop)
-        else:
-            edge, target = edges.into(outputs)
-            source, relation, place = edges.source[edge], edges.relation[edge], edges.place[edge]
+        source, target, relation, place = draw(outputs, hop)
         inputs = np.union1d(outputs, source)
         rows, source = (np.searchsorted(inputs, nodes) for nodes in (outputs, source))
         types = np.searchsorted(offsets, outputs, side="right") - 1
@@ -354,8 +327,7 @@ class HeteroModel(Model):
         self.kinds[name] = kind
         if self.num_bases:
             self.bases[name] = _xavier(self.num_bases, *shape)
-            with torch.random.fork_rng(devices=[]):  # later draws must not depend on the number of types
-                reseed(derive_seed(torch.initial_seed(), name))
+            with seeded(derive_seed(torch.initial_seed(), name)):  # later draws must not depend on the number of types
                 self.coefficients[name] = nn.Parameter(self._coefficients(types))
         else:
             self.free[name] = _xavier(types, *shape)
@@ -426,7 +398,7 @@ class HeteroModel(Model):
 
     def inputs_for(self, targets: np.ndarray) -> HeteroInputs:
         """Prepare the pass over some target nodes [n], ascending."""
-        return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers))
+        return self.sampled_inputs(targets, [-1] * self.num_layers, 0, stable=False)
 
     def sampled_inputs(self, targets: np.ndarray, fanout: Sequence[int], key: int, stable: bool) -> HeteroInputs:
         """Prepare the pass over some target nodes [n], ascending, with draws of a step's key (`InEdges.drawn`).
@@ -441,20 +413,7 @@ class HeteroModel(Model):
         def draw(nodes: np.ndarray, hop: int) -> tuple[np.ndarray, ...]:
             return self.edges.drawn(nodes, fanout[hop], key, hop, stable)
 
-        return self._inputs(blocks(self.edges, self.offsets, targets + self._first, self.num_layers, draw=draw))
-
-    @property
-    def sampled_hops(self) -> int | None:
-        """One per layer."""
-        return self.num_layers
-
-    @property
-    def _first(self) -> int:
-        """Flat number of the first target node."""
-        return int(self.offsets[list(self.graph.counts).index(self.graph.target)])
-
-    def _inputs(self, hops: list[Block]) -> HeteroInputs:
-        """Prepare the pass over the edges of each layer."""
+        hops = blocks(draw, self.offsets, targets + self._first, self.num_layers)
         device, dtype = self.device, self.dtype
         nodes = hops[0].inputs
         types = np.searchsorted(self.offsets, nodes, side="right") - 1
@@ -466,6 +425,16 @@ class HeteroModel(Model):
                 x[i] = (torch.from_numpy(rows).to(device), self.graph.x[kind][local].to(device, dtype))
         layers = [self.prepare_layer(i, block, device, dtype) for i, block in enumerate(hops)]
         return HeteroInputs(torch.from_numpy(nodes).to(device), layers, torch.from_numpy(types).to(device), x)
+
+    @property
+    def sampled_hops(self) -> int | None:
+        """One per layer."""
+        return self.num_layers
+
+    @property
+    def _first(self) -> int:
+        """Flat number of the first target node."""
+        return int(self.offsets[list(self.graph.counts).index(self.graph.target)])
 
     def encode(self, inputs: HeteroInputs) -> Tensor:
         """Compute hidden states for the logits [n, C] of the target nodes that ``inputs`` was prepared for."""
@@ -488,8 +457,7 @@ class HeteroModel(Model):
 
         Equal coefficients on all clients would align types by their order, although no one has matched these types.
         """
-        with torch.random.fork_rng(devices=[]):
-            reseed(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0)))
+        with seeded(derive_seed(torch.initial_seed(), "private", getattr(graph, "client", 0))):
             if self.type_embedding != "decoupled":
                 self.entities["table"] = nn.Parameter(torch.randn(graph.num_nodes, self.hidden))
             for i, kind in enumerate(graph.counts):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedgraph_flwr.numerics.draws import Entries, Ints
+from fedgraph_flwr.numerics.draws import Entries, Ints, row_pointer
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sampler import Block, Csr, RowBuffer
 from fedgraph_flwr.numerics.sparse import BlockMatrix, CsrRows, Device, SparseMatrix
@@ -218,7 +218,7 @@ class MatrixNeighbours:
         pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
         row = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
         proper = row != col
-        self.indptr = np.concatenate([[0], np.cumsum(np.bincount(row[proper], minlength=len(pointer) - 1))])
+        self.indptr = row_pointer(row[proper], len(pointer) - 1)
         self.indices: Ints = col[proper].astype(np.int32)
         self.values = value[proper]
         self.diagonal = np.zeros(len(pointer) - 1, value.dtype)

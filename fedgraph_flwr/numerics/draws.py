@@ -45,6 +45,27 @@ class Entries(NamedTuple):
         return np.repeat(self.degree / np.maximum(taken, 1), taken)
 
 
+def row_pointer(row: Ints, rows: int) -> NDArray[np.int64]:
+    """Return where the entries of each row begin and end if they are sorted by ``row`` [E], [rows + 1]."""
+    return np.concatenate([[0], np.cumsum(np.bincount(row, minlength=rows))])
+
+
+def within(count: Ints) -> NDArray[np.int64]:
+    """Return the place of each item among those of its row, from 0; rows have ``count`` [R] items, one after the other."""
+    return np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+
+
+def occurrences(columns: NDArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return how many earlier columns equal each column, and how many do in all: [K, V] → [V], [V]."""
+    order = np.lexsort(columns[::-1])
+    new = np.ones(order.size, dtype=bool)
+    new[1:] = (np.diff(columns[:, order], axis=1) != 0).any(0)
+    size = np.diff(np.append(np.flatnonzero(new), order.size))
+    earlier, equal = np.empty((2, order.size), np.int64)
+    earlier[order], equal[order] = within(size), np.repeat(size, size)
+    return earlier, equal
+
+
 def mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply the finaliser of splitmix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(FACTORS[0])

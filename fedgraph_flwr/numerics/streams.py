@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.wire.messages import derive_seed
+
 
 class Streams:
     """Random streams of stacked clients.
@@ -50,6 +52,19 @@ def reseed(seed: int, device: torch.device | None = None) -> None:
             torch.cuda.manual_seed_all(seed)
     elif device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed the generators as `reseed` does; afterwards that of the CPU, and of a GPU ``device``, is as it was before."""
+    with torch.random.fork_rng(devices=[device] if device and device.type == "cuda" else []):
+        reseed(seed)
+        yield
+
+
+def own_stream(*parts: int | str) -> torch.Generator:
+    """Return a generator for these parts of a seed (`derive_seed`), on the CPU."""
+    return torch.Generator().manual_seed(derive_seed(*parts))
 
 
 def random_bits(like: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from fedgraph_flwr.numerics.draws import Entries, Ints
+from fedgraph_flwr.numerics.draws import Entries, Ints, row_pointer, within
 from fedgraph_flwr.numerics.hops import pattern
 
 
@@ -50,10 +50,9 @@ class Subgraphs:
         start = self.indptr[nodes].astype(np.int64)
         degree = self.indptr[nodes + 1].astype(np.int64) - start
         row = np.repeat(np.arange(len(nodes)), degree)
-        position = np.arange(len(row)) + (start - np.cumsum(degree) + degree)[row]
+        position = within(degree) + start[row]
         self._local[nodes] = np.arange(len(nodes))
         col = self._local[self.indices[position]]
         self._local[nodes] = -1
         kept = col >= 0
-        pointer = np.concatenate([[0], np.cumsum(np.bincount(row[kept], minlength=len(nodes)))])
-        return Entries(pointer, col[kept].astype(np.int64), position[kept], degree)
+        return Entries(row_pointer(row[kept], len(nodes)), col[kept].astype(np.int64), position[kept], degree)

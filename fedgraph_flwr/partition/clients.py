@@ -26,6 +26,7 @@ from fedgraph_flwr.data.many_graphs import nodes_of, one_per_graph
 from fedgraph_flwr.data.own_columns import records_of, with_node_columns
 from fedgraph_flwr.data.split import ensure_train, grouping_seed, split_graph
 from fedgraph_flwr.errors import FedGraphError, TooManyClients, first_line, unknown
+from fedgraph_flwr.numerics.draws import within
 from fedgraph_flwr.partition.groups import FREE, GROUPINGS, skewed
 from fedgraph_flwr.partition.merges import MERGES
 
@@ -187,8 +188,7 @@ def cut(graph: Graph, parts: list[Tensor], received: Tensor | None = None) -> li
     def seen_from(near: np.ndarray, far: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return each edge once per client that holds its near end: client, local near, local far or -1, edge."""
         edge = np.repeat(np.arange(near.size), count[near])
-        within = np.arange(edge.size) - np.repeat(np.cumsum(count[near]) - count[near], count[near])
-        member = by_node[first[near[edge]] + within]
+        member = by_node[first[near[edge]] + within(count[near])]
         who = client[member]
         wanted = who * n + far[edge]
         place = np.searchsorted(key, wanted)

@@ -20,6 +20,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.root import data_root
 from fedgraph_flwr.data.split import split_targets
 from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.numerics.draws import occurrences
 from fedgraph_flwr.partition.clients import check_poolable
 
 ATTEMPTS = 1000
@@ -216,10 +217,7 @@ def _distinct(edges: list[torch.Tensor], attr: list[torch.Tensor]) -> tuple[torc
     numbered = []
     for index, values in zip(edges, attr, strict=True):
         rows = np.concatenate([index.T.numpy(), values.numpy()], axis=1, dtype=np.float64)
-        _, group, sizes = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-        copy = np.empty(len(rows))
-        copy[np.argsort(group, kind="stable")] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        numbered.append(np.concatenate([rows, copy[:, None]], axis=1))
+        numbered.append(np.column_stack([rows, occurrences(rows.T)[0]]))
     table = torch.from_numpy(np.unique(np.concatenate(numbered), axis=0))
     return table[:, :2].T.to(torch.int64), table[:, 2:-1].to(torch.float32)
 

@@ -26,6 +26,7 @@ from fedgraph_flwr.data.far_ends import far_rows, told_places, with_far_ends, wi
 from fedgraph_flwr.data.graph import ClientGraph, rows_of
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.readout import EdgeReadout, attach, items_of
+from fedgraph_flwr.numerics.draws import occurrences
 from fedgraph_flwr.numerics.gathered import Rows
 from fedgraph_flwr.tasks import pairs
 from fedgraph_flwr.tasks.base import STAGES, Batch, LaterInputs
@@ -141,7 +142,10 @@ class Edges(Classification):
             ends: global ids [2, V].
             groups: client and class of each item [2, V].
         """
-        key = pairs.mixed(_copies(np.concatenate([groups[:1], ends])) + np.uint64(derive_seed(self.cfg.seed, "edges")))
+        copies, _ = occurrences(
+            np.concatenate([groups[:1], ends])
+        )  # earlier edges of the same client with the same ends
+        key = pairs.mixed(copies.astype(np.uint64) + np.uint64(derive_seed(self.cfg.seed, "edges")))
         order = np.argsort(pairs.mixed(pairs.keyed(ends, 0) ^ key), kind="stable")
         return order[np.argsort(_even(groups[:, order]), kind="stable")] if self.cfg.split.stratify else order
 
@@ -281,24 +285,10 @@ class Edges(Classification):
         return replace(cfg, split=replace(cfg.split, kind="ratio", step=step))
 
 
-def _copies(ends: np.ndarray) -> np.ndarray:
-    """Return how many earlier edges have the same client and ends [3, V], uint64 [V]."""
-    place = np.arange(ends.shape[1])
-    order = np.lexsort((place, *ends[::-1]))
-    new = np.ones(order.size, dtype=bool)
-    new[1:] = (np.diff(ends[:, order], axis=1) != 0).any(0)
-    counts = np.empty(order.size, dtype=np.uint64)
-    counts[order] = place - np.maximum.accumulate(np.where(new, place, 0))
-    return counts
-
-
 def _even(groups: np.ndarray) -> np.ndarray:
     """Return places in (0, 1) [V] that spread the items of each group (client, class) [2, V] evenly, in their order."""
-    _, of, size = np.unique(groups, axis=1, return_inverse=True, return_counts=True)
-    order = np.argsort(of.ravel(), kind="stable")
-    rank = np.empty(order.size)
-    rank[order] = np.arange(order.size) - np.repeat(np.cumsum(size) - size, size)
-    return np.asarray((rank + 0.5) / size[of.ravel()])
+    earlier, size = occurrences(groups)
+    return (earlier + 0.5) / size
 
 
 def own_rows(graph: ClientGraph, key: str) -> Tensor:

@@ -29,6 +29,7 @@ from fedgraph_flwr.data.graph import ClientGraph
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import chance, metrics
 from fedgraph_flwr.models.readout import RelationRows, attach
+from fedgraph_flwr.numerics.draws import within
 from fedgraph_flwr.tasks import pairs, ranking
 from fedgraph_flwr.tasks.base import STAGES, Batch, LaterInputs, SplitScorer
 from fedgraph_flwr.tasks.decoders import DECODERS
@@ -76,9 +77,9 @@ class Triples(ranking.Ranking):
                 f"client {graph.client} has {self.num_nodes} entities and {self.num_relations} relations, too many to number all"
                 " triples with 63 bits: use more clients"
             )
-        owner, rows = _owners(graph), _distinct(graph)
-        rows = rows[owner[rows] >= 0]
         triples = np.stack([graph.edge_index[0].numpy(), graph.edge_y.numpy(), graph.edge_index[1].numpy()])
+        owner, rows = _owners(graph), _distinct(graph, triples)
+        rows = rows[owner[rows] >= 0]
         split = self._split(graph, triples[:, rows], owner[rows], rows)
         self.parties = [
             Party(
@@ -257,9 +258,8 @@ class Triples(ranking.Ranking):
             low, high = (np.searchsorted(codes, first + shift) for shift in (0, size))
             if not filtered:
                 low = high = np.zeros_like(low)
-            within = np.arange((high - low).sum()) - np.repeat(np.cumsum(high - low) - (high - low), high - low)
             query = np.repeat(np.arange(block.size), high - low)
-            out = query, codes[low[query] + within] - first[query]
+            out = query, codes[low[query] + within(high - low)] - first[query]
             parts.append(Ranks(*ranking.among(scores, place, out)))
         return Ranks(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
@@ -323,13 +323,12 @@ def _owners(graph: ClientGraph) -> np.ndarray:
     return np.where(head == tail, head, -1)
 
 
-def _distinct(graph: ClientGraph) -> np.ndarray:
+def _distinct(graph: ClientGraph, triples: np.ndarray) -> np.ndarray:
     """Return one edge of each distinct triple with a known relation, ascending: one of the first split that has it."""
     known = (graph.edge_y >= 0).nonzero().view(-1).numpy()
     if graph.edge_split.numel():
         known = known[np.argsort(graph.edge_split.numpy()[known], kind="stable")]
-    rows = np.stack([graph.edge_index[0].numpy(), graph.edge_y.numpy(), graph.edge_index[1].numpy()])[:, known]
-    return np.sort(known[np.unique(rows, axis=1, return_index=True)[1]])
+    return np.sort(known[np.unique(triples[:, known], axis=1, return_index=True)[1]])
 
 
 def _entities(graph: ClientGraph, owner: np.ndarray) -> dict[int, np.ndarray]:

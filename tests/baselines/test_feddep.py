@@ -97,7 +97,7 @@ def test_the_objective_by_hand(monkeypatch):
         seen.append((logits, y))
         return 3.0
 
-    monkeypatch.setattr("fedgraph_baselines.clients.feddep.task_loss", task)
+    monkeypatch.setattr("fedgraph_baselines.clients.generating.task_loss", task)
     client = client_of()
     theta = encoder_of(client)
     whole, _ = client.encode({"encoder": theta})
@@ -154,7 +154,7 @@ def test_the_task_reaches_the_generator_and_not_the_encoder(monkeypatch):
     with torch.no_grad():
         made.count.bias += 2
     with_task = client.objective(made, part, inputs, whole, Peers.of([]))
-    monkeypatch.setattr("fedgraph_baselines.clients.feddep.task_loss", lambda *_: 0)
+    monkeypatch.setattr("fedgraph_baselines.clients.generating.task_loss", lambda *_: 0)
     (with_task - client.objective(made, part, inputs, whole, Peers.of([]))).backward()
     assert made.heads[0].weight.grad.any()
     client.mend({"encoder": theta}, {})

@@ -172,7 +172,7 @@ def test_m_is_of_the_run_and_not_of_the_partition():
 
 
 def test_the_own_part_of_the_objective_by_hand(monkeypatch):
-    monkeypatch.setattr("fedgraph_baselines.clients.fedsage.task_loss", lambda *_: 3.0)
+    monkeypatch.setattr("fedgraph_baselines.clients.generating.task_loss", lambda *_: 3.0)
     client = client_of()
     impaired = client.impaired
     with client.noise(0):
@@ -197,7 +197,7 @@ def test_the_task_reaches_the_generator(monkeypatch):
         made.zero_grad()
         losses = []
         for task in (task_loss, lambda *_: 0):
-            monkeypatch.setattr("fedgraph_baselines.clients.fedsage.task_loss", task)
+            monkeypatch.setattr("fedgraph_baselines.clients.generating.task_loss", task)
             with client.noise(0):
                 losses.append(client.objective(*client.predicted(), client.trainable[1]))
         (losses[0] - losses[1]).backward()

@@ -134,8 +134,8 @@ def test_prototypes_come_after_two_convolutions():
     for far in (2, 3):
         other = copy.deepcopy(graph)
         other.x[far] += 10
-        features = FGGPClient(compose(["strategy=fggp", "dtype=float64", "model.dropout=0"]), other).features()
-        moved.append(not torch.equal(features[0], client.features()[0]))
+        features = FGGPClient(compose(["strategy=fggp", "dtype=float64", "model.dropout=0"]), other).embeddings()
+        moved.append(not torch.equal(features[0], client.embeddings()[0]))
     assert moved == [True, False]
 
 
@@ -181,7 +181,7 @@ def test_pairs_are_own_edges_and_near_nodes_found_every_f_rounds():
     client = client_of("strategy.near=2", "strategy.refresh=3", "model.hidden=32")  # no two nodes alike
     client.server_round = 1
     client.search()
-    unit = torch.nn.functional.normalize(client.features(), dim=1).numpy()
+    unit = torch.nn.functional.normalize(client.embeddings(), dim=1).numpy()
     expected = {(min(a, b), max(a, b)) for a, b in client.graph.edge_index.T.tolist()}
     for v in range(N):
         order = [u for u in np.argsort(-(unit @ unit[v])) if u != v][:2]
@@ -283,7 +283,7 @@ def test_votes_by_hand():
     rng = np.random.default_rng(0)
     rows, label = rng.normal(size=(7, 6)), np.array([0, 0, 2, 2, 2, 0, 2])
     client.receive({"bank": {"mean": rows, "label": label}})
-    h = client.features().numpy()
+    h = client.embeddings().numpy()
     votes = np.zeros((N, C))
     for v in range(N):
         cosine = rows @ h[v] / np.linalg.norm(rows, axis=1) / max(np.linalg.norm(h[v]), 1e-12)
@@ -310,7 +310,7 @@ def test_a_network_that_reads_more_than_edges_is_refused(model):
 
 def test_a_nodes_owner_may_ask_for_more_nodes_than_the_run():
     client = client_of("strategy.min_nodes=2")
-    sure = client.prototypes(client.features(), client.model.classify(client.features(), client.inputs))[1]
+    sure = client.prototypes(client.embeddings(), client.model.classify(client.embeddings(), client.inputs))[1]
     for least in (0, 1, 3, N):
         client.policy = Policy(min_nodes=least)
         assert client.send()[0]["prototypes"]["known"].tolist() == (sure >= max(2, least)).tolist()

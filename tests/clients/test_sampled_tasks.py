@@ -11,7 +11,7 @@ from fedgraph_flwr.clients.scoring import infer
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.models.rgcn import RGCN
 from fedgraph_flwr.models.simple_hgn import SimpleHGN
-from tests.typed_graphs import built, typed_client
+from tests.typed_graphs import built, flat_edges, typed_client
 
 WHOLE = ["train.sampler=neighbors", "train.fanout=[-1,-1]"]
 EXACT = ["dtype=float64", "model.dropout=0", "model.hidden=8"]
@@ -109,11 +109,11 @@ def test_draws_of_typed_graphs_are_by_type_and_by_node():
     model, _, typed = built(RGCN, typed_client(0, edges=90))
     everyone = np.arange(typed.num_nodes)
     source, target, relation, place = model.edges.drawn(everyone, 2, 5, 0, False)
-    flat = np.stack(typed.flat_edges())
+    flat = np.stack(flat_edges(typed))
     sizes = [index.size(1) for index in typed.edges.values()]
     np.testing.assert_array_equal(flat[:, (np.cumsum(sizes) - sizes)[relation] + place], [source, target, relation])
     _, counts = np.unique(np.stack([target, relation]), axis=1, return_counts=True)
-    pairs = np.stack(typed.flat_edges()[1:])
+    pairs = np.stack(flat_edges(typed)[1:])
     _, degrees = np.unique(pairs, axis=1, return_counts=True)
     np.testing.assert_array_equal(counts, np.minimum(degrees, 2))
     some = everyone[2::3]

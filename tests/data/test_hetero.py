@@ -13,6 +13,7 @@ from fedgraph_flwr.data.datasets import load
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph, load_graph
 from fedgraph_flwr.errors import FedGraphError
+from tests.typed_graphs import flat_edges
 
 
 def toy(**kwargs):
@@ -64,7 +65,7 @@ def test_pyg_and_back():
 
 
 def test_flat_numbering_by_hand():
-    source, target, relation = toy().flat_edges()  # authors are 0..2, papers 3..4
+    source, target, relation = flat_edges(toy())  # authors are 0..2, papers 3..4
     assert list(zip(source, target, relation, strict=True)) == [(0, 3, 0), (1, 3, 0), (2, 4, 0), (4, 3, 1)]
     assert toy().num_features == [2, 2, 0, 0]
     wide = toy(x={"paper": torch.ones(2, 7)}).on_schema(["paper", "venue", "author"], [("paper", "in", "venue")])

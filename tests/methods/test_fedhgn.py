@@ -22,7 +22,7 @@ from fedgraph_flwr.partition import store
 from fedgraph_flwr.partition.hetero import share_schema
 from fedgraph_flwr.wire.messages import weighted_mean
 from tests.support import assert_same_arrays, recorded_messages
-from tests.typed_graphs import TYPES, B, C, H, built, typed_client
+from tests.typed_graphs import TYPES, B, C, H, built, flat_edges, typed_client
 
 
 def means(graph):
@@ -123,7 +123,7 @@ def dense_simple_hgn(model, graph):
     h = initial(model, graph)
     if model.profile == "paper":
         h = torch.einsum("nh,nhk->nk", h, weight_of(model, "node_0")[node_types(graph)])
-    source, target, relation = graph.flat_edges()
+    source, target, relation = flat_edges(graph)
     states = torch.cat(edge_states(model, graph))
     for i, layer in enumerate(model.common.attention):
         heads, out = layer.to_source.shape

@@ -11,6 +11,7 @@ from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.split import split_targets
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition.hetero import deal, make, pool, share_schema
+from tests.typed_graphs import flat_edges
 
 PEOPLE, PAPERS = 60, 80
 
@@ -105,7 +106,7 @@ def test_private_and_shared_schemas():
     shared = share_schema(private)
     assert len({(tuple(part.edges), tuple(part.counts), tuple(part.num_features)) for part in shared}) == 1
     assert [part.num_edges for part in shared] == [part.num_edges for part in private]
-    source, target, relation = private[1].flat_edges()
+    source, target, relation = flat_edges(private[1])
     assert len(source) == len(target) == len(relation) == private[1].num_edges
 
 
