@@ -51,7 +51,7 @@ from fedgraph_flwr.clients.replies import check_model
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.clients.scoring import infer
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.layers import adjacency, gcn_adjacency
+from fedgraph_flwr.models.layers import gcn_adjacency, proper_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
 from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
 from fedgraph_flwr.numerics.streams import own_stream, seeded
@@ -128,9 +128,7 @@ class AdaFGLClient(GraphClient, method=adafgl, requires=(one_type,)):
     def pairs(self) -> tuple[Pattern, Tensor, SparseMatrix]:
         """Pattern of A', values of R on it [E'], and Â'."""
         n = self.graph.num_nodes
-        edges = adjacency(self.graph.edge_index, n)
-        edges.setdiag(0)
-        edges.eliminate_zeros()
+        edges = proper_adjacency(self.graph.edge_index, n)
         unit = F.normalize(self.compared, dim=1)
         near = top_k(unit, unit, self.params.alike)
         close = (unit[near.row] * unit[near.col]).sum(1) > self.params.threshold

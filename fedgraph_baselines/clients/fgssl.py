@@ -39,7 +39,7 @@ from fedgraph_flwr.clients.requirements import hidden_features
 from fedgraph_flwr.config import RunConfig, choice
 from fedgraph_flwr.config.lookup import method_params
 from fedgraph_flwr.models import Model
-from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.models.layers import proper_pattern
 from fedgraph_flwr.models.stack import Stack
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
@@ -126,11 +126,7 @@ class FGSSLClient(GraphClient):
     @cached_property
     def pairs(self) -> Pattern:
         """N(v) as rows of a pattern."""
-        adj = adjacency(self.graph.edge_index, self.graph.num_nodes)
-        adj.setdiag(0)
-        adj.eliminate_zeros()
-        row, col = (torch.from_numpy(index.astype("int64")) for index in adj.nonzero())
-        return Pattern(row, col, self.graph.num_nodes).to(self.device)
+        return proper_pattern(self.graph.edge_index, self.graph.num_nodes).to(self.device)
 
     @cached_property
     def features(self) -> SparseMatrix | None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Uplink
-from fedgraph_flwr.models.layers import adjacency, random_walk_adjacency
+from fedgraph_flwr.models.layers import proper_adjacency, random_walk_adjacency
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.walks import return_probabilities
 from fedgraph_flwr.wire.messages import DESCRIBE, METRICS, MODEL, TRAIN
@@ -55,9 +55,7 @@ class Params:
 
 def reliability(graph: Graph, min_nodes: int = 0) -> np.ndarray:
     """Compute Ψ_i, float64 [C]; 0 for classes with fewer than ``min_nodes`` training nodes or a negative sum."""
-    source, target = graph.edge_index
-    proper = graph.edge_index[:, source != target]
-    returns = torch.from_numpy(return_probabilities(adjacency(proper, graph.num_nodes), WALKS))
+    returns = torch.from_numpy(return_probabilities(proper_adjacency(graph.edge_index, graph.num_nodes), WALKS))
     unit = F.normalize(torch.cat([graph.x.double().cpu(), returns], 1), dim=1)
     around = SparseMatrix(random_walk_adjacency(graph.edge_index, graph.num_nodes), torch.float64) @ unit
     alike = (unit * around).sum(1)[graph.train_mask]  # the mean of cosines is the cosine's sum with the mean

@@ -14,14 +14,13 @@ paper is silent: f_0 is one layer, dropout on every Z and none on the ego featur
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedgraph_flwr.config import Range
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.models.layers import Linear, adjacency, dropout
+from fedgraph_flwr.models.layers import Linear, dropout, proper_pattern
 from fedgraph_flwr.models.structure_learner import EdgeWeight, Latent, LatentGraph, MetricName, StructureLearner
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import Device, Pattern
@@ -106,13 +105,12 @@ class FedHERO(Model):
     def prepare(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> DualInputs:
         """Prepare also the edges as a pattern, and distances between features for the smoothness loss."""
         inputs = super().prepare(graph, device, dtype)
-        plain = adjacency(graph.edge_index, graph.num_nodes)
-        plain.setdiag(0)
-        plain.eliminate_zeros()
-        row, col = (torch.from_numpy(index.astype(np.int64)) for index in plain.nonzero())
         raw = graph.x.to(device, dtype)
         square = raw.square().sum(1)
-        small, edges = graph.num_nodes <= graph.num_features, Pattern(row, col, graph.num_nodes).to(device)
+        small, edges = (
+            graph.num_nodes <= graph.num_features,
+            proper_pattern(graph.edge_index, graph.num_nodes).to(device),
+        )
         distance = square[:, None] + square - 2 * (raw @ raw.T) if small else None
         return DualInputs(inputs.x, inputs.adj, edges, raw, square, distance)
 

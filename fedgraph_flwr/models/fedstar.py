@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedgraph_flwr.config import Range, at_least
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.models.base import Model
-from fedgraph_flwr.models.layers import Linear, adjacency, dropout
+from fedgraph_flwr.models.layers import Linear, adjacency, dropout, proper_adjacency
 from fedgraph_flwr.models.readout import has_graphs, pooled
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import SparseMatrix
@@ -52,8 +52,7 @@ def structure_encoding(edge_index: Tensor, num_nodes: int, walks: int, degrees: 
     It joins the return probabilities of walks of 1..walks steps and the in-degree, clipped to [1, degrees], as one-hot. Edges are
     used as stored, without loops.
     """
-    source, target = edge_index
-    adj = adjacency(edge_index[:, source != target], num_nodes)
+    adj = proper_adjacency(edge_index, num_nodes)
     degree = np.asarray(adj.sum(axis=1)).ravel().astype(np.int64).clip(1, max(degrees, 1))
     one_hot = np.eye(max(degrees, 1))[degree - 1][:, :degrees]
     return torch.from_numpy(np.concatenate([return_probabilities(adj, walks), one_hot], axis=1))

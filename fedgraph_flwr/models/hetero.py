@@ -315,7 +315,7 @@ class HeteroModel(Model):
         if not bases:  # decoupled weights of equal shape share bases; these differ in width and stay with the entities
             for i, width in enumerate(num_features[2:]):
                 if width:
-                    self.free[f"projection_{i}"] = _xavier(width, hidden)
+                    self.free[f"projection_{i}"] = xavier(width, hidden)
 
     def declare(self, name: str, kind: str, *shape: int) -> None:
         """Declare a weight of ``shape`` for every type of a kind; read it by ``self.typed(name)``.
@@ -326,11 +326,11 @@ class HeteroModel(Model):
         types = self.count[kind]
         self.kinds[name] = kind
         if self.num_bases:
-            self.bases[name] = _xavier(self.num_bases, *shape)
+            self.bases[name] = xavier(self.num_bases, *shape)
             with seeded(derive_seed(torch.initial_seed(), name)):  # later draws must not depend on the number of types
                 self.coefficients[name] = nn.Parameter(self._coefficients(types))
         else:
-            self.free[name] = _xavier(types, *shape)
+            self.free[name] = xavier(types, *shape)
 
     def typed(self, name: str) -> TypeWeight:
         """Return the declared weights of a name."""
@@ -462,12 +462,12 @@ class HeteroModel(Model):
                 self.entities["table"] = nn.Parameter(torch.randn(graph.num_nodes, self.hidden))
             for i, kind in enumerate(graph.counts):
                 if self.num_bases and kind in graph.x and graph.x[kind].size(0):
-                    self.entities[f"projection_{i}"] = _xavier(graph.x[kind].size(1), self.hidden)
+                    self.entities[f"projection_{i}"] = xavier(graph.x[kind].size(1), self.hidden)
             for beta in self.coefficients.values():
                 beta.data.copy_(self._coefficients(beta.size(0)))  # drawn on the CPU: the same on every device
             for i, edge in enumerate(graph.edges, len(graph.counts)):
                 if self.num_bases and edge in graph.edge_attr and graph.edge_attr[edge].numel():
-                    self.entities[f"projection_{i}"] = _xavier(graph.edge_attr[edge].size(1), self.hidden)
+                    self.entities[f"projection_{i}"] = xavier(graph.edge_attr[edge].size(1), self.hidden)
 
     def _coefficients(self, types: int) -> Tensor:
         """Draw β [types, B], each row Xavier-uniform as a [1, B] matrix."""
@@ -475,7 +475,7 @@ class HeteroModel(Model):
         return torch.empty(types, self.num_bases).uniform_(-bound, bound)
 
 
-def _xavier(*shape: int) -> nn.Parameter:
+def xavier(*shape: int) -> nn.Parameter:
     """Draw Xavier-uniform values, gain √2; one vector per type, [types, H], has fans H and types."""
     weight = torch.empty(*shape)
     return nn.Parameter(nn.init.xavier_uniform_(weight, gain=2**0.5) if weight.numel() else weight)

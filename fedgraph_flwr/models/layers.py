@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgraph_flwr.numerics.blocks import Scaling
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
 from fedgraph_flwr.numerics.streams import bits
 
 
@@ -29,6 +29,17 @@ def adjacency(edge_index: Tensor, num_nodes: int, self_loops: bool = False) -> s
         loops = np.arange(num_nodes)
         source, target = np.append(source[proper], loops), np.append(target[proper], loops)
     return sp.csr_matrix((np.ones(len(source)), (target, source)), shape=(num_nodes, num_nodes))
+
+
+def proper_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
+    """Build A [N, N] without loops."""
+    return adjacency(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
+
+
+def proper_pattern(edge_index: Tensor, num_nodes: int) -> Pattern:
+    """Return where A has entries besides loops: row v has the u ≠ v with an edge u → v."""
+    row, col = (torch.from_numpy(index.astype(np.int64)) for index in proper_adjacency(edge_index, num_nodes).nonzero())
+    return Pattern(row, col, num_nodes)
 
 
 def _rows_scaled(matrix: sp.csr_matrix, power: float) -> sp.csr_matrix:

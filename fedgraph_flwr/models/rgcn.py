@@ -25,6 +25,7 @@ from fedgraph_flwr.models.hetero import (
     TypedSum,
     TypeWeight,
     plain_sum,
+    xavier,
 )
 from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.numerics.sparse import Device, SparseMatrix
@@ -69,8 +70,7 @@ class RGCN(HeteroModel):
         self.common.bias = nn.ParameterList([nn.Parameter(torch.zeros(hidden)) for _ in range(layers)])
         self.self_loop = self_loop
         if self_loop:
-            loops = [nn.init.xavier_uniform_(torch.empty(hidden, hidden), gain=2**0.5) for _ in range(layers)]
-            self.common.loop = nn.ParameterList(loops)
+            self.common.loop = nn.ParameterList([xavier(hidden, hidden) for _ in range(layers)])
         self.common.decoder = nn.Linear(hidden, num_classes)
 
     def prepare_layer(self, layer: int, block: Block, device: Device, dtype: torch.dtype) -> Layer:

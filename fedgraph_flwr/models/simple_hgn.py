@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.hetero import EDGE, NODE, Block, EdgeStates, HeteroInputs, HeteroModel
+from fedgraph_flwr.models.hetero import EDGE, NODE, Block, EdgeStates, HeteroInputs, HeteroModel, xavier
 from fedgraph_flwr.models.layers import dropout
 from fedgraph_flwr.numerics.sparse import Device
 
@@ -40,10 +40,10 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, out: int):
         super().__init__()
-        self.weight = _xavier(width, heads * out)
-        self.residual = _xavier(width, heads * out)
-        self.edge = _xavier(width, heads * width)
-        self.to_source, self.to_target, self.to_edge = _xavier(heads, out), _xavier(heads, out), _xavier(heads, width)
+        self.weight = xavier(width, heads * out)
+        self.residual = xavier(width, heads * out)
+        self.edge = xavier(width, heads * width)
+        self.to_source, self.to_target, self.to_edge = xavier(heads, out), xavier(heads, out), xavier(heads, width)
 
     def forward(self, h: Tensor, r: Tensor, edges: Edges, slope: float, states: Tensor | None = None) -> Tensor:
         """Compute [O, K, D] from states [I, H], edge embeddings [R, H] and states of edges ε [e, H]; None without features."""
@@ -135,7 +135,3 @@ def edge_softmax(score: Tensor, target: Tensor, num_targets: int) -> Tensor:
     weight = (score - top[target]).exp()
     total = weight.new_zeros(num_targets, score.size(1)).index_add(0, target, weight)
     return weight / total[target]
-
-
-def _xavier(*shape: int) -> nn.Parameter:
-    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(*shape), gain=2**0.5))

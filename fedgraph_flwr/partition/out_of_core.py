@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -275,10 +274,3 @@ def _cut(spool: Spool, client: int, kind: str) -> dict[str, Tensor | Blocks]:
     rows = np.memmap(path, np.int64, "r").reshape(-1, 3) if size else np.empty((0, 3), np.int64)
     ends = Blocks(torch.int64, (2, len(rows)), lambda: itertools.chain(_split(rows[:, 0]), _split(rows[:, 1])))
     return {f"cut_{kind}": ends, f"cut_{kind}_owner": Blocks(torch.int64, (len(rows),), lambda: _split(rows[:, 2]))}
-
-
-def finish(partial: Path, folder: Path, manifest: dict[str, Any], name: str) -> None:
-    """Turn the complete folder into the partition's."""
-    write_bytes(partial / name, json.dumps(manifest, indent=1).encode())
-    shutil.rmtree(folder, ignore_errors=True)
-    os.rename(partial, folder)

@@ -118,7 +118,9 @@ def _fill(folder: Path, cfg: RunConfig) -> None:
         if not isinstance(graph, list) and out_of_core.applies(graph, cfg):
             partial = folder.with_suffix(".partial")
             nodes = out_of_core.make_files(graph, cfg, partial)
-            out_of_core.finish(partial, folder, _description(partial, nodes, {}, cfg), MANIFEST)
+            _write_manifest(partial, nodes, {}, cfg)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(partial, folder)
             return
         clients = make(graph, cfg)
     write(folder, clients, cfg, packed=len(clients) > MANY)
@@ -300,15 +302,14 @@ def write(folder: Path, clients: Sequence[Any], cfg: RunConfig | None = None, pa
             client.save(_name(temporary, client.client))
         if cfg is not None:
             nodes, descriptions = [client.num_nodes for client in clients], _told(clients) if packed else {}
-            manifest = _description(temporary, nodes, descriptions, cfg, sizes)
-            write_bytes(temporary / MANIFEST, json.dumps(manifest, indent=1).encode())
+            _write_manifest(temporary, nodes, descriptions, cfg, sizes)
 
 
-def _description(
+def _write_manifest(
     folder: Path, nodes: list[int], descriptions: dict[str, Any], cfg: RunConfig, sizes: list[int] | None = None
-) -> dict[str, Any]:
-    """Return the content of ``partition.json``; ``sizes`` are those of packed files."""
-    return {
+) -> None:
+    """Write ``partition.json``; ``sizes`` are those of packed files."""
+    manifest = {
         "version": VERSION,
         "num_clients": len(nodes),
         "nodes": nodes,
@@ -317,6 +318,7 @@ def _description(
         "key": key(cfg),
         "config": _relevant(cfg),
     }
+    write_bytes(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
 
 
 def _pack(folder: Path, clients: Sequence[Any]) -> list[int]:
