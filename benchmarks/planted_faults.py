@@ -134,8 +134,8 @@ FAULTS = (
     ),
     Fault(
         "F1 counts true positives once",
-        "np.divide(2 * table.diagonal(), either",
-        "np.divide(table.diagonal(), either",
+        "ratio(2 * table.diagonal(), either",
+        "ratio(table.diagonal(), either",
         ("tests/evaluation/test_metrics.py",),
     ),
     Fault(
