@@ -9,6 +9,7 @@ A row stores the digest of its run's code (`fedgraph_flwr.store.code`). Older ro
 import argparse
 import csv
 import functools
+import itertools
 import json
 import os
 import re
@@ -84,21 +85,42 @@ def covering(tables: Mapping[str, list[dict[str, str]]]) -> list[str]:
     return chosen
 
 
+def pairs_of(words: str) -> set[frozenset[str]]:
+    """Return the words of `words_of`, each alone and with each other one."""
+    return set(map(frozenset, itertools.combinations_with_replacement(words_of(words), 2)))
+
+
 @dataclass
 class Compared:
-    """What runs of two checkouts say of stored rows: methods that differ, and by method the words of equal runs."""
+    """What runs of two checkouts say of stored rows.
+
+    Attributes:
+        moved: methods that count as differing: of a run that differs, equal runs of its method have every pair of words.
+        equal: pairs of words of equal runs, by method.
+        unequal: pairs of words of each run that differs, with its method.
+    """
 
     moved: set[str] = field(default_factory=set)
-    covered: dict[str, set[str]] = field(default_factory=dict)
-    unequal: list[tuple[str, set[str]]] = field(default_factory=list)
+    equal: dict[str, set[frozenset[str]]] = field(default_factory=lambda: defaultdict(set))
+    unequal: list[tuple[str, set[frozenset[str]]]] = field(default_factory=list)
 
     def row(self, words: str, difference: str) -> None:
-        """Add the comparison of a row. If it differs, its method does, unless no equal run has one of its words."""
+        """Add the comparison of a row."""
         if difference:
-            self.unequal.append((method(words), words_of(words)))
+            self.unequal.append((method(words), pairs_of(words)))
         else:
-            self.covered.setdefault(method(words), set()).update(words_of(words))
-        self.moved |= {name for name, those in self.unequal if those <= self.covered.get(name, set())}
+            self.equal[method(words)] |= pairs_of(words)
+        self.moved |= {name for name, pairs in self.unequal if pairs <= self.equal[name]}
+
+    def holds(self, words: str) -> bool:
+        """Whether a row is the same by these runs.
+
+        Equal runs of its method have each of its words, and no run that differs shares a pair of its words that they lack.
+        """
+        name, pairs = method(words), pairs_of(words)
+        alone = {pair for pair in pairs if len(pair) == 1}
+        odd = [those & pairs - self.equal[name] for other, those in self.unequal if other == name]
+        return name not in self.moved and alone <= self.equal[name] and not any(odd)
 
 
 def rows(folder: Path = RESULTS) -> dict[str, list[dict[str, str]]]:
@@ -141,11 +163,8 @@ def carrying(other: Path, folder: Path = RESULTS) -> int:
     return sum(row["code"] == codes[seedless(row["words"])] for row in known)
 
 
-def renew(other: Path, differing: set[str], covered: Mapping[str, set[str]], folder: Path = RESULTS) -> int:
-    """Give rows with the digest of ``other`` that of this checkout, but for methods that differ. Return how many.
-
-    A row with a word that no run of its method had (``covered``, by method) keeps its digest.
-    """
+def renew(other: Path, compared: Compared, folder: Path = RESULTS) -> int:
+    """Give rows with the digest of ``other`` that of this checkout where they hold (`Compared`). Return how many."""
     tables, renewed = rows(folder), 0
     words = [seedless(row["words"]) for table_rows in tables.values() for row in table_rows if row.get("code")]
     before, now = digests(words, other), digests(words)
@@ -153,8 +172,7 @@ def renew(other: Path, differing: set[str], covered: Mapping[str, set[str]], fol
         changed = 0
         for row in table_rows:
             key = seedless(row["words"])
-            holds = method(key) not in differing and words_of(key) <= covered.get(method(key), set())
-            if row.get("code") and holds and row["code"] == before[key] != now[key]:
+            if row.get("code") and row["code"] == before[key] != now[key] and compared.holds(key):
                 row["code"], changed = now[key], changed + 1
         if changed:
             with (folder / f"{table}.csv").open("w", newline="") as file:

@@ -13,7 +13,8 @@ Scenarios: plain; partial (2 of 3 clients a round); secagg; dp (noise from a fix
 batches); stacked (clients computed as one); ray, resume, shared columns of far ends in each form and one per task (few methods);
 rows (the first rounds of stored rows: few for each method, which together name every word of its rows; they read raw files under
 ``FEDGRAPH_DATA``); and those of commands: import, link, predict, start (`init`, `evaluate`), party (nodes with a policy and a
-state folder), alerts, explain and forget. ``--renew`` leaves a row alone if a word of it was in no equal run of its method.
+state folder), alerts, explain and forget. ``--renew`` renews a row only as `rows.Compared`
+says.
 """
 
 import argparse
@@ -490,7 +491,7 @@ def main() -> int:
     if args.renew:
         if different:
             raise SystemExit("--renew needs a pass without an unlisted difference; no row was changed")
-        print(f"{rows.renew(checkouts[1], seen.moved, seen.covered)} rows have the digest of this code")
+        print(f"{rows.renew(checkouts[1], seen)} rows have the digest of this code")
     return int(different > 0)
 
 

@@ -79,9 +79,10 @@ def test_rows_that_no_longer_hold_are_listed_and_renewed(tmp_path, monkeypatch):
     assert rows.carrying(tmp_path, tmp_path / "r") == 0
     stored(tmp_path / "r", commit="ours", code="old")
     assert rows.carrying(tmp_path, tmp_path / "r") == 1
-    covered = {"fedavg": {"strategy=fedavg"}}
-    assert rows.renew(tmp_path, {"fedavg"}, covered, tmp_path / "r") == 0
-    assert rows.renew(tmp_path, {"fedomd"}, {"fedavg": {"strategy=fedavg", "rounds=#"}}, tmp_path / "r") == 1
+    seen = rows.Compared()
+    seen.row("strategy=fedavg", "")
+    assert rows.renew(tmp_path, rows.Compared(moved={"fedavg"}, equal=seen.equal), tmp_path / "r") == 0
+    assert rows.renew(tmp_path, rows.Compared(moved={"fedomd"}, equal=seen.equal), tmp_path / "r") == 1
     assert rows.stale(rows.rows(tmp_path / "r")) == []
 
 
@@ -99,18 +100,26 @@ def test_a_row_is_renewed_only_if_runs_of_its_method_compared_each_of_its_words(
         rows, "digests", lambda words, at=rows.HERE: dict.fromkeys(words, "old" if at == tmp_path else "new")
     )
     stored(tmp_path / "r", words=words, commit="ours", code="old")
-    compared = rows.words_of("strategy=fedavg partition.share=['*:eps=0.5'] seed=1")
-    assert rows.renew(tmp_path, set(), {"fedavg": compared}, tmp_path / "r") == renewed
-
-
-def test_a_row_that_differs_counts_for_its_method_unless_a_word_tells_it_from_equal_runs():
     seen = rows.Compared()
-    seen.row("strategy=fedavg a=1", "")
-    seen.row("strategy=fedavg partition.share=['*']", "largest difference 1e-3")
+    seen.row("strategy=fedavg partition.share=['*:eps=0.5'] seed=1", "")
+    assert rows.renew(tmp_path, seen, tmp_path / "r") == renewed
+
+
+def test_a_row_that_differs_counts_for_its_method_unless_a_pair_of_words_tells_it_from_equal_runs():
+    seen = rows.Compared()
+    seen.row("strategy=fedavg a=1 b=x", "")
+    seen.row("strategy=fedavg a=1 c=y", "")
+    seen.row("strategy=fedavg b=x c=y", "largest difference 1e-3")
     seen.row("strategy=fedprox b=x", "refused")
-    assert (seen.moved, seen.covered) == (set(), {"fedavg": {"strategy=fedavg", "a=#"}})
-    seen.row("strategy=fedavg a=2", "largest difference 1e-3")
+    assert seen.moved == set()
+    holds = {
+        words: seen.holds(f"strategy=fedavg {words}") for words in ("a=2 b=x", "c=y", "b=x c=y", "a=3 b=x c=y", "d=1")
+    }
+    assert holds == {"a=2 b=x": True, "c=y": True, "b=x c=y": False, "a=3 b=x c=y": False, "d=1": False}
+    assert not seen.holds("strategy=fedprox b=x")
+    seen.row("strategy=fedavg a=2 b=x", "largest difference 1e-3")
     assert seen.moved == {"fedavg"}
+    assert not seen.holds("strategy=fedavg c=y")
 
 
 def test_numbers_but_not_words_of_a_value_count_as_equal():
