@@ -225,8 +225,8 @@ def by_caller(option: str, argument: str) -> str:
 
 def counted(number: float, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("ty") else f"{noun}s"
-    return f"{number:.7g} {noun if number == 1 else plural}"
+    plural = f"{noun[:-1]}ies" if noun.endswith("ty") else f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number if isinstance(number, int) else f'{number:.7g}'} {noun if number == 1 else plural}"
 
 
 def first_line(error: BaseException) -> str:

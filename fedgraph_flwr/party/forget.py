@@ -11,6 +11,7 @@ Not in the client files: statistics and categories of a merged schema. Where the
 (`schema merge`), import and link again without the party, and pass that folder.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -25,11 +26,11 @@ from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.graph import ClientGraph, pack_words, read_tensors, rows_at, rows_of, unpack_words
 from fedgraph_flwr.data.schema import agreed_schema
-from fedgraph_flwr.errors import FedGraphError, counted, sanitize, unknown
+from fedgraph_flwr.errors import MALFORMED, FedGraphError, counted, sanitize, unknown
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.partition import client_files, files, load
 from fedgraph_flwr.party.tables.parties import fold
-from fedgraph_flwr.party.use.predict import finished
+from fedgraph_flwr.party.use.predict import BLEND, finished
 from fedgraph_flwr.secure.masked import digest
 from fedgraph_flwr.secure.protection import protection_of
 from fedgraph_flwr.store.results import CONFIG, SUMMARY
@@ -72,12 +73,24 @@ class Forgetting:
             f"cost: all rounds again ({self.rounds}); with {len(self.graphs) + 1} parties they took {self.seconds:.1f} s",
             "the survivors send what they send in any such run; what they hold of the party stays at them and is dropped",
         ]
+        if blends := blends_of(self.folder):
+            lines.append(f"blends that weigh the run's models: {', '.join(map(str, blends))}: delete them, too")
         if noised := protection_of(self.cfg).noised:
             lines.append(
                 f"{noised}: noise is drawn again, so results are equal in distribution only, and the"
                 " replay's ε adds to that of the earlier run"
             )
         return lines
+
+
+def blends_of(folder: Path) -> list[Path]:
+    """Return the folders next to a run that blend it."""
+    found = []
+    for path in sorted(folder.absolute().parent.glob(f"*/{BLEND}")):
+        with contextlib.suppress(OSError, *MALFORMED):
+            if any(Path(run).resolve() == folder.resolve() for run in json.loads(path.read_bytes())["runs"]):
+                found.append(path.parent)
+    return found
 
 
 def of_clients(cfg: RunConfig, kept: Sequence[int]) -> RunConfig:

@@ -1,7 +1,7 @@
 """Command ``forget``: remove a party from a finished run, exactly: the result is that of a run without it.
 
 The cost is printed first: all rounds again. The result equals, bit for bit, the run that never had the party. Then delete RUN,
-its exports and the nodes' state folders: they hold models that the party took part in.
+its exports, blends of it and the nodes' state folders: they hold models that the party took part in.
 
 Examples:
   fedgraph-flwr forget runs/mine --party b --dry-run       # only what it costs

@@ -64,9 +64,13 @@ def test_an_error_names_what_is_wrong_and_what_to_do(make, message):
 
 
 def test_a_number_has_its_noun_in_the_singular_or_plural():
-    assert [counted(n, noun) for n, noun in ((1, "party"), (2, "party"), (0, "client"), (1_234_567, "row"))] == [
+    assert [
+        counted(n, noun)
+        for n, noun in ((1, "party"), (2, "party"), (0, "client"), (1_234_567, "row"), (12_345_678, "class"))
+    ] == [
         "1 party",
         "2 parties",
         "0 clients",
         "1234567 rows",
+        "12345678 classes",
     ]

@@ -207,8 +207,13 @@ def test_what_cannot_be_forgotten_is_one_error_message(made, tmp_path, capsys):
     assert "has the parties ['a', 'b', 'c'], expected those of the run without 'b': ['a', 'c']" in refused(
         run, "--party", "b", "--graph", str(tmp_path / "three")
     )
+    for name, text in (("blend", json.dumps({"runs": [run]})), ("other", '{"runs": ["whole"]}'), ("bad", "{}")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "blend.json").write_text(text)
     assert cli.main(["forget", run, "--party", "1", "--dry-run"]) == 0
-    assert "cost: all rounds again (2)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cost: all rounds again (2)" in said
+    assert f"blends that weigh the run's models: {tmp_path / 'blend'}: delete them, too\n" in said
     for graph in three:
         graph.schema["agreed"]["scaling"] = "federated"
     saved(three, tmp_path / "three")

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 from fedgraph_flwr.party.options import add_options
 
 
@@ -258,8 +258,8 @@ def _simulate(files: list[Path], out: Path | None, rules: Any, since: Path | Non
         party.ledger().save(out / f"client_{party.client:04d}{SUFFIX}")
         edges = graph.cut_out.size(1), graph.cut_in.size(1)
         print(
-            f"client {party.client}: {graph.num_nodes} nodes, {graph.edge_index.size(1)} edges, cut edges: {edges[0]} out,"
-            f" {edges[1]} in"
+            f"client {party.client}: {counted(graph.num_nodes, 'node')}, {counted(graph.num_edges, 'edge')}, cut edges:"
+            f" {edges[0]} out, {edges[1]} in"
         )
     print(f"wrote {len(parties)} files to {out}; use: fedgraph-flwr run graph={out}")
     return 0

@@ -28,7 +28,7 @@ from fedgraph_flwr.data.schema import (
 from fedgraph_flwr.data.split import check_given, half_given
 from fedgraph_flwr.data.statistics import describe
 from fedgraph_flwr.data.value_formats import NAMED, time_texts
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 from fedgraph_flwr.party.options import fill
 from fedgraph_flwr.party.outcomes import read_outcomes
 from fedgraph_flwr.party.party_file import COLUMNS, PartyFile, fill_in, given_keys, is_key
@@ -192,7 +192,10 @@ def _save(graph: Graph | HeteroGraph, args: argparse.Namespace) -> None:
 def summary(graph: Graph | HeteroGraph, as_client: bool) -> Iterator[str]:
     """Return lines on sizes, edges, labels and split of an imported graph, which may be a client's."""
     facts = describe(graph)
-    sizes_text = ", ".join(f"{facts[key]} {key}" for key in ("nodes", "edges", "features", "classes", "labelled"))
+    nouns = {"nodes": "node", "edges": "edge", "features": "feature", "classes": "class"}
+    sizes_text = ", ".join(
+        [*(counted(facts[key], noun) for key, noun in nouns.items()), f"{facts['labelled']} labelled"]
+    )
     homophily = facts["edge_homophily"]
     yield f"{sizes_text}, edge homophily {'-' if homophily is None else format(homophily, '.3f')}"
     if isinstance(graph, Graph) and graph.group.numel():

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 
 if TYPE_CHECKING:  # imports torch, which `--help` does not need
     from fedgraph_flwr.data.schema import Schema
@@ -78,6 +78,6 @@ def _merge(args: argparse.Namespace) -> int:
         raise FedGraphError(f"{args.out} holds a schema of other parties: choose another name, or pass --overwrite")
     merged.save(args.out)
     columns = sum(column.kind != "ignored" for of in merged.nodes.values() for column in of.values())
-    print(f"{len(reports)} parties, {columns} columns, classes {', '.join(merged.classes)}")
+    print(f"{counted(len(reports), 'party')}, {counted(columns, 'column')}, classes {', '.join(merged.classes)}")
     print(f"wrote {args.out}; import with --schema {args.out}")
     return 0

@@ -24,13 +24,11 @@ from torch import Tensor
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.data.payment_names import Names
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.prepare import check_unused
 from fedgraph_flwr.party.use.predict import (
     BLEND,
-    Predictor,
     TaskPredictor,
     Wanted,
     load_node,
@@ -58,9 +56,18 @@ class Weights:
     runs: Floats
     bias: Floats
 
+    def to_dict(self) -> dict[str, list[float]]:
+        """Return them as a file holds them."""
+        return {"runs": self.runs.tolist(), "bias": self.bias.tolist()}
+
     def apply(self, logits: Sequence[NDArray]) -> Floats:
         """Return blended logits [V, C] of those of each run."""
         return self.bias + np.tensordot(self.runs, _logs(logits), axes=1)
+
+
+def _of_first(name: str) -> Any:
+    """Return the property of a blend that is its first member's."""
+    return property(lambda blend: getattr(blend.members[0], name))
 
 
 @dataclass
@@ -80,37 +87,15 @@ class Blended(TaskPredictor):
     weights: Weights
     input_spec: InputSpec
 
-    @property
-    def first(self) -> Any:
-        """The first member."""
-        return self.members[0]
+    client, round, own, of_party, feature_names, built_in = map(
+        _of_first, ("client", "round", "own", "of_party", "feature_names", "built_in")
+    )
 
     @property
     def cfg(self) -> RunConfig:  # type: ignore[override]
         """Configuration of the first member, named as a blend."""
-        cfg: RunConfig = self.first.cfg
+        cfg = self.members[0].cfg
         return replace(cfg, strategy=replace(cfg.strategy, name=self.name))
-
-    @property
-    def client(self) -> int | None:  # type: ignore[override]
-        """The client whose models they are; None for shared ones."""
-        client: int | None = self.first.client
-        return client
-
-    @property
-    def round(self) -> int:
-        """Round of the first member."""
-        return int(self.first.round)
-
-    @property
-    def own(self) -> Any:
-        """The client's graph."""
-        return self.first.own
-
-    @property
-    def of_party(self) -> bool:
-        """As of the first member."""
-        return bool(self.first.of_party)
 
     @property
     def target_stats(self) -> Tensor:  # type: ignore[override]
@@ -136,21 +121,8 @@ class Blended(TaskPredictor):
 
     def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
         """As `TaskPredictor.outputs`, blended."""
-        outputs = [member.items(graph, wanted) for member in self.members]
-        for member, (_, task) in zip(self.members, outputs, strict=True):
-            check_same_items(outputs[0][1], task, f"{self.first.source} and {member.source}")
-        return torch.from_numpy(self.weights.apply([logits.numpy() for logits, _ in outputs])), outputs[0][1]
-
-    def feature_names(self, graph: Any) -> tuple[list[str], list[str]]:
-        """As of the first member."""
-        names: tuple[list[str], list[str]] = self.first.feature_names(graph)
-        return names
-
-    @property
-    def built_in(self) -> Names:
-        """As of the first member."""
-        names: Names = self.first.built_in
-        return names
+        logits, task = _outputs(self.members, graph, wanted)
+        return torch.from_numpy(self.weights.apply(logits)), task
 
 
 def is_blend(path: Path) -> bool:
@@ -325,9 +297,8 @@ def _scores(blended: Tensor, task: Task, cfg: RunConfig) -> dict[str, Any]:
 
 
 def _write(out: Path, runs: Sequence[Path], weights: Weights) -> None:
-    fitted = {"runs": weights.runs.tolist(), "bias": weights.bias.tolist()}
     paths, models = [str(run.absolute()) for run in runs], [_digest(run) for run in runs]
-    held = {"runs": paths, "models": models, "weights": fitted}
+    held = {"runs": paths, "models": models, "weights": weights.to_dict()}
     write_bytes(out / BLEND, json.dumps(held, indent=1).encode())
 
 
@@ -339,9 +310,11 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _outputs(predictors: Sequence[Predictor]) -> tuple[list[NDArray], Task]:
-    """Return the logits of a party's own items by each model, and the task of the first."""
-    outputs = [predictor.items(predictor.party_graph()) for predictor in predictors]
+def _outputs(
+    predictors: Sequence[TaskPredictor], graph: Any = None, wanted: Wanted | None = None
+) -> tuple[list[NDArray], Task]:
+    """Return the logits of a graph's items, by default the party's own, by each model, and the task of the first."""
+    outputs = [model.items(model.party_graph() if graph is None else graph, wanted) for model in predictors]
     for predictor, (_, task) in zip(predictors, outputs, strict=True):
         check_same_items(outputs[0][1], task, f"{predictors[0].source} and {predictor.source}")
     return [logits.numpy() for logits, _ in outputs], outputs[0][1]

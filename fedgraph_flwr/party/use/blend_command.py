@@ -18,17 +18,20 @@ from fedgraph_flwr.errors import FedGraphError
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``blend``."""
-    about = "run folders of simulations on the same data, or state folders of a party's runs"
+    about = "run folders of simulations on the same data, or state folders of a party's runs; no blends"
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help=about)
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="new run folder")
 
 
 def main(args: argparse.Namespace) -> int:
     """Handle ``blend``."""
-    from fedgraph_flwr.party.use.blend import PREDICTIONS, blend, blend_node
+    from fedgraph_flwr.party.use.blend import PREDICTIONS, blend, blend_node, is_blend
+    from fedgraph_flwr.party.use.predict import finished
     from fedgraph_flwr.party.use.predict_command import is_state
     from fedgraph_flwr.store.results import headline_score
 
+    for folder in filter(is_blend, args.runs):
+        finished(folder)  # refuses it: a blend of blends is none
     states = [is_state(folder) for folder in args.runs]
     if any(states) and not all(states):
         raise FedGraphError("blend takes run folders or state folders of a party, not both: leave one out")

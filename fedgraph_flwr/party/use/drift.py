@@ -78,16 +78,20 @@ def psi(stored: Floats, new: Floats, rows: int = 1) -> tuple[float, float]:
     """
     if not stored.sum() or not new.sum():
         raise FedGraphError(f"no rows to compare: {int(stored.sum())} are stored and {int(new.sum())} are new")
-    p, q = ((counts + 0.5) / (counts.sum() + counts.size / 2) for counts in (stored, new))
     rng = np.random.default_rng(0)
-    drawn = rng.multinomial(int(new.sum()), rng.dirichlet(np.where(stored > 0, stored, 1.0), DRAWS))  # [DRAWS, B]
-    others = (drawn + 0.5) / (new.sum() + new.size / 2)
-    by_chance = ((others - p) * np.log(others / p)).sum(axis=1)
+    drawn = rng.multinomial(int(new.sum()), rng.dirichlet(np.where(stored > 0, stored, 1.0), DRAWS))
+    by_chance = _indices(stored, drawn)
     chance = float(np.quantile(by_chance, 1 - ALARMS, method="higher"))
     if rows > 1 and (spread := float(by_chance.var())) > 0:
         mean = float(by_chance.mean())
         chance = max(chance, float(gamma.ppf(1 - ALARMS / rows, mean**2 / spread, scale=spread / mean)))
-    return float(((q - p) * np.log(q / p)).sum()), chance
+    return float(_indices(stored, new[None])[0]), chance
+
+
+def _indices(stored: Floats, others: NDArray[Any]) -> Floats:
+    """Return the population stability index of each of K numbers of rows by bin [K, B] against the stored ones [B]."""
+    p, q = ((counts + 0.5) / (counts.sum(-1, keepdims=True) + stored.size / 2) for counts in (stored, others))
+    return np.asarray(((q - p) * np.log(q / p)).sum(axis=1))
 
 
 def _bins(stored: Floats) -> Floats:
@@ -150,7 +154,7 @@ def _of_days(rows: list[Row]) -> list[float]:
         dated = [place for place, row in enumerate(rows) if row["table"] == table and row["days"] is not None]
         if not dated:
             continue
-        values = np.stack([_each(rows[place]["counts"][0], rows[place]["days"]) for place in dated])  # [R, K]
+        values = np.stack([_indices(rows[place]["counts"][0], rows[place]["days"]) for place in dated])  # [R, K]
         usual = np.maximum(np.median(values, axis=1), 1e-3)
         largest = np.log(np.maximum(values / usual[:, None], 1e-12)).max(axis=0)
         size = largest.size
@@ -158,13 +162,6 @@ def _of_days(rows: list[Row]) -> list[float]:
         for place, level in zip(dated, usual, strict=True):
             limits[place] = float(level * np.exp(max(end, largest.max())))
     return limits
-
-
-def _each(stored: Floats, days: Floats) -> Floats:
-    """Return the PSI of each span of stored days [K] against all stored rows."""
-    p = (stored + 0.5) / (stored.sum() + stored.size / 2)
-    q = (days + 0.5) / (days.sum(axis=1, keepdims=True) + stored.size / 2)
-    return np.asarray(((q - p) * np.log(q / p)).sum(axis=1))
 
 
 def spans_of(time: Ints | None, length: int) -> Ints | None:

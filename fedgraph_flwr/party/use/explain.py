@@ -29,6 +29,7 @@ from fedgraph_flwr.data.far_ends import with_far_ends
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.value_formats import time_texts
 from fedgraph_flwr.errors import FedGraphError, sanitize
+from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.numerics.forest import raw_scores
 from fedgraph_flwr.party.use.blend import Blended, Weights
 from fedgraph_flwr.party.use.cases import Around
@@ -302,8 +303,7 @@ class _Network:
     known: int
     place: int
     chosen: int
-    reads_edges: bool
-    reads_out: bool
+    plain: Plain
 
     def __call__(self, x: Tensor, mask: Tensor, attr: Tensor) -> Tensor:
         """Return the score [1] for features [1, N, F], factors of messages [1, E], and features of the item [1, D]."""
@@ -315,11 +315,8 @@ class _Network:
         for module in masked:
             module.edge_mask = mask[0]
         try:
-            if self.reads_out:
-                held = None if inputs.item_attr is None else attr
-                outputs = self.net(x[0], edges, inputs.edge_attr, inputs.item_index, held, **inputs.known)
-            else:
-                outputs = self.net(x[0], edges, *([inputs.edge_attr] if self.reads_edges else []), **inputs.known)
+            given = replace(inputs, x=x[0], item_attr=None if inputs.item_attr is None else attr)
+            outputs = given.outputs(self.net, self.plain)
             outputs = outputs[self.place : self.place + 1] if inputs.item_index is None else outputs
         finally:
             clear_masks(self.net)
@@ -456,7 +453,7 @@ def _of_network(
             )
             read = with_far_ends(read) if task.capabilities.far_ends and client_graph.far else read
             inputs, edges = reader.inputs_of(read), np.arange(read.edge_index.size(1)).astype(object)
-        made = _Network(net, inputs, client_graph.num_nodes, row, which, plain.reads_edges, bool(plain.readout[0]))
+        made = _Network(net, inputs, client_graph.num_nodes, row, which, plain)
         actual, start = made.starts()
         with torch.no_grad():
             score, base = (float(made(*given)) for given in (actual, start))

@@ -126,8 +126,7 @@ def _export_blend(blended: Blended, folder: Path, run: Path | None) -> Path:
         if not isinstance(member, Predictor):
             raise FedGraphError(f"{member.source} is an exported model: export the blend of runs")
         export(member, folder / part)
-    weights = {"runs": blended.weights.runs.tolist(), "bias": blended.weights.bias.tolist()}
-    about = {"module": BLENDED, "parts": parts, "weights": weights}
+    about = {"module": BLENDED, "parts": parts, "weights": blended.weights.to_dict()}
     summary = scores(run, blended)
     card = blend_card(blended, parts, summary)
     files = {"model.py": (MODULES / "blended.py").read_text(), "MODEL_CARD.md": card}
@@ -232,6 +231,12 @@ class PlainInputs:
     item_index: Tensor | None = None
     item_attr: Tensor | None = None
 
+    def outputs(self, net: torch.nn.Module, plain: Plain) -> Any:
+        """Return the outputs of an exported model."""
+        if plain.readout[0]:
+            return net(self.x, self.edge_index, self.edge_attr, self.item_index, self.item_attr, **self.known)
+        return net(self.x, self.edge_index, *([self.edge_attr] if plain.reads_edges else []), **self.known)
+
 
 @dataclass(frozen=True)
 class PlainReader:
@@ -334,15 +339,10 @@ class Exported(ExportedModel):
         task, net = self.task(self.cfg, client_graph), module_of(self.plain, self.dtype)
         reader: Any = PlainReader(self.plain, getattr(torch, self.dtype))
 
-        def compute(inputs: PlainInputs) -> Tensor:
-            given = (inputs.x, inputs.edge_index)
-            if not self.plain.readout[0]:
-                return net(*given, *([inputs.edge_attr] if self.plain.reads_edges else []), **inputs.known)
-            return net(*given, inputs.edge_attr, inputs.item_index, inputs.item_attr, **inputs.known)
-
         with torch.no_grad():
             inputs = reader.inputs_of(task.graph if isinstance(task, Edges | OfGraphs) else client_graph)
             later = task.later(reader, inputs)
+            compute = functools.partial(PlainInputs.outputs, net=net, plain=self.plain)
             logits = compute(inputs) if later is None else task.predictions(compute, inputs, later)
         return self.of_items(graph, lambda places: logits if places is None else logits[places], task, wanted)
 

@@ -78,6 +78,7 @@ class ItemPredictions:
     ids: np.ndarray
     logits: Tensor
     values: np.ndarray
+    day: np.ndarray
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -94,9 +95,25 @@ class ItemPredictions:
         """Class name of each item; only of predictions of classes."""
         return self.probabilities
 
+    def at(self: Any, rows: np.ndarray) -> Any:
+        """Return the predictions at these positions [K]."""
+        held = {name: getattr(self, name) for name in _OF_ITEMS if len(getattr(self, name, ()))}
+        return replace(self, **{name: of[:, rows] if name == "ends" else of[rows] for name, of in held.items()})
+
+    @property
+    def named(self) -> dict[str, np.ndarray]:
+        """Columns that name the items."""
+        return {"id": self.ids}
+
     def to_frame(self) -> Any:
         """Return a pandas table."""
         raise NotImplementedError
+
+    def _table(self, columns: dict[str, np.ndarray]) -> Any:
+        """Return a pandas table of the day, if there is one, what names the items, and these columns."""
+        import pandas as pd
+
+        return pd.DataFrame({**({"day": self.day} if self.day.size else {}), **self.named, **columns})
 
     @property
     def _counts(self) -> str:
@@ -124,6 +141,10 @@ class ItemPredictions:
         write_frame(self.to_frame(), path, keep_formulas)
 
 
+_OF_ITEMS = ("ids", "logits", "values", "day", "time", "ends")
+"""Fields of predictions with an entry, a row or, of ``ends``, a column per item; some can be empty."""
+
+
 @dataclass(repr=False)
 class Predictions(ItemPredictions):
     """Predictions for nodes.
@@ -141,11 +162,6 @@ class Predictions(ItemPredictions):
     classes: tuple[str, ...]
     threshold: float | None = None
     day: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
-
-    def at(self, rows: np.ndarray) -> "Predictions":
-        """Return the predictions at these positions [K]."""
-        day = self.day[rows] if self.day.size else self.day
-        return replace(self, ids=self.ids[rows], logits=self.logits[torch.as_tensor(rows)], day=day)
 
     @cached_property
     def probabilities(self) -> np.ndarray:
@@ -171,13 +187,8 @@ class Predictions(ItemPredictions):
 
     def to_frame(self) -> Any:
         """Return a pandas table: ``id``, ``p_<class>`` for each class, ``class``."""
-        import pandas as pd
-
         chances = {f"p_{name}": self.probabilities[:, c] for c, name in enumerate(self.classes)}
-        frame = pd.DataFrame({"id": self.ids, **chances, "class": self.labels})
-        if self.day.size:
-            frame.insert(0, "day", self.day)
-        return frame
+        return self._table({**chances, "class": self.labels})
 
 
 @dataclass(repr=False)
@@ -192,34 +203,20 @@ class EdgePredictions(Predictions):
     ends: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), dtype=object))
     time: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def at(self, rows: np.ndarray) -> "EdgePredictions":
-        """Return the predictions at these positions [K]."""
-        predictions = super().at(rows)
-        assert isinstance(predictions, EdgePredictions)  # by `replace`
-        return replace(predictions, ends=self.ends[:, rows], time=self.time[rows] if self.time.size else self.time)
-
-    def to_frame(self) -> Any:
-        """Return a pandas table: ``edge``, ``source``, ``target``, ``p_<class>`` for each class, ``class``."""
-        frame = super().to_frame().rename(columns={"id": "edge"})
-        place = int(self.day.size > 0) + 1
-        frame.insert(place, "source", self.ends[0])
-        frame.insert(place + 1, "target", self.ends[1])
-        return frame
+    @property
+    def named(self) -> dict[str, np.ndarray]:
+        """Columns that name the items."""
+        return {"edge": self.ids, "source": self.ends[0], "target": self.ends[1]}
 
 
 def in_order(parts: Sequence[Any], days: Sequence[str]) -> Any:
     """Return the predictions of several days, one after the other."""
-    first = parts[0]
     joined: dict[str, Any] = {}
-    for name in ("ids", "values", "time"):
-        if hasattr(first, name):
-            joined[name] = np.concatenate([getattr(part, name) for part in parts])
-    if hasattr(first, "ends"):
-        joined["ends"] = np.concatenate([part.ends for part in parts], axis=1)
-    if hasattr(first, "logits"):
-        joined["logits"] = torch.cat([part.logits for part in parts])
+    for name in _OF_ITEMS:
+        if held := [getattr(part, name) for part in parts if hasattr(part, name)]:
+            joined[name] = torch.cat(held) if name == "logits" else np.concatenate(held, axis=int(name == "ends"))
     joined["day"] = np.repeat(np.array(days, dtype=object), [len(part.ids) for part in parts])
-    return replace(first, **joined)
+    return replace(parts[0], **joined)
 
 
 @dataclass(repr=False)
@@ -238,16 +235,9 @@ class TargetPredictions(ItemPredictions):
     names: tuple[str, ...]
     day: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=object))
 
-    def at(self, rows: np.ndarray) -> "TargetPredictions":
-        """Return the predictions at these positions [K]."""
-        return replace(self, ids=self.ids[rows], values=self.values[rows])
-
     def to_frame(self) -> Any:
         """Return a pandas table: ``id`` and one column per target."""
-        import pandas as pd
-
-        day = {"day": self.day} if self.day.size else {}
-        return pd.DataFrame({**day, "id": self.ids, **{name: self.values[:, t] for t, name in enumerate(self.names)}})
+        return self._table({name: self.values[:, t] for t, name in enumerate(self.names)})
 
 
 @dataclass(repr=False)

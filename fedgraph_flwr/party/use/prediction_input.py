@@ -31,7 +31,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema, to_text
-from fedgraph_flwr.errors import FedGraphError, by_caller, check_names, sanitize
+from fedgraph_flwr.errors import FedGraphError, by_caller, check_names, counted, sanitize
 from fedgraph_flwr.party.book.rows import day_text, missing_days
 from fedgraph_flwr.party.tables.columns import Treatment, as_words, features, log_warning
 from fedgraph_flwr.party.tables.edges import (
@@ -437,7 +437,7 @@ def join_tables(
         **data,
     )
     known = f", {len(rows) - k} of which replace stored ones," if k < len(rows) else ""
-    note = f"{len(rows)} nodes{known} joined to the {n} nodes of {where[2]}, which edges name"
+    note = f"{counted(len(rows), 'node')}{known} joined to the {n} nodes of {where[2]}, which edges name"
     additions = NewNodes(graph, union.index.to_numpy(), rows, note, tables={NODE: table, EDGE: rows_of_table})
     place = np.zeros(every.size(1), dtype=np.int64)
     place[inner.numpy()[order.numpy()]] = stored.edge_index.size(1) + np.arange(order.numel())

@@ -290,6 +290,7 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
             "run folders or state folders of a party, not both",
         ),
         ([*map(str, states), "--out", str(out)], "exists: pass a new folder"),
+        ([str(out), str(states[0]), "--out", str(tmp_path / "no")], "is a blend of other runs and holds no model"),
     ):
         assert main(["blend", *args]) == 2
         assert match in capsys.readouterr().err

@@ -316,5 +316,6 @@ def test_one_command_at_a_time_changes_a_book(tmp_path, capsys):
     assert re.search("book is in use by process .*: wait, stop it, or run this command later", capsys.readouterr().err)
     assert main(["book", "add", book, day]) == 0
     assert [export.file for export in BookFolder.load(tmp_path / "book").files][-1] == "day.csv"
-    assert main(["book", "add", str(tmp_path / "none"), day]) == 2
-    assert not (tmp_path / "none").exists()
+    for words in (["add", day], ["new", *files], ["new", "--party-file", str(party), *files, str(tmp_path / "no.csv")]):
+        assert main(["book", words[0], str(tmp_path / "none"), *words[1:]]) == 2
+        assert not (tmp_path / "none").exists()
