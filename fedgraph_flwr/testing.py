@@ -37,6 +37,7 @@ UNIFORM = ("strategy.weighting=uniform", "privacy.noise_multiplier=1")
 COMBINATIONS = {
     "secure sums": ("privacy.secagg=true",),
     "noise": ("privacy.dp=client_fixed", *UNIFORM),
+    "noise of the server": ("privacy.dp=server_fixed", *UNIFORM),
     "noise of the clients": ("privacy.dp=distributed", "privacy.secagg=true", "privacy.secagg_bits=20", *UNIFORM),
     "neighbours": ("train.sampler=neighbors", "train.batch_size=8", "train.fanout=[3,2]"),
     "clusters": ("train.sampler=clusters", "train.clusters=4"),

@@ -63,16 +63,15 @@ class Declaration:
 
 
 def declaration(name: str) -> Declaration:
-    """Read the declaration of the strategy ``name``.
+    """Read the declaration of the strategy ``name``; one without YAML declares nothing.
 
     Raises:
-        FedGraphError: the strategy does not exist, or a declared value is invalid.
+        FedGraphError: a declared value is invalid.
     """
-    return typed(Declaration, group_file("strategy", name).get("declares", {}), "declares")
+    body = group_file("strategy", name) if name in group_names("strategy") else {}
+    return typed(Declaration, body.get("declares", {}), "declares")
 
 
 def model_name(cfg: RunConfig) -> str:
     """Return the name of what a run trains, for its readers: trees or the network. A strategy without YAML trains a network."""
-    name = cfg.strategy.name
-    trees = name in group_names("strategy") and declaration(name).purpose == "trees"
-    return "trees" if trees else cfg.model.name
+    return "trees" if declaration(cfg.strategy.name).purpose == "trees" else cfg.model.name

@@ -101,7 +101,10 @@ class Relay(Reducer):
 
 @dataclass(frozen=True)
 class Individual(Reducer):
-    """Every client's values; ``why`` is required."""
+    """Every client's values, which the server sees; secure sums refuse them, unless ``privacy.reveal`` names the group.
+
+    ``why`` is required.
+    """
 
     def __post_init__(self) -> None:
         if not self.why:
