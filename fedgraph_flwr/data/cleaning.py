@@ -1,6 +1,7 @@
 """Options that change a graph before the split and the partition."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,14 +84,18 @@ def both_directions(graph: Graph) -> Graph:
 
 def largest_component(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return a mask of the largest weakly connected component, bool [N]; ties go to the first."""
+    component = torch.from_numpy(components(edge_index.numpy(), num_nodes))
+    return component == component.bincount().argmax()
+
+
+def components(edge_index: Any, num_nodes: int) -> Any:
+    """Return the weakly connected component of each node, NumPy int [N]."""
     import numpy as np
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
-    source, target = edge_index.numpy()
-    adjacency = coo_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(num_nodes, num_nodes))
-    _, component = connected_components(adjacency, directed=False)
-    return torch.from_numpy(component == np.bincount(component).argmax())
+    ones = np.ones(edge_index.shape[1], dtype=np.int8)
+    return connected_components(coo_matrix((ones, tuple(edge_index)), shape=(num_nodes, num_nodes)), directed=False)[1]
 
 
 def subgraph(graph: AnyGraph, keep: Tensor) -> AnyGraph:

@@ -4,9 +4,10 @@ import argparse
 import contextlib
 import functools
 import inspect
+import io
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def answered(run: Callable[[argparse.Namespace], tuple[int, Any]]) -> Callable[[
         return code
 
     return main
+
+
+def run_quietly(command: Any, words: Sequence[str]) -> int:
+    """Run the command of a module with these words without what it prints, and return its exit code."""
+    parser = argparse.ArgumentParser()
+    command.register(parser)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return int(command.main(parser.parse_args(words)))
 
 
 def fill(args: argparse.Namespace) -> None:

@@ -134,15 +134,21 @@ class PartyFile:
         """Return a path of the file, relative to its folder; None if it is not given."""
         return folder / value if (value := getattr(self, key)) else None
 
+    def schema_in(self, folder: Path) -> Schema | None:
+        """Return the schema that the file names; None if it names none, or one that is yet to be written."""
+        path = self.path("schema", folder)
+        return Schema.load(path) if path and path.is_file() else None
+
     def options(self, folder: Path) -> dict[str, Any]:
         """Return the values of keys that are options of `import`, by their destination."""
         options: dict[str, Any] = {key: self.path(key, folder) for key in _PATHS}
         options |= {key: getattr(self, key) for key in _OPTIONS}
         options |= {key: ",".join(getattr(self, key)) for key in ("classes", "until")}
         options["match_columns"] = self.layout.match_columns
-        schema = options["schema"]
-        stored = Schema.load(schema).tables if schema and schema.is_file() else self
-        if self.role or any(layout.party_columns or layout.party_prefix for layout in (self, stored)):
+        schema = self.schema_in(folder)
+        if self.role or any(
+            layout.party_columns or layout.party_prefix for layout in (self, schema.tables if schema else self)
+        ):
             options["own_party"] = self.party
         return {
             dest: value for dest, value in options.items() if value not in (None, "", [], False) or dest == "client"

@@ -6,13 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.book.folder import EDGES, BookFolder, digest
-from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.reading import read_table
 
 
@@ -25,17 +22,12 @@ def erase(book: BookFolder, ids: Sequence[str]) -> tuple[BookFolder, dict[str, i
         FedGraphError: no file has an account.
     """
     columns, marked_book = book.columns, book.with_erased(ids)
-    unseen, counts, files = {*ids}, {}, []
+    counts, files = {}, []
     for export in book.files:
         path = book.folder / export.file
         table = read_table(path, columns.layout)
         names = (columns.source, columns.target) if export.table == EDGES else (columns.id,)
-        lost = np.zeros(len(table), dtype=bool)
-        for name in names:
-            words = as_words(table[name])
-            hit = np.array(marked_book.is_erased(words.tolist()), dtype=bool)
-            unseen -= {word for word in unseen if bool(np.isin(words[hit], word).any())}
-            lost |= hit
+        lost = marked_book.is_erased(table, names)
         if lost.any():
             counts[export.file] = int(lost.sum())
             _write(path, table[~lost], columns.layout)

@@ -17,19 +17,21 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from fedgraph_flwr.config import typed
 from fedgraph_flwr.config.config_file import load_texts
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.data.schema import Schema, TableLayout
+from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError, check_names
 from fedgraph_flwr.party.party_file import PartyFile, read_party
-from fedgraph_flwr.party.tables.columns import Treatment
+from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.nodes import column_of
 from fedgraph_flwr.party.tables.parties import PartyRule
 from fedgraph_flwr.party.tables.reading import read_columns
@@ -137,16 +139,14 @@ class BookFolder:
     @property
     def layout(self) -> TableLayout:
         """Names of columns and format of the files, by the party's file and the schema."""
-        schema = self.party.path("schema", self.folder)
-        given = self.party.layout
-        return given.over(Schema.load(schema).tables) if schema and schema.is_file() else given
+        schema = self.party.schema_in(self.folder)
+        return self.party.layout.over(schema.tables) if schema else self.party.layout
 
     @property
     def treatment(self) -> Treatment:
         """Formats of values, by the party's file and the schema."""
-        schema = self.party.path("schema", self.folder)
-        held = Schema.load(schema) if schema and schema.is_file() else None
-        return Treatment(schema=held, where=str(schema), **self.party.formats)
+        where = str(self.party.path("schema", self.folder))
+        return Treatment(schema=self.party.schema_in(self.folder), where=where, **self.party.formats)
 
     @property
     def columns(self) -> Columns:
@@ -209,10 +209,12 @@ class BookFolder:
             f"{path} has no columns {columns.source} and {columns.target}: expected a table of payments"
         )
 
-    def is_erased(self, ids: Iterable[str]) -> list[bool]:
-        """Return which ids of accounts were erased."""
-        hashes = {*self.erased[1:]}
-        return [bool(hashes) and self._hash(word) in hashes for word in ids]
+    def is_erased(self, table: Any, names: Iterable[str]) -> NDArray[np.bool_]:
+        """Return which rows of a table name an erased account in one of its columns, bool [N]."""
+        hashes, lost = {*self.erased[1:]}, np.zeros(len(table), dtype=bool)
+        for name in names if hashes else ():
+            lost |= np.array([self._hash(word) in hashes for word in as_words(table[name]).tolist()], dtype=bool)
+        return lost
 
     def _hash(self, word: str) -> str:
         key = bytes.fromhex(self.erased[0])
@@ -256,13 +258,10 @@ def new_book(folder: Path, party_file: Path) -> BookFolder:
     }
     made = replace(party, **moved)
     if (folder / PARTY).resolve() != party_file.resolve():
-        values = {f.name: getattr(made, f.name) for f in fields(PartyFile) if getattr(made, f.name) != _default(f)}
+        usual = vars(PartyFile())
+        values = {key: value for key, value in vars(made).items() if value != usual[key]}
         write_bytes(folder / PARTY, yaml.safe_dump(values, sort_keys=False, allow_unicode=True).encode())
     return BookFolder(folder, made)
-
-
-def _default(of: Any) -> Any:
-    return of.default_factory() if callable(of.default_factory) else of.default
 
 
 def is_book(path: Path) -> bool:

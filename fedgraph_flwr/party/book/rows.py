@@ -19,7 +19,7 @@ from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.book.folder import CACHE, EDGES, NODES, BookFolder, Export, digest, is_book
 from fedgraph_flwr.party.party_file import PartyFile, read_party
-from fedgraph_flwr.party.tables.columns import Treatment, as_words
+from fedgraph_flwr.party.tables.columns import Treatment
 from fedgraph_flwr.party.tables.edges import edge_times
 from fedgraph_flwr.party.tables.repeats import ALWAYS, counted, joined, known_from, repeats_of, versions_of
 from fedgraph_flwr.party.tables.roles import Columns
@@ -165,9 +165,7 @@ def _without_erased(table: Any, file: Ints, names: Sequence[str], book: BookFold
     """Return rows that name no erased account, and their files."""
     if not book.erased:
         return table, file
-    lost = np.zeros(len(table), dtype=bool)
-    for name in names:
-        lost |= np.array(book.is_erased(as_words(table[name]).tolist()), dtype=bool)
+    lost = book.is_erased(table, names)
     return table[~lost].reset_index(drop=True), file[~lost]
 
 

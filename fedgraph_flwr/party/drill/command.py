@@ -14,14 +14,12 @@ Examples:
 """
 
 import argparse
-import contextlib
-import io
 import re
 from pathlib import Path
 from typing import Any
 
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.options import add_options
+from fedgraph_flwr.party.options import add_options, run_quietly
 
 _OPTIONS = """
 --out PATH  new folder of the drill or of a party's copy; `plan`: file of the plan; `report`: .csv or .parquet file of the table
@@ -212,10 +210,6 @@ def _link(files: list[Path], out: Path, share: str) -> None:
     """Link the parties' files."""
     from fedgraph_flwr.party.link import command as link
 
-    parser = argparse.ArgumentParser()
-    link.register(parser)
     shared = ["--share", share] if share else []
-    with contextlib.redirect_stdout(io.StringIO()):
-        code = link.main(parser.parse_args(["--simulate", *map(str, files), *shared, "--out", str(out / "linked")]))
-    if code:
+    if run_quietly(link, ["--simulate", *map(str, files), *shared, "--out", str(out / "linked")]):
         raise FedGraphError("a party shares no payment with any other, also no planted one: raise cross=")

@@ -12,10 +12,7 @@ that both records of a payment match like real ones.
     party.yaml             as of `init-party`; and the client file that its import writes
 """
 
-import argparse
-import contextlib
 import hashlib
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +24,12 @@ from fedgraph_flwr.data.book import DAY
 from fedgraph_flwr.data.features import BEFORE, WHOLE
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.graph import ClientGraph, unpack_words
-from fedgraph_flwr.data.schema import Schema, TableLayout, flow
+from fedgraph_flwr.data.schema import TableLayout, flow
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.book.rows import party_of
 from fedgraph_flwr.party.drill.plan import STAGES, Pattern, Plan
 from fedgraph_flwr.party.link.files import ALIASES
+from fedgraph_flwr.party.options import run_quietly
 from fedgraph_flwr.party.party_file import PartyFile
 from fedgraph_flwr.party.secret import party_secret
 from fedgraph_flwr.party.tables import import_command
@@ -127,10 +125,11 @@ def read_book(where: Path) -> Book:
     path = where / PARTY if where.is_dir() else where
     party, folder = party_of(where)
     files = [path, *(file for key in ("nodes", "edges", "schema", "out") if (file := party.path(key, folder)))]
-    schema = party.path("schema", folder)
-    given = party.layout
-    layout = replace(given, label="", split="", edge_label="", edge_id="", graph="", recipe="", day="", currency="")
-    layout = layout.over(Schema.load(schema).tables) if schema and schema.is_file() else layout
+    schema = party.schema_in(folder)
+    layout = replace(
+        party.layout, label="", split="", edge_label="", edge_id="", graph="", recipe="", day="", currency=""
+    )
+    layout = layout.over(schema.tables) if schema else layout
     layout = layout.over(TableLayout(id="id", source="source", target="target"))
     for key, what in (("time", "times"), ("amount", "amounts")):
         if not getattr(layout, key):
@@ -227,9 +226,9 @@ def plant(plan: Plan, book: Book, out: Path, client: int, secret_seed: int | Non
     ]
     present = {pattern.number for pattern in plan.patterns}
     slots = {slot: ordinary[at] for slot, at in zip(places, drawn, strict=True) if slot[0] in present}
-    _write(plan, book, out, client, slots, me)
-    crossing = _import(plan, out, client, slots, secret_seed)
     rows = [row for pattern in plan.patterns for row in planted_rows(pattern, plan, slots, me)]
+    _write(plan, book, out, client, slots, rows)
+    crossing = _import(plan, out, client, slots, secret_seed)
     return Planted((len(slots), len(ordinary)), (len(rows), crossing))
 
 
@@ -275,11 +274,12 @@ def _check_times(plan: Plan, book: Book) -> None:
         )
 
 
-def _write(plan: Plan, book: Book, out: Path, client: int, slots: dict[tuple[int, int], str], me: int) -> None:
-    """Write the copy's files."""
+def _write(
+    plan: Plan, book: Book, out: Path, client: int, slots: dict[tuple[int, int], str], planted: list[tuple[Any, ...]]
+) -> None:
+    """Write the copy's files; ``planted`` has the party's payments of the plan."""
     import pandas as pd
 
-    planted = [row for pattern in plan.patterns for row in planted_rows(pattern, plan, slots, me)]
     columns = list(zip(*planted, strict=True)) or [()] * 7
     spelled = dict(zip(fold(plan.parties).tolist(), plan.parties, strict=True))
     banks = [[spelled.get(word, word) for word in words.tolist()] for words in book.parties]
@@ -301,7 +301,7 @@ def _write(plan: Plan, book: Book, out: Path, client: int, slots: dict[tuple[int
         match[f"match_{place}"] = "text"
     last = [str(end - 1) for _, end in plan.periods[:2]]
     party = {
-        "party": plan.parties[me],
+        "party": plan.parties[plan.party(book.party.party)],
         "client": client,
         "nodes": ACCOUNTS,
         "edges": PAYMENTS,
@@ -350,11 +350,9 @@ def _match_value(kind: str, row: tuple[Any, ...]) -> str:
 
 def _import(plan: Plan, out: Path, client: int, slots: dict[tuple[int, int], str], secret_seed: int | None) -> int:
     """Import the copy, and give planted records the names of their slots; return the number of these records."""
-    parser = argparse.ArgumentParser()
-    import_command.register(parser)
-    seed = [] if secret_seed is None else ["--secret-seed", str(secret_seed)]
-    with contextlib.redirect_stdout(io.StringIO()):
-        import_command.main(parser.parse_args([str(out / PARTY), *seed]))
+    run_quietly(
+        import_command, [str(out / PARTY), *([] if secret_seed is None else ["--secret-seed", str(secret_seed)])]
+    )
     path = out / f"client_{client:04d}.safetensors"
     graph = ClientGraph.load(path)
     names = {name: pattern for pattern in plan.patterns for name in pattern.names}

@@ -18,6 +18,7 @@ from fedgraph_flwr.errors import MALFORMED, FedGraphError, first_line
 from fedgraph_flwr.evaluation.curves import Curves, margin
 from fedgraph_flwr.party.drill.plan import Plan
 from fedgraph_flwr.party.drill.planting import PLAN, SLOTS
+from fedgraph_flwr.party.use.alerts import labelled
 from fedgraph_flwr.party.use.blend import is_blend
 from fedgraph_flwr.party.use.predict import finished
 from fedgraph_flwr.party.use.worth import OWN_TREES, load_model, model_name, models_below
@@ -224,16 +225,10 @@ def scores_of(model: Any, accounts: Mapping[int, int], plan: Plan, client: int |
         classes = ", ".join(model.input_spec.classes)
         raise FedGraphError(f"{run} has the classes {classes}, not {plan.label}: pass a run on the files of this drill")
     logits, task = model.items(model.party_graph())
-    rows = rows_of(task, "test")
+    rows = labelled(task, "test")
     if model.cfg.strategy.pooled:
         rows = rows[task.part.numpy()[rows] == client]
     return Scored(margin(logits.numpy())[rows], patterns_of(task, rows, accounts, run))
-
-
-def rows_of(task: Any, split: str) -> Ints:
-    """Return the labelled items of a split."""
-    rows: Ints = np.flatnonzero((task.masks[split] & (task.y >= 0)).numpy())
-    return rows
 
 
 def patterns_of(task: Any, rows: Ints, accounts: Mapping[int, int], run: Path) -> Ints:
@@ -254,7 +249,7 @@ def _rule(model: Any, known: Scored) -> Scored:
     graph = model.party_graph()
     x = np.asarray(model.inputs_of_trees(graph), dtype=np.float64)
     _, task = model.items(graph)
-    val, test = rows_of(task, "val"), rows_of(task, "test")
+    val, test = labelled(task, "val"), labelled(task, "test")
     positive = task.y.numpy()[val] == 1
     best, score = -1.0, np.zeros(test.size)
     for column in x.T:

@@ -382,6 +382,11 @@ def days_of(task: Any, rows: NDArray[Any]) -> Ints | None:
     return time.numpy()[rows] // DAY if time is not None and time.numel() else None
 
 
+def labelled(task: Any, split: str) -> Ints:
+    """Return the places of the labelled items of a split."""
+    return np.flatnonzero((task.masks[split] & (task.y >= 0)).numpy())
+
+
 def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
     """Choose a threshold and a calibration on the validation items of a party's own graph, and measure them on its test items.
 
@@ -391,8 +396,7 @@ def choose(predictor: Any, rule: Rule, kind: str = "auto") -> Choice:
     """
     margin, task = margins(predictor, predictor.party_graph())
     y = task.y.numpy()
-    rows = {split: np.flatnonzero(task.masks[split].numpy() & (y >= 0)) for split in ("val", "test")}
-    val, test = rows["val"], rows["test"]
+    val, test = labelled(task, "val"), labelled(task, "test")
     if not val.size:
         raise FedGraphError("a threshold needs labelled validation items, got none: import some with labels")
     # a party without a positive chooses by numbers of alerts alone, and keeps the model's probabilities

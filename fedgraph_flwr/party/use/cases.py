@@ -14,9 +14,10 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from fedgraph_flwr.data.cleaning import components
 from fedgraph_flwr.data.features import DAY
 from fedgraph_flwr.data.schema import EDGE
-from fedgraph_flwr.errors import sanitize
+from fedgraph_flwr.errors import counted, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import amounts_of, edge_times
 from fedgraph_flwr.party.tables.roles import Columns
@@ -226,16 +227,13 @@ def add_details(listed: Any, inputs: Sequence[tuple[str, Any]], treatment: Treat
 def cases_of(listed: Any) -> list[int]:
     """Return the case of each alert, numbered by the first alert."""
     import pandas as pd
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
 
     if "edge" not in listed or not len(listed):
         return list(range(1, len(listed) + 1))
     ends, _ = pd.factorize(np.concatenate([listed["source"].astype(str), listed["target"].astype(str)]))
-    half, size = len(listed), int(ends.max()) + 1
-    links = coo_matrix((np.ones(half), (ends[:half], ends[half:])), shape=(size, size))
-    of_account = connected_components(links, directed=False)[1]
-    return (pd.factorize(of_account[ends[:half]])[0] + 1).tolist()
+    both = ends.reshape(2, -1)
+    of_account = components(both, int(ends.max()) + 1)
+    return (pd.factorize(of_account[both[0]])[0] + 1).tolist()
 
 
 def _ago(seconds: int) -> str:
@@ -244,8 +242,7 @@ def _ago(seconds: int) -> str:
         return "at the same time"
     for size, unit in ((DAY, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size:
-            number = round(seconds / size)
-            return f"{number} {unit}{'s' * (number != 1)}"
+            return counted(round(seconds / size), unit)
     return ""
 
 

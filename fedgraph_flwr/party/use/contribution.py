@@ -24,6 +24,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.launch.runner import run
 from fedgraph_flwr.party.forget import held_files, of_clients, without
+from fedgraph_flwr.party.use.alerts import labelled
 from fedgraph_flwr.party.use.predict import finished, load_predictor
 from fedgraph_flwr.party.use.worth import Floats, check_metric, measure
 
@@ -125,7 +126,7 @@ def _score(folder: Path, graphs: list[Any], metric: str, empty: bool) -> float:
     model, scores = load_predictor(folder), []
     for graph in graphs:
         logits, task = model.items(graph)
-        rows = np.flatnonzero((task.masks["test"] & (task.y >= 0)).numpy())
+        rows = labelled(task, "test")
         outputs = logits.numpy()[rows] * (not empty)
         one = np.zeros(rows.size, dtype=np.int64)
         if rows.size:

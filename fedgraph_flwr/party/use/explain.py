@@ -115,33 +115,25 @@ class Reasons:
         both = np.concatenate([self.of_columns, self.of_edges])
         rows = np.argsort(-np.abs(both), kind="stable")[:top]
         rows = rows[both[rows] != 0]
-        is_edge = rows >= len(self.columns)
-        columns, edges = rows[~is_edge], rows[is_edge] - len(self.columns)
-        parts: dict[str, Any] = {
-            name: np.full(len(rows), "", dtype=object) for name in ("name", "source", "target", "time")
-        }
-        parts["name"][~is_edge] = np.array(self.columns, dtype=object)[columns]
-        parts["name"][is_edge], value = self.edges[edges], np.full(len(rows), np.nan)
-        parts["source"][is_edge], parts["target"][is_edge] = self.ends[:, edges]
-        if self.time.size:
-            parts["time"][is_edge] = time_texts(self.time, self.wording.dated)[edges]
-        value[~is_edge] = self.values[columns]
-        kind = np.where(is_edge, "payment", "column")
         held = dict(zip(self.columns, self.values.tolist(), strict=True))
-        parts["text"] = np.full(len(rows), "", dtype=object)
-        said = [(self.columns[column], self.wording.text(self.columns[column], held)) for column in columns]
-        if self.around is not None:
-            said = [(name, ": ".join(filter(None, (text, self.around.of_column(name))))) for name, text in said]
-        parts["text"][~is_edge] = [text for _, text in said]
-        ways = zip(*(parts[name][is_edge] for name in ("name", "source", "target", "time")), strict=True)
-        named = [(f"{name}: " if name != "" else "", *rest) for name, *rest in ways]
-        texts = [f"payment {name}{a} → {b}, {time}".rstrip(" ,") for name, a, b, time in named]
-        if self.around is not None:
-            others = [self.around.of_payment(str(name)) for name in parts["name"][is_edge]]
-            told = zip(named, others, texts, strict=True)
-            texts = [f"payment {name}{other}" if other else text for (name, *_), other, text in told]
-        parts["text"][is_edge] = texts
-        frame = pd.DataFrame({"item": self.item, "rank": np.arange(1, len(rows) + 1), "kind": kind, **parts})
+        times = time_texts(self.time, self.wording.dated) if self.time.size else [""] * len(self.edges)
+        listed: list[tuple[Any, ...]] = []
+        for row in rows.tolist():
+            if (edge := row - len(self.columns)) < 0:
+                name = self.columns[row]
+                parts = self.wording.text(name, held), self.around.of_column(name) if self.around else ""
+                listed.append(("column", name, "", "", "", ": ".join(filter(None, parts)), self.values[row]))
+                continue
+            name, (source, target), time = self.edges[edge], self.ends[:, edge], times[edge]
+            text = self.around.of_payment(str(name)) if self.around else ""
+            text = text or f"{source} → {target}, {time}".rstrip(" ,")
+            start = f"payment {name}: " if name != "" else "payment "
+            listed.append(("payment", name, source, target, time, f"{start}{text}", np.nan))
+        names = ["kind", "name", "source", "target", "time", "text", "value"]
+        frame = pd.DataFrame(listed, columns=names, dtype=object)
+        frame.insert(0, "item", self.item)
+        frame.insert(1, "rank", np.arange(1, len(rows) + 1))
+        value = frame.pop("value").astype(np.float64)
         scores = {"score": self.score, "score_without_first": self.without, "random_model_correlation": self.alike}
         return frame.assign(contribution=both[rows], value=value, **scores)
 

@@ -1,7 +1,7 @@
 """Tables that people open: CSV without formulas, or Parquet."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ NUMBER = r"[+-]?\d[\d .,]*"
 def without_formulas(frame: Any) -> tuple[Any, int]:
     """Return a pandas table whose cells and column names no spreadsheet runs, by a leading ``'``; and how many it changed."""
     safe, changed = frame.copy(), 0
-    for name in [name for name in frame.columns if frame[name].dtype.kind in "OSUT"]:
-        texts = frame[name].astype(str)
+    for name, texts in _texts(frame):
         unsafe = texts.str.match(FORMULA) & ~texts.str.fullmatch(NUMBER)
         if unsafe.any():
             safe[name] = frame[name].astype(object).mask(unsafe, "'" + texts)
@@ -27,6 +26,11 @@ def without_formulas(frame: Any) -> tuple[Any, int]:
     names = frame.columns.astype(str)
     safe.columns = names.where(~names.str.match(FORMULA), "'" + names)
     return safe, changed
+
+
+def _texts(frame: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and cells, as text, of each column of texts."""
+    yield from ((name, frame[name].astype(str)) for name in frame.columns if frame[name].dtype.kind in "OSUT")
 
 
 def as_csv(frame: Any, keep_formulas: bool = False) -> str:
@@ -41,8 +45,7 @@ def _with_line_feeds(frame: Any) -> Any:
 
     Python's writer leaves a cell with a carriage return unquoted, so that the rest of the cell would begin a row, such as ``=1``.
     """
-    for name in [name for name in frame.columns if frame[name].dtype.kind in "OSUT"]:
-        texts = frame[name].astype(str)
+    for name, texts in _texts(frame):
         if (returns := texts.str.contains("\r")).any():
             plain = texts.str.replace("\r\n", "\n").str.replace("\r", "\n")
             frame = frame.assign(**{name: frame[name].astype(object).mask(returns, plain)})

@@ -350,6 +350,17 @@ def chosen_input(args: argparse.Namespace, predictor: Any, whole: bool = False) 
     return predictor, *_graph(args, predictor, _spec_of(predictor, whole))
 
 
+def check_days(args: argparse.Namespace) -> None:
+    """Refuse days without a book.
+
+    Raises:
+        FedGraphError: names the option.
+    """
+    for name, option in (("since", "from"), ("until", "until")):
+        if getattr(args, name):
+            raise FedGraphError(f"--{option} is a day of a book: pass --book DIR, or leave it out")
+
+
 def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) -> Iterator[tuple[str, Input]]:
     """Yield each day of ``--book`` with its input, as `chosen_input` returns it; without a book, "" and the input.
 
@@ -359,10 +370,7 @@ def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) ->
         together: whether the items of all days are read in the graph of the last one, with all of its edges.
     """
     if args.book is None:
-        for name in ("since", "until"):
-            if getattr(args, name):
-                option = "from" if name == "since" else name
-                raise FedGraphError(f"--{option} is a day of a book: pass --book DIR, or leave it out")
+        check_days(args)
         yield "", chosen_input(args, predictor, together)
         return
     from dataclasses import replace

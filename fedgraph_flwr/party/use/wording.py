@@ -7,6 +7,7 @@ schema's statistics. "Usually" is the median over the party's own stored items.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedgraph_flwr.data.features import ALIKE, DAY, NEVER, Form, Recipe
 from fedgraph_flwr.data.own_columns import recipe_of
 from fedgraph_flwr.data.payment_names import Names
 from fedgraph_flwr.data.schema import EDGE, NODE, Column
+from fedgraph_flwr.errors import counted
 
 ENDS = ("source ", "target ")
 ROLES = {"source": "the payer", "target": "the receiver"}
@@ -83,12 +85,13 @@ class Wording:
             return f"{ROLES[of_end]}: {said}" if of_end and _window(base)[0] in _OF_ACCOUNTS else said
         columns = self.columns[kind]
         stem = base if base in columns else base.partition("=")[0]
-        if prefix.startswith("mean"):
-            written = self._of_mean(base, columns, value, usual)
-        elif values.get(f"{prefix}{stem} missing", 0.0) > 0.5:  # the model reads a value that stands for missing ones
-            written = f"{stem} is missing"
+        mean = prefix.startswith("mean")
+        if (
+            not mean and values.get(f"{prefix}{stem} missing", 0.0) > 0.5
+        ):  # the model reads a value that stands for missing ones
+            written: str | None = f"{stem} is missing"
         else:
-            written = self._of_table(base, columns, value, usual)
+            written = _of_table(base, columns, value, usual, mean)
         if written is not None:
             return f"{prefix}{written}"
         return f"{name} = {value:.4g}"
@@ -111,42 +114,37 @@ class Wording:
             count = values.get(key, np.nan)
             shape = self.forms[int(not (self.edges and not end))].get(partners)
             if count == count and shape is not None:
-                number = round(raw_value(shape, count))
                 way = TOWARDS[base.split("_")[1]]
                 amount = self.money(raw_value(form, value))
-                said = said.replace(amount, f"{amount} {way} {number} account{'s' * (number != 1)}", 1)
-        normal = "" if usual != usual or kind == "flag" else write(raw_value(form, usual))
-        return f"{said}, usually {normal}" if normal and normal != write(raw_value(form, value)) else said
+                said = said.replace(amount, f"{amount} {way} {counted(round(raw_value(shape, count)), 'account')}", 1)
+        return said if kind == "flag" else said + _usually(lambda number: write(raw_value(form, number)), value, usual)
 
-    def _of_table(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
-        """Return what a column of a table says; None for a column that the schema does not have."""
-        name, _, category = base.partition("=")
-        if base.endswith(" missing") and base.removesuffix(" missing") in columns:
-            return f"{base.removesuffix(' missing')} is {'missing' if value > 0.5 else 'known'}"
-        if category and (column := columns.get(name)) is not None and column.kind == "category":
-            return f"{name} is {'' if value > 0.5 else 'not '}{category}"
-        if (column := columns.get(base)) is None or column.kind == "category":
-            return None
-        said = _written(column, value)
-        normal = "" if usual != usual else _written(column, usual)
-        return f"{base} {said}" + (f", usually {normal}" if normal not in ("", said) else "")
 
-    def _of_mean(self, base: str, columns: Mapping[str, Column], value: float, usual: float) -> str | None:
-        """Return what the mean of a table's column says: a share of flags and categories; None for a mean of logarithms."""
-        name, _, category = base.partition("=")
-        gap = base.removesuffix(" missing")
-        if category and (column := columns.get(name)) is not None and column.kind == "category":
-            what = f"{name} is {category}"
-        elif gap != base and gap in columns:
-            what = f"{gap} is missing"
-        elif (column := columns.get(base)) is None or column.scale == "log":
-            return None
-        elif column.kind == "flag":
-            what = f"{base} is yes"
-        else:
-            return self._of_table(base, columns, value, usual)
-        normal = "" if usual != usual else _share(usual)
-        return f"{what}: {_share(value)}" + (f", usually {normal}" if normal not in ("", _share(value)) else "")
+def _usually(write: Callable[[float], str], value: float, usual: float) -> str:
+    """Return what is usual as an addition to a text; "" if it is unknown, or written like the value."""
+    normal = "" if usual != usual else write(usual)
+    return f", usually {normal}" if normal not in ("", write(value)) else ""
+
+
+def _of_table(base: str, columns: Mapping[str, Column], value: float, usual: float, mean: bool) -> str | None:
+    """Return what a column of a table says, or a mean of it: of flags, categories and missing values a share.
+
+    None for a column that the schema does not have, and for a mean of logarithms.
+    """
+    name, _, category = base.partition("=")
+    gap = base.removesuffix(" missing")
+    if gap != base and gap in columns:
+        what, said = f"{gap} is missing", f"{gap} is {'missing' if value > 0.5 else 'known'}"
+    elif category and name in columns and columns[name].kind == "category":
+        what, said = f"{name} is {category}", f"{name} is {'' if value > 0.5 else 'not '}{category}"
+    elif (column := columns.get(base)) is None or column.kind == "category" or (mean and column.scale == "log"):
+        return None
+    elif mean and column.kind == "flag":
+        what = f"{base} is yes"
+    else:
+        write = partial(_written, column)
+        return f"{base} {write(value)}{_usually(write, value, usual)}"
+    return f"{what}: {_share(value)}{_usually(_share, value, usual)}" if mean else said
 
 
 def _prefix(name: str) -> tuple[str, str]:

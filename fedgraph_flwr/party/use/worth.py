@@ -23,12 +23,13 @@ from scipy.special import ndtr, stdtrit
 
 from fedgraph_flwr.config import bounded_metric, one_of, sign_of
 from fedgraph_flwr.config.method_names import method_name
+from fedgraph_flwr.data.cleaning import components
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.evaluation import metrics
 from fedgraph_flwr.evaluation.chance import level
 from fedgraph_flwr.evaluation.curves import OF_RANKS, chances, margin, means_of_rows, ratio
 from fedgraph_flwr.evaluation.verdict import MARGIN, verdict
-from fedgraph_flwr.party.use.alerts import days_of
+from fedgraph_flwr.party.use.alerts import days_of, labelled
 from fedgraph_flwr.party.use.blend import check_same_items, is_blend, load_blend
 from fedgraph_flwr.party.use.predict import TaskPredictor, load_node, load_predictor
 from fedgraph_flwr.report.runs import load_run
@@ -205,12 +206,7 @@ def clusters_of(kind: str, task: Any, rows: Ints) -> tuple[str, Ints]:
         return "day", np.unique(day, return_inverse=True)[1]
     graph = task.graph
     if task.ITEMS == "nodes" and kind != "item" and hasattr(graph, "edge_index"):
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        source, target = graph.edge_index.numpy()
-        links = coo_array((np.ones(len(source), np.int8), (source, target)), shape=(graph.num_nodes,) * 2)
-        of = np.unique(connected_components(links, directed=False)[1][rows], return_inverse=True)[1]
+        of = np.unique(components(graph.edge_index.numpy(), graph.num_nodes)[rows], return_inverse=True)[1]
         if kind == "component" or effective("accuracy", np.zeros(len(of), np.int64), of) >= MIN_CLUSTERS:
             return "component", of
     elif kind == "component":
@@ -364,7 +360,7 @@ def _read(
     known = None
     if lived is None:
         known = first.items(first.party_graph())[1]
-        rows = np.flatnonzero((known.masks["test"] & (known.y >= 0)).numpy())
+        rows = labelled(known, "test")
         y = known.y.numpy()[rows]
     else:
         items, _ = lived.scores(first)

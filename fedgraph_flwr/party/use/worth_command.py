@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fedgraph_flwr.errors import counted
+from fedgraph_flwr.errors import FedGraphError, counted
 from fedgraph_flwr.party.options import JSON, add_options, answered
 
 
@@ -68,17 +68,14 @@ def _lived(args: argparse.Namespace) -> Any:
     """
     import numpy as np
 
-    from fedgraph_flwr.errors import FedGraphError
+    from fedgraph_flwr.party.use.predict_command import check_days, check_party, is_state, predicted
 
     if args.book is None:
-        for option in ("from", "until"):
-            if getattr(args, "since" if option == "from" else option):
-                raise FedGraphError(f"--{option} is a day of a book: pass --book DIR, or leave it out")
+        check_days(args)
         return None
     from fedgraph_flwr.party.book.folder import PARTY, BookFolder
     from fedgraph_flwr.party.book.rows import read_rows
     from fedgraph_flwr.party.tables.nodes import label_codes
-    from fedgraph_flwr.party.use.predict_command import check_party, is_state, predicted
     from fedgraph_flwr.party.use.worth import Lived
 
     book, labels = BookFolder.load(args.book), dict[str, int]()
@@ -129,7 +126,6 @@ def _print_scores(comparison: Any) -> None:
 
 def _contributions(args: argparse.Namespace) -> Any:
     """Print what each party adds, and return the table."""
-    from fedgraph_flwr.errors import FedGraphError
     from fedgraph_flwr.party.use.contribution import contribution
 
     if len(args.runs) != 1 or args.client is not None:
