@@ -411,7 +411,7 @@ def chosen_values(tuned: Board, pairs: Sequence[tuple[str, str]], marked: Mappin
     values: dict[str, dict[str, list[float]]] = {}
     sweep = tuned.sweep
     for s, m in pairs:
-        overrides = sweep.choices(s, m, tuned.found)[tuned.tally.chosen[s, m]]
+        overrides = sweep.choices(s, m, tuned.finished)[tuned.tally.chosen[s, m]]
         for override in overrides[len([*sweep.common, *sweep.settings[s], *sweep.methods[m]]) :]:
             key, _, value = override.partition("=")
             values.setdefault(m, {}).setdefault(key, []).append(float(value))
@@ -531,13 +531,13 @@ def repeated(board: Board, labels: Sequence[str], same_machine: bool) -> Iterato
     Raises:
         FedGraphError: a label without a stored row.
     """
-    cells = {cell.label: cell for cell in board.sweep.cells(board.found) if cell.identity in board.found}
+    cells = {cell.label: cell for cell in board.sweep.cells(board.finished) if cell.identity in board.finished}
     for label in labels:
         if label not in cells:
             raise FedGraphError(
                 f"no stored run is labelled '{label}': pass SETTING/METHOD/SEED of a row of {board.sweep.results}"
             )
-        old, new = board.found[cells[label].identity], run_cell(cells[label])
+        old, new = board.finished[cells[label].identity], run_cell(cells[label])
         before, now = (100 * number(row, "value") for row in (old, new))
         same = old.get("parameters") == new.get("parameters")
         close = before == now if same_machine else abs(before - now) <= TOLERANCE

@@ -128,8 +128,8 @@ class Board:
     def __init__(self, path: Path):
         index = ResultsIndex(load(path))
         index.missing()
-        self.sweep, self.found = index.sweep, index.found
-        self.tally = SweepSummary(self.sweep, self.found)
+        self.sweep, self.finished = index.sweep, index.finished
+        self.tally = SweepSummary(self.sweep, self.finished)
         self.methods = self.tally.running
 
     @cached_property
@@ -137,8 +137,8 @@ class Board:
         """Rows of the selected choice of each setting and method."""
         rows: dict[tuple[str, str], list[Row]] = {}
         names = {(s, chosen): (s, m) for (s, m), chosen in self.tally.chosen.items()}
-        for cell in self.sweep.cells(self.found):
-            if (key := names.get((cell.setting, cell.method))) and (row := self.found.get(cell.identity)):
+        for cell in self.sweep.cells(self.finished):
+            if (key := names.get((cell.setting, cell.method))) and (row := self.finished.get(cell.identity)):
                 rows.setdefault(key, []).append(row)
         return rows
 
@@ -150,7 +150,7 @@ class Board:
     @property
     def done(self) -> int:
         """Number of cells with a row."""
-        return sum(cell.identity in self.found for cell in self.sweep.cells(self.found))
+        return sum(cell.identity in self.finished for cell in self.sweep.cells(self.finished))
 
     @cached_property
     def begun(self) -> list[str]:
@@ -264,9 +264,9 @@ class Board:
     def hours_spent(self, settings: Sequence[str]) -> float:
         """Return the core hours of all runs of some settings."""
         rows = {
-            c.identity: self.found[c.identity]
-            for c in self.sweep.cells(self.found)
-            if c.setting in settings and c.identity in self.found
+            c.identity: self.finished[c.identity]
+            for c in self.sweep.cells(self.finished)
+            if c.setting in settings and c.identity in self.finished
         }
         return total([spent(row, "cpu") for row in rows.values()])[0] / 3600
 

@@ -67,7 +67,7 @@ def tables(paper: str) -> list[SweepSummary]:
 def _tally(path: Path) -> SweepSummary:
     index = ResultsIndex(load(path))
     index.missing()
-    return SweepSummary(index.sweep, index.found)
+    return SweepSummary(index.sweep, index.finished)
 
 
 def cells(tally: SweepSummary, paper: str) -> Iterator[Cell]:

@@ -297,7 +297,7 @@ def test_rows_are_repeated_to_the_bit_on_the_same_machine_and_within_a_tolerance
     small, tmp_path, monkeypatch, capsys, machine, value, digest, holds
 ):
     (cell,) = [cell for cell in small.sweep.cells({}) if cell.label == "A/Local/0"]
-    small.found[cell.identity]["parameters"] = "aa"
+    small.finished[cell.identity]["parameters"] = "aa"
     monkeypatch.setattr(board, "REPEATED", tmp_path / "repeated.json")
     monkeypatch.setattr(board, "run_cell", lambda cell: {**cell.row, "value": value, "parameters": digest})
     here = board.machine()

@@ -272,7 +272,7 @@ def test_every_stored_row_is_a_run_that_its_table_asks_for(path):
     """A row under a table's names with other words would stand beside figures of another run."""
     index = ResultsIndex(load(path))
     index.missing()
-    asked = {(cell.setting, cell.method, str(cell.seed)): cell.identity for cell in index.sweep.cells(index.found)}
+    asked = {(cell.setting, cell.method, str(cell.seed)): cell.identity for cell in index.sweep.cells(index.finished)}
     for row in read(index.sweep.results):
         at = row["setting"], row["method"], row["seed"]
         assert asked.get(at, identity(row["method"], row["words"])) == identity(row["method"], row["words"]), at

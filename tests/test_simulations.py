@@ -58,8 +58,8 @@ def test_every_stored_table_is_what_its_rows_say(path, plugin, monkeypatch):
     monkeypatch.chdir(FOLDER.parent)
     index = ResultsIndex(load(path.relative_to(FOLDER.parent)))
     index.missing()
-    assert index.found
-    assert index.sweep.results.with_suffix(".md").read_text() == markdown(SweepSummary(index.sweep, index.found))
+    assert index.finished
+    assert index.sweep.results.with_suffix(".md").read_text() == markdown(SweepSummary(index.sweep, index.finished))
 
 
 def test_what_a_target_needs_by_hand():

@@ -20,6 +20,14 @@ from fedgraph_flwr.fleet.certificates import (
     warnings,
 )
 from fedgraph_flwr.fleet.checking import Finding, check
+from fedgraph_flwr.fleet.flower_commands import (
+    Removed,
+    admit,
+    check_connection,
+    connection,
+    node_of_key,
+    remove,
+)
 from fedgraph_flwr.fleet.keys import (
     FLEET,
     ROLES,
@@ -30,14 +38,6 @@ from fedgraph_flwr.fleet.keys import (
     make_node,
     make_operator,
     read_fleet,
-)
-from fedgraph_flwr.fleet.operating import (
-    Removed,
-    admit,
-    check_connection,
-    connection,
-    node_of_key,
-    remove,
 )
 from fedgraph_flwr.fleet.overview import lines, overview
 from fedgraph_flwr.fleet.parties import UNREGISTERED

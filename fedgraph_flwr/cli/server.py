@@ -17,11 +17,11 @@ from fedgraph_flwr.cli import superlink
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, system_errors
 from fedgraph_flwr.fleet import flower_patches
 from fedgraph_flwr.fleet.certificates import in_use, watch
+from fedgraph_flwr.fleet.flower_commands import admit_all, connect, node_infos, runs
 from fedgraph_flwr.fleet.keys import FLEET, Places, check_pairs, read_fleet, write_configuration, write_fleet
 from fedgraph_flwr.fleet.log_lines import LOG_FORMAT
 from fedgraph_flwr.fleet.metrics import Metric, exposition, of_certificates, of_memory, of_parties, of_runs
 from fedgraph_flwr.fleet.monitor import condition, monitor
-from fedgraph_flwr.fleet.operating import admit_all, connect, node_infos, runs
 from fedgraph_flwr.fleet.parties import read_parties
 from fedgraph_flwr.fleet.processes import PAUSES, Process, healthy, log_as, monitor_address, say, tool
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS

@@ -24,7 +24,7 @@ from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import MALFORMED, FedGraphError, RunFailed, sanitize
 from fedgraph_flwr.fleet.audit_chain import LOCAL, append, operator_of
 from fedgraph_flwr.fleet.certificates import REVOKED, reload_in_uvicorn, revoked
-from fedgraph_flwr.fleet.operating import REMOVED, node_values, run_values
+from fedgraph_flwr.fleet.flower_commands import REMOVED, node_values, run_values
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.run_folders import RUNS, STATUS, add_routes
 from fedgraph_flwr.fleet.run_watch import RunWatch

@@ -103,7 +103,7 @@ def _one(sweep: Sweep, args: argparse.Namespace) -> int:
     index = ResultsIndex(sweep, args.retry)
     missing = index.missing(args.only)
     check_free(sweep)
-    labels = [cell.label for cell in sweep.cells(index.found)]
+    labels = [cell.label for cell in sweep.cells(index.finished)]
     if not sweep.unfolds and not any(args.only in label for label in labels):
         raise FedGraphError(f"--only {args.only} is part of no ROW/COLUMN/SEED, such as {labels[0]}")
     if args.table_only:
@@ -165,8 +165,8 @@ def _legend(summary: SweepSummary) -> str:
 def _list(index: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:
     """Print every run with its state."""
     wanted = {cell.identity for cell in missing}
-    for cell in index.sweep.cells(index.found):
-        state = "to run " if cell.identity in wanted else "done   " if cell.identity in index.found else "skipped"
+    for cell in index.sweep.cells(index.finished):
+        state = "to run " if cell.identity in wanted else "done   " if cell.identity in index.finished else "skipped"
         print(f"{state}  {cell.label}: fedgraph-flwr run {shlex.join(cell.overrides)}")
     print(_plan(index, missing, jobs, index.seconds(missing)))
     return 0
@@ -174,7 +174,7 @@ def _list(index: ResultsIndex, missing: Sequence[Cell], jobs: int) -> int:
 
 def _plan(index: ResultsIndex, missing: Sequence[Cell], jobs: int, seconds: float | None) -> str:
     """Describe the number of runs and the estimated duration."""
-    every = len({cell.identity for cell in index.sweep.cells(index.found)})
+    every = len({cell.identity for cell in index.sweep.cells(index.finished)})
     search = f" now, {index.sweep.search.trials_each} trials per cell in total" if index.sweep.search else ""
     text = f"{index.sweep.name}: {counted(every, 'run')}, {len(missing)} to do{search}"
     if not missing:

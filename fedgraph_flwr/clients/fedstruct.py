@@ -46,7 +46,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
 
     Attributes:
         rows: the J stacked combinations of Ā^[i], [J·N, Q]; its columns are the support.
-        found: the J combinations of the finished blocks of columns, each [N, w].
+        finished: the J combinations of the finished blocks of columns, each [N, w].
         support: global ids of the Q nodes within L_s hops, ascending.
         reached: the support nodes within reach of training nodes, bool [Q]; all others have zero gradients.
         few: the support nodes within reach of fewer training nodes than the policy's ``min_nodes``, bool [Q].
@@ -69,7 +69,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         super().__init__(*args, **kwargs)
         self.sealer = Sealer(self.graph.client)
         self.acquisition: HopExchange | None = None
-        self.found: list[list[Matrix]] = []
+        self.finished: list[list[Matrix]] = []
         self.owner = np.zeros(0, np.int64)
         self.rows: Matrix = sp.csr_matrix((0, 0))
         self.support = np.zeros(0, np.int64)
@@ -119,9 +119,9 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
             self.take_rows(exchange, inbox, step)
         del inbox
         if exchange.hop == exchange.hops:
-            self.found.append(exchange.totals)
+            self.finished.append(exchange.totals)
             self.acquisition = None
-            if len(self.found) < len(self.blocks):
+            if len(self.finished) < len(self.blocks):
                 exchange = self.hop_exchange()
         if exchange.hop < exchange.hops:
             return self.sealed({k: m.arrays() for k, m in exchange.messages().items()}, f"acquire {step}"), {"done": 0}
@@ -163,7 +163,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
     def hop_exchange(self) -> HopExchange:
         """Return the current exchange, created on first use."""
         if self.acquisition is None:
-            dtype, columns = np.dtype(self.cfg.dtype).type, self.blocks[len(self.found)]
+            dtype, columns = np.dtype(self.cfg.dtype).type, self.blocks[len(self.finished)]
             rules = self.model.structure_weights, self.pruning, self.owner, MAX_ENTRIES
             self.acquisition = HopExchange(self.graph, *rules, dtype, columns)
         return self.acquisition
@@ -187,7 +187,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
 
     def finish_rows(self) -> None:
         """Store Ā^[i] with its columns restricted to the support."""
-        totals, self.found = self.found, []
+        totals, self.finished = self.finished, []
         self.support, rows = hops.supported([hops.joined(parts) for parts in zip(*totals, strict=True)])
         self.set_rows(rows)
 
@@ -363,10 +363,10 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
             tree["keys"] = np.stack([np.frombuffer(self.sealer.peers[k], np.uint8) for k in met])
         if self.acquisition is not None:
             tree["exchange"] = self.acquisition.state()
-        if self.found:
+        if self.finished:
             tree["found"] = {
                 f"{block}": {f"{j}": hops.parts_of(total) for j, total in enumerate(totals)}
-                for block, totals in enumerate(self.found)
+                for block, totals in enumerate(self.finished)
             }
         if self.support.size:
             tree |= {"support": self.support, "rows": hops.parts_of(self.rows)}
@@ -388,7 +388,7 @@ class FedStructClient(FedGradClient, requires=(network(FedStruct, "fedstruct"),)
         for block, totals in sorted(arrays.get("found", {}).items(), key=lambda item: int(item[0])):
             columns = self.blocks[int(block)]
             width = columns.stop - columns.start
-            self.found.append([hops.from_parts(totals[f"{j}"], width) for j in range(len(totals))])
+            self.finished.append([hops.from_parts(totals[f"{j}"], width) for j in range(len(totals))])
         if "exchange" in arrays:
             self.hop_exchange().restore({name: leaf.numpy() for name, leaf in flatten(tree["exchange"]).items()})
         if "support" in arrays:

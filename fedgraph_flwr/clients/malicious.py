@@ -72,11 +72,11 @@ class Forged(Protection):
     def __init__(self, inner: Protection, client: GraphClient):
         super().__init__(inner.cfg, inner)
         self.client = client
-        self.own: Arrays = {}
+        self.trained: Arrays = {}
 
     def take(self, phase: str, groups: dict[str, Arrays], client_groups: Collection[str]) -> Taken:
         """Note the client's own parameters, which it trains if it receives none."""
-        self.own = {key: to_numpy(tensor) for key, tensor in self.client.shared.items()}
+        self.trained = {key: to_numpy(tensor) for key, tensor in self.client.shared.items()}
         return self.inner.take(phase, groups, client_groups)
 
     def leave(self, leaving: Leaving) -> dict[str, Arrays]:
@@ -84,7 +84,7 @@ class Forged(Protection):
         sent, cfg = self.inner.leave(leaving), self.cfg
         if leaving.phase != TRAIN or MODEL not in sent:
             return sent
-        received, adversary = leaving.taken.model or self.own, cfg.adversary
+        received, adversary = leaving.taken.model or self.trained, cfg.adversary
         rng = np.random.default_rng(derive_seed(cfg.seed, "adversary", leaving.client, leaving.round))
         model = {
             name: forged(adversary.kind, adversary.force, received[name], array, rng)

@@ -138,12 +138,12 @@ class Capable:
 
     Attributes:
         again: names that a subclass does not inherit.
-        ended_by: names of a family's values, and the members which a subclass must not override without declaring them again.
+        depends_on: names of a family's values, and the members which a subclass must not override without declaring them again.
     """
 
     capabilities: ClassVar[Any]
     again: ClassVar[tuple[str, ...]] = ()
-    ended_by: ClassVar[dict[str, tuple[str, ...]]] = {}
+    depends_on: ClassVar[dict[str, tuple[str, ...]]] = {}
 
     def __init_subclass__(cls, values: type | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -160,7 +160,7 @@ _UNSAID: Any = object()
 
 def _value(kind: type[Capable], name: str) -> Any:
     """Return what a class declares of a name, or inherits."""
-    ending = {name, *kind.ended_by.get(name, ())}
+    ending = {name, *kind.depends_on.get(name, ())}
     classes = _own(kind) if name in kind.again else iter(kind.__mro__)
     decisive = next((parent for parent in classes if vars(parent).keys() & ending), None)
     return vars(decisive).get(name, _UNSAID) if decisive else _UNSAID

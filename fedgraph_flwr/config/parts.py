@@ -32,7 +32,7 @@ class Part:
         server: its half at the server, a `fedgraph_flwr.strategies.server_part.ServerPart`; empty: none.
         uplink: reducers of the groups that leave a client with the trained model.
         downlink: inputs that come with a model to train.
-        own: members that the method's client must have from `GraphClient`.
+        hooks: members that the method's client must have from `GraphClient`.
         shared: what it does to the shared parameters, if it needs some, as a verb.
         mean: whether it needs the mean of the clients' models.
         step: why the next model must be that mean; empty: it need not.
@@ -44,7 +44,7 @@ class Part:
     server: str = ""
     uplink: Mapping[str, Any] = field(default_factory=dict)
     downlink: Mapping[str, Any] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
     shared: str = ""
     mean: bool = False
     step: str = ""

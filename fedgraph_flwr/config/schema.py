@@ -99,7 +99,7 @@ def number(
 
 
 def choice(default: str | int, accepted: Sequence[str | int], targets: bool = False, points: bool = False) -> Any:
-    """Return a field for strings or integers; also for ``module:name`` (``targets``), and scores of `operating` (``points``)."""
+    """Return a field for strings or integers; also for ``module:name`` (``targets``), and operating points (``points``)."""
     return field(default=default, metadata={"choices": tuple(map(str, accepted)), "targets": targets, "points": points})
 
 

@@ -17,7 +17,7 @@ from fedgraph_flwr.config import RunConfig, to_json
 from fedgraph_flwr.config.engines import SIMULATIONS
 from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize
-from fedgraph_flwr.fleet.operating import check_connection, refusal, run_state
+from fedgraph_flwr.fleet.flower_commands import check_connection, refusal, run_state
 from fedgraph_flwr.fleet.processes import (
     end_group,
     environment,

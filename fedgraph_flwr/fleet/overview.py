@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fedgraph_flwr.errors import RunFailed, sanitize
-from fedgraph_flwr.fleet.operating import node_infos, runs
+from fedgraph_flwr.fleet.flower_commands import node_infos, runs
 from fedgraph_flwr.fleet.run_folders import ServerRuns, Unserved
 
 

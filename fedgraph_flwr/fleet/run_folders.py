@@ -18,7 +18,7 @@ from typing import Any
 
 from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.errors import FedGraphError, RunFailed, first_line, sanitize, system_errors
-from fedgraph_flwr.fleet.operating import check_connection, connection, no_superlink
+from fedgraph_flwr.fleet.flower_commands import check_connection, connection, no_superlink
 
 RUNS = "FEDGRAPH_RUNS"
 """Environment variable of a SuperLink and its ServerApps: the folder of all run folders."""
@@ -87,7 +87,7 @@ def add_routes(
         root: folder of the run folders.
         listing: see `Listing`.
         note: called with an action and what it is about, for the server's log.
-        fleet: returns ``nodes`` and ``runs``, see `operating.node_values` and `operating.run_values`.
+        fleet: returns ``nodes`` and ``runs``, see `flower_commands.node_values` and `flower_commands.run_values`.
     """
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import Request

@@ -50,7 +50,7 @@ def check_parts(cfg: RunConfig, server: type, client: type[GraphClient], uplink:
         if part.mean:
             _need_mean(rules, what, server, uplink)
         if part.client:
-            _need_hooks(rules, what, client, part.own)
+            _need_hooks(rules, what, client, part.hooks)
         if part.step:
             _need_step(rules, f"{what} {part.step}", server, uplink)
     halves(rules, "server", ServerPart)

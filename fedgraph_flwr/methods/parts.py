@@ -18,10 +18,10 @@ MOON = Part(
     "objective",
     schema.MoonKeys,
     f"{_CLIENTS}moon:Moon",
-    own=("logits", "loss"),
+    hooks=("logits", "loss"),
     shared="contrasts each client's model with",
 )
-SAM = Part("objective", schema.SamKeys, f"{_CLIENTS}fedsam:Sam", own=PARAMETERS)
+SAM = Part("objective", schema.SamKeys, f"{_CLIENTS}fedsam:Sam", hooks=PARAMETERS)
 
 _SUMS = "sums over clients by the weights of their mean"
 _ROUND = Input("the last round in which the client's reply arrived", {"round": ArrayField((1,), "int64", 0)})
@@ -64,12 +64,12 @@ SECOND = (*PARAMETERS, "predict", "personal_parameters", "predict_shared", "save
 _BESIDE = "trains a second model beside"
 
 # tuning trains at scoring too, after `train` has ended
-DITTO = Part("personalization", schema.DittoKeys, f"{_CLIENTS}ditto:Ditto", own=SECOND, shared=_BESIDE)
-APFL = Part("personalization", schema.ApflKeys, f"{_CLIENTS}apfl:Apfl", own=SECOND, shared=_BESIDE)
+DITTO = Part("personalization", schema.DittoKeys, f"{_CLIENTS}ditto:Ditto", hooks=SECOND, shared=_BESIDE)
+APFL = Part("personalization", schema.ApflKeys, f"{_CLIENTS}apfl:Apfl", hooks=SECOND, shared=_BESIDE)
 FINETUNE = Part(
-    "personalization", schema.FinetuneKeys, f"{_CLIENTS}fedavg_ft:Finetune", own=(*SECOND, "train"), shared=_BESIDE
+    "personalization", schema.FinetuneKeys, f"{_CLIENTS}fedavg_ft:Finetune", hooks=(*SECOND, "train"), shared=_BESIDE
 )
-ALA = Part("personalization", schema.AlaKeys, f"{_CLIENTS}fedala:Ala", own=(*SECOND, "train"), shared=_BESIDE)
+ALA = Part("personalization", schema.AlaKeys, f"{_CLIENTS}fedala:Ala", hooks=(*SECOND, "train"), shared=_BESIDE)
 
 MOMENTUM = Part("server_optimizer", schema.MomentumKeys, server=f"{_SERVERS}fedavgm:Momentum", mean=True)
 ADAM = Part("server_optimizer", schema.AdamKeys, server=f"{_SERVERS}fedopt:Adam", mean=True)

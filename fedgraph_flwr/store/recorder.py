@@ -76,7 +76,7 @@ class Recorder:
         self.on_round = on_round
         self.rounds: list[dict[str, Any]] = []
         self.best = BestRound()
-        self.own = metrics.OwnRounds(cfg.evaluation)
+        self.own_rounds = metrics.OwnRounds(cfg.evaluation)
         self.best_arrays: Arrays = {}
         self.best_models: dict[int, Arrays] = {}
         self.final_arrays: Arrays = {}
@@ -187,7 +187,7 @@ class Recorder:
             self.best_models = {
                 c: {n: a.copy() for n, a in model.items()} for c, model in (models or {}).items()
             }
-        self.own.take(record["round"], record["clients"], record.get(SCORED_BY))
+        self.own_rounds.take(record["round"], record["clients"], record.get(SCORED_BY))
         if nodes:
             self._nodes |= dict(zip(record.get(SCORED_BY, range(len(nodes))), nodes, strict=True))
         self._write(record)
@@ -229,7 +229,7 @@ class Recorder:
         if not patience or last is None:
             return False
         if self.cfg.evaluation.select == "own_best_val":
-            return self.own.all_stopped(last)
+            return self.own_rounds.all_stopped(last)
         return self.best.last - self.best.round >= patience
 
     def checkpoint(
@@ -308,7 +308,7 @@ class Recorder:
         self.rounds = checkpoint.rounds
         for record in self.rounds:
             if "clients" in record:
-                self.own.take(record["round"], record["clients"], record.get(SCORED_BY))
+                self.own_rounds.take(record["round"], record["clients"], record.get(SCORED_BY))
         if self.folder:
             write_bytes(
                 self.folder / ROUNDS, "".join(json.dumps(r) + "\n" for r in self.rounds).encode()
@@ -418,7 +418,7 @@ class Recorder:
         if not scored:
             return {}
         last = scored[-1]["metrics"]
-        scores = {key: column.tolist() for key, column in self.own.scores.items()}
+        scores = {key: column.tolist() for key, column in self.own_rounds.scores.items()}
         size = len(next(iter(scores.values()), ()))
         nodes = [self._nodes.get(client, np.nan) for client in range(size)] if self._nodes else None
         return {
@@ -443,9 +443,9 @@ class Recorder:
 
     def _behind(self, scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the clients behind the headline, and those that were to score it and did not, with reasons."""
-        if self.cfg.evaluation.select == "own_best_val" and self.own.scores:
+        if self.cfg.evaluation.select == "own_best_val" and self.own_rounds.scores:
             records = scored
-            clients = set(self.own.clients)
+            clients = set(self.own_rounds.clients)
         else:
             records = self._headline_records(scored)
             clients = {client for record in records for client in record.get(SCORED_BY, ())}

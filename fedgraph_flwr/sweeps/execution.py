@@ -79,7 +79,7 @@ def present(book: ResultsIndex) -> SweepSummary:
     Raises:
         FedGraphError: the table's path is a file of another origin.
     """
-    tally, path = SweepSummary(book.sweep, book.found), book.sweep.results.with_suffix(".md")
+    tally, path = SweepSummary(book.sweep, book.finished), book.sweep.results.with_suffix(".md")
     check_free(book.sweep)
     write_bytes(path, markdown(tally).encode())
     if isinstance(book.sweep.figure, str) and tally.values:

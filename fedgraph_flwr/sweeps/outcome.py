@@ -24,8 +24,8 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
     sweep = summary.sweep
     kept = sweep.folder / f"{sweep.name}-runs"
     rows: dict[tuple[str, str], list[tuple[Cell, Row]]] = {}
-    for cell in sweep.cells(summary.found):
-        if row := summary.found.get(cell.identity):
+    for cell in sweep.cells(summary.finished):
+        if row := summary.finished.get(cell.identity):
             rows.setdefault((cell.setting, cell.method), []).append((cell, row))
     cells = []
     for setting in sweep.settings:

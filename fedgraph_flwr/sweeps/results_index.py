@@ -20,12 +20,12 @@ class ResultsIndex:
     another order. It does not serve a cell whose data changed since. A failure serves only the table that it was made for.
 
     Attributes:
-        found: rows by the identity of their cells.
+        finished: rows by the identity of their cells.
     """
 
     def __init__(self, sweep: Sweep, retry: bool = False):
         self.sweep = sweep
-        self.found: dict[Identity, Row] = {}
+        self.finished: dict[Identity, Row] = {}
         self._own = read(sweep.results)
         self._known: dict[Identity, list[Row]] = {}
         others = (row for row in beside(sweep.results) if not failure(row))
@@ -36,14 +36,14 @@ class ResultsIndex:
     def missing(self, only: str = "") -> list[Cell]:
         """Return missing runs without repetition, for cells whose label contains ``only``."""
         while True:
-            cells = [cell for cell in self.sweep.cells(self.found) if cell.identity not in self.found]
-            at_hand = {cell.identity: row for cell in cells if (row := self._at_hand(cell))}
-            self.found |= at_hand
-            if not (at_hand and self.sweep.unfolds):
-                wanted = [cell for cell in cells if cell.identity not in at_hand and only in cell.label]
+            cells = [cell for cell in self.sweep.cells(self.finished) if cell.identity not in self.finished]
+            stored = {cell.identity: row for cell in cells if (row := self._stored(cell))}
+            self.finished |= stored
+            if not (stored and self.sweep.unfolds):
+                wanted = [cell for cell in cells if cell.identity not in stored and only in cell.label]
                 return list({cell.identity: cell for cell in reversed(wanted)}.values())[::-1]
 
-    def _at_hand(self, cell: Cell) -> Row | None:
+    def _stored(self, cell: Cell) -> Row | None:
         choosing = (self.sweep.grid or self.sweep.search) and cell.method not in COUNTED
         for row in self._known.get(cell.identity, []):
             if (row.get("data") or "") == data_of(cell.overrides) and (
@@ -54,24 +54,26 @@ class ResultsIndex:
 
     def add(self, cell: Cell, row: Row) -> list[Row]:
         """Add the row of a run, and return its CSV rows under every name of the run."""
-        self.found[cell.identity] = {**row, "data": data_of(cell.overrides)}
+        self.finished[cell.identity] = {**row, "data": data_of(cell.overrides)}
         return [row for row in self.rows() if identity(row["method"], row["words"]) == cell.identity]
 
     def rows(self) -> Iterator[Row]:
         """Return the rows of the cells under their current names."""
-        for cell in self.sweep.cells(self.found):
-            if cell.identity in self.found:
-                yield {**self.found[cell.identity], **cell.row}
+        for cell in self.sweep.cells(self.finished):
+            if cell.identity in self.finished:
+                yield {**self.finished[cell.identity], **cell.row}
 
     def kept(self) -> list[Row]:
         """Return the rows to store: those of the cells, then unused ones, which may be needed again."""
-        other = [row for row in self._own if identity(row["method"], row["words"]) not in self.found and lasting(row)]
+        other = [
+            row for row in self._own if identity(row["method"], row["words"]) not in self.finished and lasting(row)
+        ]
         return [*self.rows(), *other]
 
     def seconds(self, cells: Sequence[Cell]) -> float | None:
         """Estimate the seconds of running cells sequentially, from similar available runs; None if there are none."""
         by: dict[tuple[str, ...], list[float]] = {}
-        for row in itertools.chain(*self._known.values(), self.found.values()):
+        for row in itertools.chain(*self._known.values(), self.finished.values()):
             if took := _took(row):
                 for key in ((row["setting"], row["method"]), (row["method"],), ()):
                     by.setdefault(key, []).append(took)

@@ -32,7 +32,7 @@ PARTLY = "scored by "
 
 Row = Mapping[str, Any]
 Identity = tuple[str, frozenset[tuple[str, str]]]
-Found = Mapping[Identity, Row]
+Finished = Mapping[Identity, Row]
 
 
 @functools.cache

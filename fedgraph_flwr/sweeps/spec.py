@@ -42,7 +42,7 @@ from fedgraph_flwr.config.schema import CHOICES, IDLE
 from fedgraph_flwr.errors import FedGraphError, check_names, no_yaml, unknown
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.verdict import MARGIN
-from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Found, Identity, identity, number
+from fedgraph_flwr.sweeps.rows import COUNTED, MAJORITY, Finished, Identity, identity, number
 from fedgraph_flwr.sweeps.search import Search
 from fedgraph_flwr.sweeps.values import expand
 
@@ -173,7 +173,7 @@ class Sweep:
         """Whether further runs follow from the results of earlier ones."""
         return bool(self.search or self.tuned_on)
 
-    def cells(self, stored_rows: Found) -> Iterator[Cell]:
+    def cells(self, stored_rows: Finished) -> Iterator[Cell]:
         """Yield every run. Seeds are the outermost loop, so that a table fills evenly.
 
         Args:
@@ -209,7 +209,7 @@ class Sweep:
         runs = [(*self.common, *itertools.chain(*choices[:3]), *self.over, *choices[3]) for choices in crossed]
         return {key for run in runs for key in _keys_of(run) & IDLE.keys() - idle_keys(run)}
 
-    def choices(self, setting: str, method: str, stored_rows: Found) -> dict[str, list[str]]:
+    def choices(self, setting: str, method: str, stored_rows: Finished) -> dict[str, list[str]]:
         """Return the overrides (without ``over`` and seed) of every choice of a row and column, by its name in the CSV.
 
         A key of one method or model, such as ``strategy.mu``, is tuned only for the columns that define it.
@@ -249,7 +249,7 @@ class Sweep:
                     raise FedGraphError(f"{what}: choose its method, part or model, or leave the key out")
 
     def _selected(
-        self, setting: str, method: str, choices: dict[str, list[str]], stored_rows: Found
+        self, setting: str, method: str, choices: dict[str, list[str]], stored_rows: Finished
     ) -> dict[str, list[str]]:
         """Return the choice with the best mean validation score, by name; empty until all choices have run."""
         if len(choices) == 1:
@@ -259,7 +259,7 @@ class Sweep:
         best = max(known, key=lambda name: known[name]) if len(known) == len(choices) else ""
         return {best: choices[best]} if best else {}
 
-    def _validation(self, setting: str, method: str, overrides: Sequence[str], stored_rows: Found) -> float | None:
+    def _validation(self, setting: str, method: str, overrides: Sequence[str], stored_rows: Finished) -> float | None:
         """Return the mean validation score over the tuning seeds, more is better; NaN if one failed, None if one has not run."""
         cells = [Cell(setting, method, seed, self._words(overrides, seed)) for seed in self.tuning_seeds]
         rows = [stored_rows[cell.identity] for cell in cells if cell.identity in stored_rows]

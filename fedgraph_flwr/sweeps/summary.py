@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fedgraph_flwr.config import bounded_metric
 from fedgraph_flwr.evaluation import chance
 from fedgraph_flwr.evaluation.intervals import BySeed, Interval, over, paired
-from fedgraph_flwr.sweeps.rows import COUNTED, PARTLY, Found, failure, in_percent, number
+from fedgraph_flwr.sweeps.rows import COUNTED, PARTLY, Finished, failure, in_percent, number
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
 
@@ -25,7 +25,7 @@ class SweepSummary:
     """
 
     sweep: Sweep
-    found: Found
+    finished: Finished
     values: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     validation: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
     success: dict[tuple[str, str], dict[int, float]] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class SweepSummary:
     asked: int = 0
 
     def __post_init__(self) -> None:
-        for cell in self.sweep.cells(self.found):
+        for cell in self.sweep.cells(self.finished):
             self.asked += 1
-            row = self.found.get(cell.identity)
+            row = self.finished.get(cell.identity)
             if row is None:
                 continue
             at = cell.setting, cell.method
@@ -59,7 +59,7 @@ class SweepSummary:
                     getattr(self, key).setdefault(at, {})[cell.seed] = scale * known
         for setting in self.sweep.settings:
             for method in self.sweep.methods:
-                names = list(self.sweep.choices(setting, method, self.found))
+                names = list(self.sweep.choices(setting, method, self.finished))
                 self.choices[setting, method] = names
                 self.chosen[setting, method] = self._best(setting, names)
 

@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.fleet import certificates, operating
+from fedgraph_flwr.fleet import certificates, flower_commands
 from fedgraph_flwr.fleet.certificates import days_left, read, renew, warnings
 from fedgraph_flwr.fleet.checking import reach
 from fedgraph_flwr.fleet.keys import make_ca, make_certificate, make_operator, named
@@ -215,8 +215,8 @@ def control(monkeypatch):
     def connected(name):
         yield fake
 
-    monkeypatch.setattr(operating, "_control", connected)
-    for place in ("fedgraph_flwr.fleet.operating.remove", "fedgraph_flwr.cli.fleet.remove"):
+    monkeypatch.setattr(flower_commands, "_control", connected)
+    for place in ("fedgraph_flwr.fleet.flower_commands.remove", "fedgraph_flwr.cli.fleet.remove"):
         monkeypatch.setattr(place, fake.remove)
     monkeypatch.setattr("fedgraph_flwr.cli.fleet.check_connection", lambda name: None)
     return fake
@@ -224,22 +224,22 @@ def control(monkeypatch):
 
 def test_a_removed_key_stays_out_also_after_a_lost_database(keys, control, capsys):
     first, second = (keys / f"node_{i}.pub" for i in range(2))
-    assert list(operating.admit_all(keys, "fleet", True)) == [f"{path} is registered" for path in (first, second)]
-    assert list(operating.admit_all(keys, "fleet", True)) == [
+    assert list(flower_commands.admit_all(keys, "fleet", True)) == [f"{path} is registered" for path in (first, second)]
+    assert list(flower_commands.admit_all(keys, "fleet", True)) == [
         f"{path} is already registered" for path in (first, second)
     ]
     assert main(["fleet", "remove", str(first), "--keys", str(keys)]) == 0
     assert f"{first} removed; {keys / 'revoked'} keeps it out" in capsys.readouterr().out
     out = [f"{first} was removed, and is not registered again", f"{second} is already registered"]
-    assert list(operating.admit_all(keys, "fleet", True)) == out
+    assert list(flower_commands.admit_all(keys, "fleet", True)) == out
     kept = control.nodes
     control.nodes = {}  # a lost database
-    assert list(operating.admit_all(keys, "fleet", True)) == [out[0], f"{second} is registered"]
+    assert list(flower_commands.admit_all(keys, "fleet", True)) == [out[0], f"{second} is registered"]
     key = public_key_to_bytes(load_ssh_public_key(first.read_bytes()))
     assert key not in control.nodes
     control.nodes = kept | {key: (7, "registered")}  # a copy from before the removal
     assert f"node 7 was unregistered: {keys / 'revoked'} lists its key" in list(
-        operating.admit_all(keys, "fleet", False)
+        flower_commands.admit_all(keys, "fleet", False)
     )
     assert control.nodes[key] == (7, "unregistered")
     assert main(["fleet", "join", str(first), "--keys", str(keys)]) == 2
@@ -273,7 +273,7 @@ def test_a_removed_key_in_another_spelling_stays_out(keys, control, capsys):
     again.write_text(respelled(first.read_text()))
     assert load_ssh_public_key(again.read_bytes()) == load_ssh_public_key(first.read_bytes())
     assert again.read_text().split()[1] != first.read_text().split()[1]
-    assert f"{again} was removed, and is not registered again" in list(operating.admit_all(keys, "fleet", True))
+    assert f"{again} was removed, and is not registered again" in list(flower_commands.admit_all(keys, "fleet", True))
     assert main(["fleet", "join", str(again), "--keys", str(keys)]) == 2
     assert "no removed key is admitted again" in capsys.readouterr().err
 
@@ -299,28 +299,28 @@ def test_a_half_written_certificate_ends_no_watch(keys, monkeypatch):
 def test_join_tells_a_removed_key_from_a_registered_one(keys, control, monkeypatch):
     """Flower answers both in the same way."""
     done = SimpleNamespace(returncode=1, stdout="Public key already in use", stderr="")
-    monkeypatch.setattr(operating, "_flwr", lambda *args: done)
-    list(operating.admit_all(keys, "fleet", True))
-    assert operating.admit(keys / "node_0.pub", "fleet").endswith("is already registered")
+    monkeypatch.setattr(flower_commands, "_flwr", lambda *args: done)
+    list(flower_commands.admit_all(keys, "fleet", True))
+    assert flower_commands.admit(keys / "node_0.pub", "fleet").endswith("is already registered")
     control.remove("100", "fleet")
-    with pytest.raises(operating.Removed, match=r"node_0\.pub was removed from this fleet"):
-        operating.admit(keys / "node_0.pub", "fleet")
+    with pytest.raises(flower_commands.Removed, match=r"node_0\.pub was removed from this fleet"):
+        flower_commands.admit(keys / "node_0.pub", "fleet")
 
 
 def test_a_damaged_list_of_removed_keys_admits_nobody(keys, control):
     (keys / "revoked").write_text("# comments are fine\n\nnode_0\n")
     with pytest.raises(FedGraphError, match=r"a line of .*revoked is not a public key"):
-        list(operating.admit_all(keys, "fleet", True))
+        list(flower_commands.admit_all(keys, "fleet", True))
     assert control.nodes == {}
 
 
 def test_join_reads_the_list_where_the_server_keeps_it(keys, control, tmp_path, monkeypatch, capsys):
     """From any folder of the server's machine, without --keys."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    operating.connect("fleet", "127.0.0.1:9090", keys / "ca.crt")
+    flower_commands.connect("fleet", "127.0.0.1:9090", keys / "ca.crt")
     monkeypatch.chdir(tmp_path)
     first = keys / "node_0.pub"
-    list(operating.admit_all(keys, "fleet", True))
+    list(flower_commands.admit_all(keys, "fleet", True))
     assert main(["fleet", "remove", str(first)]) == 0
     assert certificates.revoked(keys)
     capsys.readouterr()
@@ -331,9 +331,9 @@ def test_join_reads_the_list_where_the_server_keeps_it(keys, control, tmp_path, 
 def test_a_server_that_refuses_a_removed_key_is_understood(keys, monkeypatch):
     """As to an operator on another machine, which has no list."""
     text = "Public key already in use. it was removed \n from this fleet"
-    monkeypatch.setattr(operating, "_flwr", lambda *args: SimpleNamespace(returncode=1, stdout=text, stderr=""))
-    with pytest.raises(operating.Removed):
-        operating.admit(keys / "node_0.pub", "fleet")
+    monkeypatch.setattr(flower_commands, "_flwr", lambda *args: SimpleNamespace(returncode=1, stdout=text, stderr=""))
+    with pytest.raises(flower_commands.Removed):
+        flower_commands.admit(keys / "node_0.pub", "fleet")
 
 
 def with_other_signature(certificate: x509.Certificate) -> x509.Certificate:

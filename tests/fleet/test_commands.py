@@ -29,8 +29,8 @@ from fedgraph_flwr.cli.fleet import accepts_defaults
 from fedgraph_flwr.cli.node import Node, ServerAddress
 from fedgraph_flwr.config import compose
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.fleet import flower_commands
 from fedgraph_flwr.fleet import keys as fleet_keys
-from fedgraph_flwr.fleet import operating
 from fedgraph_flwr.fleet.checking import Finding, clock, reach, same_schema, same_versions
 from fedgraph_flwr.fleet.keys import check_key, read_fleet
 from fedgraph_flwr.fleet.processes import environment, free_port
@@ -192,7 +192,7 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     (tmp_path / "config.toml").write_text('[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = ":local:"\n')
     for address in ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:2"):
-        operating.connect("fleet", address, tmp_path / "ca.crt")
+        flower_commands.connect("fleet", address, tmp_path / "ca.crt")
         known = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
         assert known["fleet"] == {"address": address, "root-certificates": str(tmp_path / "ca.crt")}
         assert known["local"] == {"address": ":local:"}
@@ -200,7 +200,7 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / "ca.crt").write_text("of another fleet" if folder == "other" else "of this fleet")
     with pytest.raises(FedGraphError, match=r"another connection 'fleet' \(to 127.0.0.1:2\): pass another --name"):
-        operating.connect("fleet", "127.0.0.1:2", tmp_path / "other" / "ca.crt")
+        flower_commands.connect("fleet", "127.0.0.1:2", tmp_path / "other" / "ca.crt")
     before = "ca.crt"
     for folder in ("moved", "restored"):  # a copy beside the first folder, then one whose earlier folder is gone
         (tmp_path / folder).mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ def test_a_connection_is_written_beside_others_and_moves_with_its_fleet(tmp_path
         if folder == "restored":
             (tmp_path / before).unlink()
         before = f"{folder}/ca.crt"
-        operating.connect("fleet", "127.0.0.1:3", tmp_path / before)
+        flower_commands.connect("fleet", "127.0.0.1:3", tmp_path / before)
         known = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
         assert known["fleet"] == {"address": "127.0.0.1:3", "root-certificates": str(tmp_path / before)}
 

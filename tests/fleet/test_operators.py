@@ -25,8 +25,8 @@ from fedgraph_flwr.cli.superlink import Caller, follow, note_action
 from fedgraph_flwr.fleet import audit_chain
 from fedgraph_flwr.fleet.audit_chain import LOCAL, LOG, append, files_of, operator_of
 from fedgraph_flwr.fleet.certificates import days_left, read, renew
+from fedgraph_flwr.fleet.flower_commands import refusal
 from fedgraph_flwr.fleet.keys import earlier, is_revoked, make_operator
-from fedgraph_flwr.fleet.operating import refusal
 from fedgraph_flwr.fleet.parties import read_parties
 from fedgraph_flwr.fleet.processes import free_port
 from fedgraph_flwr.fleet.run_folders import LIST, READ, ServerRuns, add_routes

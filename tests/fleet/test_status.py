@@ -25,7 +25,7 @@ from fedgraph_flwr.engine.grid import run_identity
 from fedgraph_flwr.errors import FedGraphError, RunFailed
 from fedgraph_flwr.fleet import audit_chain, metrics, overview
 from fedgraph_flwr.fleet.checking import Finding
-from fedgraph_flwr.fleet.operating import node_infos
+from fedgraph_flwr.fleet.flower_commands import node_infos
 from fedgraph_flwr.fleet.parties import keep_parties, read_parties
 from fedgraph_flwr.fleet.run_folders import Unserved
 from fedgraph_flwr.fleet.status import EVERY, RunStatus, WatchedGrid, read_status
@@ -463,7 +463,7 @@ def test_parties_of_one_name_are_told_apart(monkeypatch):
         )
     ]
     client = SimpleNamespace(ListNodes=lambda request: SimpleNamespace(nodes_info=listed, now=""))
-    monkeypatch.setattr("fedgraph_flwr.fleet.operating._control", lambda name: nullcontext(client))
+    monkeypatch.setattr("fedgraph_flwr.fleet.flower_commands._control", lambda name: nullcontext(client))
     assert [info["party"] for info in node_infos("fleet")] == ["node 1", "node 2", "bank", ""]
 
 

@@ -40,7 +40,7 @@ class ControlKeys:
     server_lr: float = 1.0
 
 
-CONTRAST = Part("objective", ContrastKeys, "outside_parts.moon:Moon", own=("logits", "loss"), shared="contrasts with")
+CONTRAST = Part("objective", ContrastKeys, "outside_parts.moon:Moon", hooks=("logits", "loss"), shared="contrasts with")
 CONTROL = Part(
     "variates",
     ControlKeys,

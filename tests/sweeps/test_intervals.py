@@ -26,7 +26,7 @@ def tally_of(place, figures, more=""):
     results.write(asked.results, [{**cell.row, "value": figures[cell.method][cell.seed]} for cell in cells])
     book = ResultsIndex(asked)
     book.missing()
-    return SweepSummary(asked, book.found)
+    return SweepSummary(asked, book.finished)
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])

@@ -25,7 +25,7 @@ def table(path) -> str:
     """The Markdown of the rows at hand."""
     book = ResultsIndex(load(path))
     book.missing()
-    return markdown(SweepSummary(book.sweep, book.found))
+    return markdown(SweepSummary(book.sweep, book.finished))
 
 
 def fill(path, figures, seeds=(0, 1)) -> None:
