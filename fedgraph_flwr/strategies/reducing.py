@@ -109,8 +109,9 @@ class Reduced:
     def _without(self, group: str, form: str, arrived: Iterable[str]) -> FedGraphError:
         """Return the error of a method that reads a group which did not arrive in this form."""
         return FedGraphError(
-            f"the method reads group '{group}' of phase '{self.phase}' as {form}, but {len(self)} replies gave in this form:"
-            f" {', '.join(sorted(arrived)) or 'nothing'}: declare it so in `uplink`, and return it from the client's phase",
+            f"the method reads group '{group}' of phase '{self.phase}' as {form}, but {len(self)} replies gave"
+            f" {', '.join(sorted(arrived)) or 'nothing'} in this form: declare it so in `uplink`, and return it from the client's"
+            " phase",
             "own-code",
         )
 

@@ -5,9 +5,13 @@ import re
 import numpy as np
 import pytest
 
+from fedgraph_flwr.clients.base import GraphClient, phase
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.methods.uplink import ARRAYS, Mean, Sum
+from fedgraph_flwr.strategies.base import GraphStrategy
 from fedgraph_flwr.strategies.reducing import Reduced
-from fedgraph_flwr.wire.messages import METRICS, MODEL, Arrays, Reply, weighted_mean
+from fedgraph_flwr.wire.messages import METRICS, MODEL, TRAIN, Arrays, Reply, weighted_mean
+from fedgraph_flwr.wire.reply_schema import ArrayField
 
 
 def reduced() -> Reduced:
@@ -30,22 +34,50 @@ def test_the_mean_takes_a_weight_per_client():
         (
             lambda r: r.each(MODEL),
             FedGraphError,
-            "as Individual, Relay or Public, but 2 replies gave in this form: sent",
+            "as Individual, Relay or Public, but 2 replies gave sent in this form",
         ),
         (
             lambda r: r.mean("sent", [1, 1]),
             FedGraphError,
-            "the method reads group 'sent' of phase 'measure' as LateMean, but 2 replies gave in this form: model: declare it so",
+            "the method reads group 'sent' of phase 'measure' as LateMean, but 2 replies gave model in this form: declare it so",
         ),
         (lambda r: r.mean(MODEL, [1]), ValueError, "one weight for each of 2 clients, got 1"),
         (lambda r: r.mean(MODEL, {"w": [1, 1, 1]}), ValueError, "one weight for each of 2 clients, got 3 for 'w'"),
         (
             lambda r: r[MODEL],
             FedGraphError,
-            "phase 'measure' as Mean or Sum, but 2 replies gave in this form: nothing",
+            "phase 'measure' as Mean or Sum, but 2 replies gave nothing in this form",
         ),
     ],
 )
 def test_a_wrong_question_is_one_sentence(ask, error, sentence):
     with pytest.raises(error, match=re.escape(sentence)):
         ask(reduced())
+
+
+def uplink(cfg, params):
+    """The model, and in a phase of its own the number of nodes."""
+    return {TRAIN: {MODEL: Mean(ARRAYS, origin=ARRAYS)}, "count": {"nodes": Sum({"n": ArrayField((1,), "float64")})}}
+
+
+class Mistyped(GraphStrategy):
+    uplink = staticmethod(uplink)
+
+    def before_train(self, arrays):
+        return {"counts": self.request("count")["node"]}
+
+
+class Counted(GraphClient):
+    uplink = staticmethod(uplink)
+
+    @phase
+    def count(self, groups, config):
+        return {"nodes": {"n": np.ones(1)}}, {}
+
+
+@pytest.mark.parametrize("secure", ["privacy.secagg=false", "privacy.secagg=true"])
+def test_a_group_that_a_phase_does_not_give_is_named_with_the_phase(run, secure):
+    with pytest.raises(
+        FedGraphError, match=r"'node' of phase 'count' as Mean or Sum, but 3 replies gave nodes in this form:"
+    ):
+        run(f"strategy={__name__}:Mistyped", f"strategy.client={__name__}:Counted", secure)
