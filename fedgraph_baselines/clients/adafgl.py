@@ -53,7 +53,7 @@ from fedgraph_flwr.clients.scoring import infer
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.layers import gcn_adjacency, proper_adjacency
 from fedgraph_flwr.models.structure_learner import top_k
-from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SmoothedRows, SparseMatrix, row_sums
 from fedgraph_flwr.numerics.streams import own_stream, seeded
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
 from fedgraph_flwr.wire.trees import Tree
@@ -70,7 +70,7 @@ def corrected(edges: sp.csr_matrix, alike: sp.csr_matrix, alpha: float) -> sp.cs
 def normalised(matrix: sp.csr_matrix) -> sp.csr_matrix:
     """Return D^{-1/2} (M + I) D^{-1/2}, where D has the row sums."""
     loops = matrix + sp.identity(matrix.shape[0], format="csr")
-    scale = sp.diags(1 / np.sqrt(np.asarray(loops.sum(axis=1)).ravel()))
+    scale = sp.diags(1 / np.sqrt(row_sums(loops)))
     return sp.csr_matrix(scale @ loops @ scale)
 
 

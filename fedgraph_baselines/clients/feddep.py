@@ -24,7 +24,6 @@ from fedgraph_baselines.methods import feddep
 from fedgraph_baselines.methods.feddep import ENCODER, PROTOTYPES, WIDTHS, Peers, clustered
 from fedgraph_baselines.methods.impaired import ADDED, nearest, places
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
-from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.replies import check_model
 from fedgraph_flwr.clients.requirements import unfit
 from fedgraph_flwr.config import RunConfig
@@ -32,7 +31,6 @@ from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.feddep import DeepGenerator, FusedSAGE, fused_inputs
 from fedgraph_flwr.numerics.optim import Adam
 from fedgraph_flwr.wire.messages import Arrays, derive_seed
-from fedgraph_flwr.wire.trees import Tree
 
 
 class FedDEPClient(GeneratingClient, method=feddep):
@@ -106,16 +104,6 @@ class FedDEPClient(GeneratingClient, method=feddep):
         fused = fused_inputs(inputs, impaired.graph.edge_index, len(part), made.rows(u, node, place), node)
         return loss + self.mended_loss(self.model(fused))
 
-    def take(self) -> None:
-        """Add the generated neighbours to the inputs."""
-        z, at = self.memory["z"], self.memory["at"]
-        inputs = self.plain
-        if at.numel():
-            inputs = fused_inputs(self.plain, self.graph.edge_index, self.graph.num_nodes, z, at)
-        replace_inputs(self, inputs)
-
-    def load(self, tree: Tree) -> None:
-        """Restore the generated neighbours."""
-        super().load(tree)
-        if "z" in tree:
-            self.take()
+    def extended(self, at: Tensor) -> Any:
+        """Return the inputs with the generated embeddings."""
+        return fused_inputs(self.plain, self.graph.edge_index, self.graph.num_nodes, self.memory["z"], at)

@@ -56,7 +56,7 @@ from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models import Model
 from fedgraph_flwr.models.gcn import GCN, SmoothInputs
 from fedgraph_flwr.models.layers import adjacency
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix, row_sums
 from fedgraph_flwr.wire.messages import Arrays, check_arrays
 from fedgraph_flwr.wire.reply_schema import check_shapes
 from fedgraph_flwr.wire.trees import Tree
@@ -110,7 +110,7 @@ class FedGCNClient(GraphClient, method=fedgcn):
     @cached_property
     def degree(self) -> np.ndarray:
         """D of the own nodes over the whole graph, [N]."""
-        return np.asarray(self.inner.sum(axis=1)).ravel() + np.asarray(self.incoming.edges.sum(axis=0)).ravel()
+        return row_sums(self.inner) + row_sums(self.incoming.edges.T)
 
     @property
     def scaled(self) -> np.ndarray:

@@ -28,7 +28,7 @@ from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.requirements import hidden_features, one_adjacency
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix, row_sums
 from fedgraph_flwr.wire.messages import Arrays
 from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, check, check_shapes, up_to
 from fedgraph_flwr.wire.trees import Tree
@@ -94,7 +94,7 @@ class FedGLClient(EmbeddingClient, method=fedgl, requires=(partial(hidden_featur
             entries = sp.csr_matrix((self.memory["weight"].cpu().numpy(), (row, col)), shape=(n, n))
             entries = self.mixing_enough(entries)
             both = (entries + entries.T) / 2
-            degree = np.asarray(both.sum(axis=1)).ravel()
+            degree = row_sums(both)
             scale = sp.diags(np.power(degree, -0.5, out=np.zeros(n), where=degree > 0))
             mixed = self.model.adjacency(self.graph.edge_index, n) + b * (scale @ both @ scale)
             inputs = replace(self.plain, adj=SparseMatrix(mixed, self.dtype).to(self.device), propagated=None)
@@ -110,9 +110,9 @@ class FedGLClient(EmbeddingClient, method=fedgl, requires=(partial(hidden_featur
         entries = entries.tocsr()
         while True:
             both = ((entries + entries.T) / 2).tocsr()
-            total = np.asarray(both.sum(axis=1)).ravel()
+            total = row_sums(both)
             share = sp.diags(np.divide(1, total, out=np.zeros_like(total), where=total > 0)) @ both
-            few = np.asarray(share.multiply(share).sum(axis=1)).ravel() * self.policy.min_nodes > 1 + 1e-9
+            few = row_sums(share.multiply(share)) * self.policy.min_nodes > 1 + 1e-9
             if not few.any():
                 return entries
             keep = sp.diags((~few).astype(entries.dtype))

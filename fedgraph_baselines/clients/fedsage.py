@@ -51,7 +51,6 @@ from fedgraph_baselines.methods.impaired import ADDED, apart, nearest, places
 from fedgraph_baselines.models.neighgen import NeighGen
 from fedgraph_flwr.clients.base import ReplyContent, phase, to_numpy
 from fedgraph_flwr.clients.client_part import assign
-from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.clients.requirements import one_type
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.errors import FedGraphError
@@ -244,17 +243,15 @@ class FedSageClient(GeneratingClient, method=fedsage, requires=(one_type,)):
 
     # --- the graph with generated neighbours --------------------------------------------------------------------------
 
-    def take(self) -> None:
-        """Train and predict on the graph with the new nodes, or on the plain one without any."""
-        x, at = self.memory["x"], self.memory["at"]
-        inputs = self.plain
-        if at.numel():
-            inputs = self.model.prepare(with_neighbours(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
-            if type(self.plain) is Inputs and isinstance(
-                self.plain.x, SparseMatrix
-            ):  # generated features are dense, and few
-                inputs = Inputs(StackedRows(self.plain.x, x), inputs.adj)  # type: ignore[arg-type]
-        replace_inputs(self, inputs)
+    def extended(self, at: Tensor) -> Any:
+        """Return the inputs of the graph with the new nodes."""
+        x = self.memory["x"]
+        inputs = self.model.prepare(with_neighbours(self.graph, x.cpu(), at.cpu()), self.device, self.dtype)
+        if type(self.plain) is Inputs and isinstance(
+            self.plain.x, SparseMatrix
+        ):  # generated features are dense, and few
+            return Inputs(StackedRows(self.plain.x, x), inputs.adj)  # type: ignore[arg-type]
+        return inputs
 
     def logits(self, inputs: Any) -> Tensor:
         """Compute logits of own nodes, [N, C]."""
@@ -279,6 +276,5 @@ class FedSageClient(GeneratingClient, method=fedsage, requires=(one_type,)):
             for module, name in parts:
                 assign(module.state_dict(), tree[name])
             optimizer.load_state({n: t.to(self.device) for n, t in flatten(tree.get("optimizer", {})).items()})
-        elif "at" in tree:
+        else:
             super().load(tree)
-            self.take()

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from fedgraph_baselines.methods.impaired import Impaired, whole_numbers
 from fedgraph_flwr.clients.base import GraphClient
+from fedgraph_flwr.clients.model_inputs import replace_inputs
 from fedgraph_flwr.numerics.losses import task_loss
 from fedgraph_flwr.secure.policy import counted
+from fedgraph_flwr.wire.trees import Tree
 
 
 class GeneratingClient(GraphClient):
@@ -42,6 +44,21 @@ class GeneratingClient(GraphClient):
     def whole(self, count: Tensor) -> Tensor:
         """Convert counts to numbers of neighbours."""
         return whole_numbers(count.round(), self.params.neighbours, self.graph.client)
+
+    def extended(self, at: Tensor) -> Any:
+        """Return the model's inputs with generated neighbours of the nodes ``at`` [R]."""
+        raise NotImplementedError
+
+    def take(self) -> None:
+        """Train and predict with the generated neighbours in `memory`."""
+        at = self.memory["at"]
+        replace_inputs(self, self.extended(at) if at.numel() else self.plain)
+
+    def load(self, tree: Tree) -> None:
+        """Restore the generated neighbours."""
+        super().load(tree)
+        if "at" in tree:
+            self.take()
 
     def count_loss(self, count: Tensor) -> Tensor:
         """Compute SmoothL1(ñ, n) of the training nodes from ñ of all nodes [n]."""

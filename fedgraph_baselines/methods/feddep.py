@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedgraph_baselines.methods.impaired import ADDED
+from fedgraph_baselines.methods.impaired import MENDED
 from fedgraph_flwr.config import RunConfig, number
 from fedgraph_flwr.methods.downlink import Input, Inputs
-from fedgraph_flwr.methods.uplink import ARRAYS, Individual, Once, Relay, Uplink, model_only
-from fedgraph_flwr.wire.messages import METRICS
-from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField, NumberField
+from fedgraph_flwr.methods.uplink import ARRAYS, Once, Relay, Uplink, model_only
+from fedgraph_flwr.wire.reply_schema import LARGEST, ArrayField
 
 ENCODER = "encoder"
 """Group sent to clients, once: the model whose hidden features are generated."""
@@ -101,11 +100,10 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
         "mean": ArrayField((params.prototypes, cfg.model.hidden), cfg.dtype),
         "count": ArrayField((params.prototypes,), "int64", 0, LARGEST),
     }
-    added = {ADDED: NumberField(0, LARGEST, whole=True)}
     return {
         **model_only(cfg, params),
         "prototype": Once({PROTOTYPES: Relay(fields, why="the other clients generate neighbours from them")}),
-        "mend": Once({METRICS: Individual(added, why="how many neighbours each client generated is logged")}),
+        "mend": MENDED,
     }
 
 

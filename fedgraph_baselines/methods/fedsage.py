@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgraph_baselines.methods.impaired import ADDED
+from fedgraph_baselines.methods.impaired import MENDED
 from fedgraph_flwr.config import RunConfig, choice, number
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.methods.downlink import Input, Inputs
-from fedgraph_flwr.methods.uplink import Individual, Once, Relay, Sum, Uplink, model_only
-from fedgraph_flwr.wire.messages import METRICS
-from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField
+from fedgraph_flwr.methods.uplink import Once, Relay, Sum, Uplink, model_only
 
 PROPOSED = "proposed"
 """Group. To the server: ``rows`` [R, F], predicted neighbours of training nodes; to clients: those of each client, by index."""
@@ -82,12 +80,11 @@ def uplink(cfg: RunConfig, params: Any) -> Uplink:
     if not params.neighbours:
         return model_only(cfg, params)
     why = "the peers compare generated neighbours with their own nodes"
-    added = {ADDED: NumberField(0, LARGEST, whole=True)}
     return {
         **model_only(cfg, params),
         "generate": Once({PROPOSED: Relay(why=why), OWNERS: Relay(why=why)}),
         "judge": Once({APART: Sum()}),
-        "mend": Once({METRICS: Individual(added, why="how many neighbours each client generated is logged")}),
+        "mend": MENDED,
     }
 
 

@@ -14,11 +14,23 @@ from torch import Tensor
 from fedgraph_flwr.data.graph import ClientGraph, Graph, unsplit
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.logs import log
+from fedgraph_flwr.methods.uplink import Individual, Once
 from fedgraph_flwr.numerics.sparse import SparseMatrix
 from fedgraph_flwr.numerics.streams import own_stream
-from fedgraph_flwr.wire.messages import Reply
+from fedgraph_flwr.wire.messages import METRICS, Reply
+from fedgraph_flwr.wire.reply_schema import LARGEST, NumberField
 
 ADDED = "added"  # the number of generated neighbours in a client's reply
+MENDED = Once(
+    {
+        METRICS: Individual(
+            {ADDED: NumberField(0, LARGEST, whole=True)},
+            why="how many neighbours each client generated is logged",
+        )
+    }
+)
+"""Uplink of the phase in which clients generate neighbours."""
+
 BLOCK = 256  # rows whose candidates are gathered at once
 HIDDEN_SHARE = 0.5  # share of nodes outside the training and test sets that are hidden (FedSage+'s authors' code)
 
@@ -100,9 +112,8 @@ def _overlap(rows: Tensor, candidates: Tensor, x: SparseMatrix) -> Tensor:
 def _entries(chosen: Tensor, x: SparseMatrix) -> tuple[Tensor, Tensor]:
     """Return the stored entries of rows of x [Q], row by row: the position of each entry's row, and its index in x."""
     pointer = x.rows.pointer
-    count = pointer.diff()[chosen]
-    pair = torch.arange(chosen.numel()).repeat_interleave(count)
-    return pair, torch.arange(pair.numel()) + (pointer[chosen] - (count.cumsum(0) - count))[pair]
+    pair, place = places(pointer.diff()[chosen])
+    return pair, pointer[chosen][pair] + place
 
 
 def _squares(x: SparseMatrix) -> Tensor:

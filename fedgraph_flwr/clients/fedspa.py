@@ -39,7 +39,8 @@ from fedgraph_flwr.errors import RunFailed
 from fedgraph_flwr.methods import fedspa
 from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.fedspa import FISHER, parameter_group
-from fedgraph_flwr.models.layers import adjacency
+from fedgraph_flwr.models.layers import adjacency, proper_edges
+from fedgraph_flwr.numerics.sparse import row_sums
 from fedgraph_flwr.numerics.streams import own_stream
 from fedgraph_flwr.secure.keyring import SIGNATURES
 from fedgraph_flwr.secure.masked import PEERS, digest, keys_of, mask
@@ -55,10 +56,10 @@ def high_frequency_area(graph: Graph, laplacian: str = "sym") -> float:
 
     With d the degrees and s = 1/√d (``sym``) or 1 (``comb``), xᵀ L x = Σ_v s_v² d_v x_v² − (s x)ᵀ A (s x).
     """
-    edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+    edges = proper_edges(graph.edge_index)
     a = adjacency(torch.cat([edges, edges.flip(0)], dim=1), graph.num_nodes)
     a.data[:] = 1
-    degrees = np.asarray(a.sum(axis=1)).ravel()
+    degrees = row_sums(a)
     scale = np.maximum(degrees, 1) ** -0.5 if laplacian == "sym" else np.ones_like(degrees)
     x = sp.csr_matrix(graph.x.numpy()).astype(np.float64)
     squares = x.multiply(x).tocsr()

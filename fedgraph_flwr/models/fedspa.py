@@ -52,7 +52,14 @@ from torch import Tensor, nn
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.models.acm import filtered, smoothed
-from fedgraph_flwr.models.layers import adjacency, glorot, no_adjacency, products, random_walk_adjacency
+from fedgraph_flwr.models.layers import (
+    adjacency,
+    glorot,
+    no_adjacency,
+    products,
+    proper_edges,
+    random_walk_adjacency,
+)
 from fedgraph_flwr.models.plain import Plain
 from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ
@@ -89,7 +96,7 @@ def typed_operators(graph: Graph, normalization: str = "sym", sfpd: bool = True)
     """
     if normalization not in NORMALIZATIONS:
         raise unknown("model.normalization", normalization, NORMALIZATIONS)
-    edges = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
+    edges = proper_edges(graph.edge_index)
     types = edge_types(edges, graph.y, graph.train_mask) if sfpd else torch.full_like(edges[0], HOM)
     counts = adjacency(edges, graph.num_nodes)
     # d_v incoming, d_u outgoing

@@ -29,7 +29,7 @@ from fedgraph_flwr.models.base import Model
 from fedgraph_flwr.models.layers import Linear, adjacency, dropout, proper_adjacency
 from fedgraph_flwr.models.readout import has_graphs, pooled
 from fedgraph_flwr.numerics.inputs import Inputs
-from fedgraph_flwr.numerics.sparse import SparseMatrix
+from fedgraph_flwr.numerics.sparse import SparseMatrix, row_sums
 from fedgraph_flwr.numerics.walks import return_probabilities
 
 
@@ -53,7 +53,7 @@ def structure_encoding(edge_index: Tensor, num_nodes: int, walks: int, degrees: 
     used as stored, without loops.
     """
     adj = proper_adjacency(edge_index, num_nodes)
-    degree = np.asarray(adj.sum(axis=1)).ravel().astype(np.int64).clip(1, max(degrees, 1))
+    degree = row_sums(adj).astype(np.int64).clip(1, max(degrees, 1))
     one_hot = np.eye(max(degrees, 1))[degree - 1][:, :degrees]
     return torch.from_numpy(np.concatenate([return_probabilities(adj, walks), one_hot], axis=1))
 

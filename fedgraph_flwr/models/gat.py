@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.models.layers import no_adjacency
+from fedgraph_flwr.models.layers import no_adjacency, proper_edges
 from fedgraph_flwr.models.plain import PlainLayer
 from fedgraph_flwr.models.stack import Common, Stack
 from fedgraph_flwr.numerics.blocks import NO_MATRIX, NOT_READ, EdgeNeighbours, without_loops
@@ -88,8 +88,7 @@ class GAT(Stack):
         """Prepare features, and edges with one loop per node."""
         base = super().prepare(graph, device, dtype)
         loops = torch.arange(graph.num_nodes).expand(2, -1)
-        proper = graph.edge_index[:, graph.edge_index[0] != graph.edge_index[1]]
-        return EdgeInputs(base.x, base.adj, torch.cat([proper, loops], dim=1).to(device))
+        return EdgeInputs(base.x, base.adj, torch.cat([proper_edges(graph.edge_index), loops], dim=1).to(device))
 
     def neighbours(self, graph: Graph, device: Device = "cpu", dtype: torch.dtype = torch.float32) -> GATNeighbours:
         """Return the proper edges."""

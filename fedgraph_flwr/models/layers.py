@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedgraph_flwr.numerics.blocks import Scaling
-from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix
+from fedgraph_flwr.numerics.sparse import Pattern, SparseMatrix, row_sums
 from fedgraph_flwr.numerics.streams import bits
 
 
@@ -31,9 +31,14 @@ def adjacency(edge_index: Tensor, num_nodes: int, self_loops: bool = False) -> s
     return sp.csr_matrix((np.ones(len(source)), (target, source)), shape=(num_nodes, num_nodes))
 
 
+def proper_edges(edge_index: Tensor) -> Tensor:
+    """Return the edges [2, E] without loops."""
+    return edge_index[:, edge_index[0] != edge_index[1]]
+
+
 def proper_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     """Build A [N, N] without loops."""
-    return adjacency(edge_index[:, edge_index[0] != edge_index[1]], num_nodes)
+    return adjacency(proper_edges(edge_index), num_nodes)
 
 
 def proper_pattern(edge_index: Tensor, num_nodes: int) -> Pattern:
@@ -44,7 +49,7 @@ def proper_pattern(edge_index: Tensor, num_nodes: int) -> Pattern:
 
 def _rows_scaled(matrix: sp.csr_matrix, power: float) -> sp.csr_matrix:
     """Compute D^power A, where D holds the row sums of A; an empty row stays empty."""
-    degree = np.asarray(matrix.sum(axis=1)).ravel()
+    degree = row_sums(matrix)
     scale = np.power(degree, power, out=np.zeros_like(degree), where=degree > 0)
     return sp.csr_matrix(sp.diags(scale) @ matrix)
 
@@ -55,7 +60,7 @@ def gcn_adjacency(edge_index: Tensor, num_nodes: int) -> sp.csr_matrix:
     Like PyG's ``GCNConv``, also on directed edges: both factors are in-degrees, and an existing loop is not doubled.
     """
     loops = adjacency(edge_index, num_nodes, self_loops=True)
-    scale = 1 / np.sqrt(np.asarray(loops.sum(axis=1)).ravel())
+    scale = 1 / np.sqrt(row_sums(loops))
     loops.data *= np.repeat(scale, np.diff(loops.indptr))
     loops.data *= scale[loops.indices]
     return loops

@@ -44,16 +44,18 @@ PlainLayer = tuple[str, dict[str, Any], dict[str, Tensor]]
 
 def plain_linear(layer: Any) -> PlainLayer:
     """Convert a linear layer of weight [F, H] to torch's, whose weight is [H, F]."""
-    num_in, num_out = layer.weight.shape
-    weights = {"weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
-    return "linear", {"in_features": num_in, "out_features": num_out, "bias": layer.bias is not None}, weights
+    return _plain_product(layer, "linear", "features", "")
 
 
 def plain_gcn(layer: Any) -> PlainLayer:
     """Convert a linear layer followed by Â to PyG's GCNConv."""
+    return _plain_product(layer, "gcn", "channels", "lin.")
+
+
+def _plain_product(layer: Any, kind: str, sizes: str, prefix: str) -> PlainLayer:
     num_in, num_out = layer.weight.shape
-    weights = {"lin.weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
-    return "gcn", {"in_channels": num_in, "out_channels": num_out, "bias": layer.bias is not None}, weights
+    weights = {f"{prefix}weight": layer.weight.T} | ({} if layer.bias is None else {"bias": layer.bias})
+    return kind, {f"in_{sizes}": num_in, f"out_{sizes}": num_out, "bias": layer.bias is not None}, weights
 
 
 def of_modules(name: str, modules: Any) -> dict[str, Tensor]:

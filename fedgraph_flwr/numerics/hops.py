@@ -8,6 +8,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.numerics.sparse import row_sums
 
 Array = NDArray[Any]
 
@@ -48,7 +49,7 @@ def with_loops(
 
 def row_normalized(matrix: sp.csr_matrix) -> sp.csr_matrix:
     """Return D⁻¹ M for a matrix without empty rows."""
-    scale = 1 / np.asarray(matrix.sum(axis=1)).ravel()
+    scale = 1 / row_sums(matrix)
     return sp.csr_matrix(
         (matrix.data * np.repeat(scale, np.diff(matrix.indptr)), matrix.indices, matrix.indptr), matrix.shape
     )

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from fedgraph_flwr.numerics.streams import UnderVmap
 
 Device: TypeAlias = torch.device | str
 
@@ -71,16 +74,12 @@ def product(rows: CsrRows, transposed: CsrRows, dense: Tensor) -> Tensor:
     return _Product.apply(rows, transposed, dense)
 
 
-class _BatchedProduct(torch.autograd.Function):
+class _BatchedProduct(UnderVmap):
     """S @ D for a batch of D under torch's vmap, as one product over the batch's columns; much slower to call."""
 
     @staticmethod
     def forward(rows: CsrRows, dense: Tensor) -> Tensor:
         return rows.times(dense)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rows: CsrRows, dense: Tensor) -> tuple[Tensor, int]:
@@ -153,6 +152,11 @@ class SparseMatrix:
         if not torch.is_grad_enabled():
             return self.rows.times(dense.detach())
         return product(self.rows, self.transposed, dense)
+
+
+def row_sums(matrix: Any) -> NDArray[np.float64]:
+    """Return the sum of each row of a SciPy matrix, [R]."""
+    return np.asarray(matrix.sum(axis=1)).ravel()
 
 
 def _rows(csr: Any, dtype: torch.dtype) -> CsrRows:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.numerics.inputs import Inputs
 from fedgraph_flwr.numerics.sparse import CsrRows, SparseMatrix
-from fedgraph_flwr.numerics.streams import batch_first
+from fedgraph_flwr.numerics.streams import UnderVmap, batch_first
 
 IGNORED = -100
 """Label of a padding row; torch's losses ignore it."""
@@ -53,16 +53,12 @@ def _diagonal(blocks: Sequence[CsrRows], rows: int, columns: int) -> CsrRows:
     return CsrRows(torch.cat(pointers), torch.cat(cols), torch.cat([block.value for block in blocks]))
 
 
-class _BlockProduct(torch.autograd.Function):
+class _BlockProduct(UnderVmap):
     """`StackedMatrix` times a batch of dense matrices; exists only under vmap."""
 
     @staticmethod
     def forward(matrix: StackedMatrix, dense: Tensor) -> Tensor:
         raise RuntimeError("blocks of several clients can only be multiplied inside vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], matrix: StackedMatrix, dense: Tensor) -> tuple[Tensor, int]:

@@ -92,14 +92,18 @@ def bits(like: Tensor) -> Tensor:
     return random_bits(like) if _streams is None else _EachBits.apply(like, _streams)
 
 
-class _EachBits(torch.autograd.Function):
-    @staticmethod
-    def forward(like: Tensor, streams: Streams) -> Tensor:
-        return streams.bits(like)
+class UnderVmap(torch.autograd.Function):
+    """Base of functions without a gradient that have a rule for torch's vmap."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+        """Keep nothing."""
+
+
+class _EachBits(UnderVmap):
+    @staticmethod
+    def forward(like: Tensor, streams: Streams) -> Tensor:
+        return streams.bits(like)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], like: Tensor, streams: Streams) -> tuple[Tensor, int]:

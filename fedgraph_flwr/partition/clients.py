@@ -202,8 +202,10 @@ def cut(graph: Graph, parts: list[Tensor], received: Tensor | None = None) -> li
         cut_up = [np.split(column[order], ends) for column in columns]
         return [[torch.from_numpy(piece) for piece in pieces] for pieces in zip(*cut_up, strict=True)]
 
-    def crossing(who: np.ndarray, near: np.ndarray, far: np.ndarray, edge: np.ndarray) -> list[list[Tensor]]:
-        """Return local near end, global far end, its owner and the edge, by client."""
+    def crossing(seen: tuple[np.ndarray, ...], ends: np.ndarray) -> list[list[Tensor]]:
+        """Return the edges of `seen_from` to nodes of others, which are ``ends`` of the graph's edges, by client."""
+        who, near, _, edge = (column[seen[2] < 0] for column in seen)
+        far = ends[edge]
         held = owner[far] >= 0
         return split(who[held], near[held], far[held], owner[far[held]], edge[held])
 
@@ -219,12 +221,9 @@ def cut(graph: Graph, parts: list[Tensor], received: Tensor | None = None) -> li
         return edge_data
 
     source, target = graph.edge_index.numpy()
-    who, near, far, edge = seen_from(source, target)
-    intra = split(who[far >= 0], near[far >= 0], far[far >= 0], edge[far >= 0])
-    leaving = crossing(who[far < 0], near[far < 0], target[edge[far < 0]], edge[far < 0])
-    who, near, far, edge = seen_from(target, source)
-    arriving = crossing(who[far < 0], near[far < 0], source[edge[far < 0]], edge[far < 0])
-
+    seen = seen_from(source, target)
+    intra = split(*(column[seen[2] >= 0] for column in seen))
+    leaving, arriving = crossing(seen, target), crossing(seen_from(target, source), source)
     return [
         ClientGraph(
             **(rows_at(graph, "node", nodes) | {"group": graph.group[:0], "part": graph.group[:0], "node_id": nodes}),
