@@ -368,7 +368,7 @@ def _changes(agreement: Agreement, before: Agreement | None) -> Iterator[str]:
         return
     yield f"changes since {before.path}, version {before.values['version']}, {_signed(before)}:"
     old, new = _content(before), _content(agreement)
-    for key in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
+    for key in agreements.changes(old, new):
         yield f"  {key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
 
 

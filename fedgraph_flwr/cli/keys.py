@@ -3,7 +3,7 @@
 import argparse
 
 from fedgraph_flwr.config import group_names
-from fedgraph_flwr.config.composition import GROUPS, group_path
+from fedgraph_flwr.config.composition import GROUPS, about
 from fedgraph_flwr.config.key_docs import Key, keys_of, own_keys_of, part_keys, select
 
 
@@ -35,7 +35,8 @@ def text(requested: str, parts: bool = False) -> str:
         above = path.read_text().split("\n\n")[0].splitlines()
         head = [line.lstrip("# ").rstrip() for line in above if line.startswith("#")]
         keys = own_keys_of(groups[0], path)
-        others = _parts({key.name for key in keys}) if groups[0] == "strategy" else []
+        known = {key.name for key in keys}
+        others = [key for key in part_keys() if key.name not in known] if groups[0] == "strategy" else []
         hint = f"{len(others)} more keys of parts that it does not use: fedgraph-flwr keys {requested} --all"
         more = ["[optional parts]", *map(line, others)] if parts else [hint]
         return "\n".join([*head, *map(line, keys), *(more if others else [])])
@@ -45,20 +46,13 @@ def text(requested: str, parts: bool = False) -> str:
     return "\n".join(lines)
 
 
-def _parts(names: set[str]) -> list[Key]:
-    """Return the keys of optional parts that a method does not use by default."""
-    return [key for key in part_keys() if key.name not in names]
-
-
 def _names(group: str) -> list[str]:
     """Return a line for each name of a group, with the first line of its file."""
     if group not in GROUPS:
         return []
     lines = [f"{group}=NAME sets values and may add keys (`fedgraph-flwr keys {group}=NAME`):"]
     for name in group_names(group):
-        path = group_path(group, name)
-        first = path.read_text().partition("\n")[0] if path else ""
-        lines.append(f"  {name:<22}{first.lstrip('# ') if first.startswith('#') else ''}".rstrip())
+        lines.append(f"  {name:<22}{about(group, name)}".rstrip())
     return lines
 
 

@@ -19,6 +19,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ from fedgraph_flwr.sweeps.values import expand
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``run``."""
-    parser.epilog = (parser.epilog or "") + "\n".join(_names(group) for group in ("strategy", "protocol"))
+    names = (f"{group}= {', '.join(group_names(group))}" for group in ("strategy", "protocol"))
+    wrapped = (textwrap.fill(text, 80, break_on_hyphens=False) for text in names)
+    parser.epilog = (parser.epilog or "") + "\n".join(wrapped)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of conf/config.yaml")
     add_options(parser, _OPTIONS, number={"default": None})
 
@@ -51,11 +54,6 @@ _OPTIONS = """
 --describe  print what the run would send, and exit
 --dry-run  print the composed configuration and exit
 """
-
-
-def _names(group: str) -> str:
-    """Return the names of a group, wrapped to a narrow terminal."""
-    return textwrap.fill(f"{group}= {', '.join(group_names(group))}", 80, break_on_hyphens=False)
 
 
 _TABLES = (".csv", ".tsv", ".txt", ".parquet", ".gz")
@@ -165,12 +163,12 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
     from fedgraph_flwr.evaluation.best_round import coverage
     from fedgraph_flwr.report.headline import start_text
     from fedgraph_flwr.report.runs import WHEN, score_table
-
-    console = Console()
     from fedgraph_flwr.store.results import headline_score
 
+    console = Console()
+    say = partial(console.print, highlight=False, markup=False)
     if line := result_text(summary, cfg):
-        console.print(line, highlight=False, markup=False, style="bold", soft_wrap=True)
+        say(line, style="bold", soft_wrap=True)
     title = escape(f"{summary['strategy']} on {summary['dataset']}, seed {summary['seed']}")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", *WHEN.values()):
@@ -196,15 +194,15 @@ def print_summary(summary: dict[str, Any], cfg: RunConfig, verbose: bool = False
         highlight=False,
     )
     if text := start_text(summary, cfg):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(text, soft_wrap=True)
     if left_out := summary.get("left_out"):
         reasons = ", ".join(f"client {client}: {why}" for client, why in left_out.items())
-        console.print(f"excluded from the headline score: {reasons}", highlight=False, markup=False, style="yellow")
+        say(f"excluded from the headline score: {reasons}", style="yellow")
     if "privacy" in summary:
         from fedgraph_flwr.secure.accounting import spent_text
 
         console.print(spent_text(summary["privacy"], cfg.privacy.scores), highlight=False)
     for who, reason in summary["failures"].items():
         line = f"failed: client {sanitize(who)}: {sanitize(reason, 1000)}"
-        console.print(line, highlight=False, markup=False, style="yellow")
-    console.print(f"results: {cfg.out}", highlight=False, markup=False, soft_wrap=True)
+        say(line, style="yellow")
+    say(f"results: {cfg.out}", soft_wrap=True)

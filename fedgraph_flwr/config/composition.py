@@ -111,7 +111,8 @@ def compose(
     Raises:
         FedGraphError: an unknown key or name, a wrong type, or an invalid value.
     """
-    given = _named(_in_lower_case(choices(parse_overrides(overrides) | _values(keys or {}), {})))
+    values = {key: plain(value, key) for key, value in dotted_keys(keys or {}).items()}
+    given = _named(_in_lower_case(choices(parse_overrides(overrides) | values, {})))
     if base and str(base).startswith("{"):
         chosen = not foreign and _chooses(given)  # sent by a server, whose files are not on this machine
         return _build(_upon(_from_json(str(base), foreign), "config", given, foreign), chosen=chosen)
@@ -305,11 +306,6 @@ def _value(text: str) -> Any:
     return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]))["v"]  # type: ignore[index,call-overload]
 
 
-def _values(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert Python values to YAML values, by dotted key."""
-    return {key: plain(value, key) for key, value in dotted_keys(keys).items()}
-
-
 def plain(value: Any, key: str) -> Any:
     """Convert a Python value to a YAML value; a class or function to ``module:name``; ``key`` names it in errors.
 
@@ -387,16 +383,21 @@ def described(group: str) -> dict[str, dict[str, Any]]:
         raise unknown("group", group, GROUPS)
     descriptions = {}
     for name in group_names(group):
-        path = group_path(group, name)
-        first = path.read_text().partition("\n")[0] if path else ""
         body = group_file(group, name)
         body = _network(body) if group == "model" else body
         keys = {key: value for key, value in body.items() if key not in ("name", "declares")}
         if group == "strategy":
             with contextlib.suppress(FedGraphError):  # a user's method whose package is not on the path
                 keys = own_defaults(keys["server"], keys["client"]) | defaults(keys) | dotted_keys(keys)
-        descriptions[name] = {"about": first.lstrip("# ") if first.startswith("#") else "", "keys": keys}
+        descriptions[name] = {"about": about(group, name), "keys": keys}
     return descriptions
+
+
+def about(group: str, name: str) -> str:
+    """Return the comment in the first line of a name's file."""
+    path = group_path(group, name)
+    first = path.read_text().partition("\n")[0] if path else ""
+    return first.lstrip("# ") if first.startswith("#") else ""
 
 
 def group_file(group: str, name: str) -> dict[str, Any]:

@@ -19,7 +19,11 @@ def overrides_of(cfg: RunConfig) -> list[str] | None:
             fewer = [other for other in chosen if other != word]
             chosen = fewer if _composed(fewer) == _composed(chosen) else chosen
         usual, wanted = _composed(chosen), _keys(cfg)
-        changed = [f"{key}={_text(value)}" for key, value in wanted.items() if usual.get(key) != value]
+        changed = [
+            f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in wanted.items()
+            if usual.get(key) != value
+        ]
         words = [*chosen, *(word.replace(".params.", ".", 1) for word in changed)]
         return words if _composed(words) == wanted else None
     except FedGraphError:
@@ -66,8 +70,3 @@ def _keys(cfg: RunConfig) -> dict[str, Any]:
     keys = dotted_keys(dataclasses.asdict(cfg))
     skipped = {*OWN, *unread(cfg, keys)}
     return {key: value for key, value in keys.items() if key not in skipped}
-
-
-def _text(value: Any) -> str:
-    """Return a value as an override has it."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -118,11 +118,6 @@ AT_THRESHOLD = "f1_at_threshold"
 OF_CLASS = "f1_class_"
 
 
-def _share(y: np.ndarray, label: int | None) -> float:
-    """Return the share of a label; NaN without labels, or without this label."""
-    return float(np.mean(y == label)) if y.size and label is not None else float("nan")
-
-
 class _Nodes(NamedTuple):
     """Nodes of a split of one part, their labels, the share of the majority class of its training nodes, and their days."""
 
@@ -174,7 +169,8 @@ class Scored:
             for split, mask in chosen.items():
                 rows = np.flatnonzero(mask & own_rows)
                 day_of = None if days is None else days[rows]
-                nodes[split] = _Nodes(rows, labels[rows], _share(labels[rows], most), day_of)
+                majority = float(np.mean(labels[rows] == most)) if rows.size and most is not None else float("nan")
+                nodes[split] = _Nodes(rows, labels[rows], majority, day_of)
             self.parts.append(nodes)
 
     def score(

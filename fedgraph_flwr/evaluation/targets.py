@@ -40,14 +40,15 @@ def multilabel(logits: np.ndarray, y: np.ndarray) -> dict[str, float]:
     columns = [_binary(p, t > 0) for p, t in _columns(logits, y)]
     hits, taken, positives, sizes = (np.array([c[k] for c in columns]) for k in range(4))
     ranks = np.array([c[4:] for c in columns]).reshape(-1, 2)
-    f1 = np.divide(2 * hits, taken + positives, out=np.zeros(len(hits)), where=taken + positives > 0)
+    either = taken + positives
+    f1 = np.divide(2 * hits, either, out=np.zeros(len(hits)), where=either > 0)
     both = (positives > 0) & (positives < sizes)
     all_true = 2 * positives / (sizes + positives)
     return {
         "average_precision": mean_known(ranks[:, 0]),
         "auc": mean_known(ranks[:, 1]),
         "macro_f1": mean_known(f1),
-        "micro_f1": _over(2 * hits.sum(), (taken + positives).sum()),
+        "micro_f1": float(2 * hits.sum() / either.sum()) if either.any() else 0.0,
         chance.name_of("average_precision"): mean_known((positives / sizes)[both]),
         chance.name_of("auc"): 0.5 if both.any() else np.nan,
         chance.name_of("macro_f1"): mean_known(all_true),
@@ -74,7 +75,3 @@ def _best_micro(positives: np.ndarray, sizes: np.ndarray) -> float:
     """Return the micro F1 of the best constant prediction: the columns with most positives are true."""
     order = np.argsort(-positives / sizes, kind="stable")
     return float(np.max(2 * np.cumsum(positives[order]) / (np.cumsum(sizes[order]) + positives.sum()), initial=0.0))
-
-
-def _over(above: float, below: float) -> float:
-    return float(above / below) if below else 0.0

@@ -398,8 +398,8 @@ def signed_part(values: Mapping[str, Any]) -> dict[str, Any]:
     return part | {key: Path(path).name for key in FOLDERS if isinstance(path := part.get(key), str)}
 
 
-def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Return who joined, left or has another weight, by the weights of members."""
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values differ: of weights, who joined, left or counts otherwise."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 

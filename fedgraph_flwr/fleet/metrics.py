@@ -5,17 +5,19 @@ audit log, which the process of each message writes (`fedgraph_flwr.secure.audit
 of a graph or a record.
 """
 
+import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
+
+from fedgraph_flwr.errors import FedGraphError
 
 PREFIX = "fedgraph_"
 
@@ -177,15 +179,12 @@ def of_parties(online: Mapping[str, bool]) -> Metric:
 
 def of_certificates(files: Iterable[Path]) -> Metric:
     """Return the days that certificates stay valid; a file that is no certificate is skipped."""
-    from cryptography import x509
+    from fedgraph_flwr.fleet.certificates import days_left
 
-    metric, now = Metric("certificate_days_left", "Days until a certificate ends."), datetime.now(UTC)
+    metric = Metric("certificate_days_left", "Days until a certificate ends.")
     for path in files:
-        try:
-            end = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
-        except (OSError, ValueError):
-            continue
-        metric.add((end - now).total_seconds() / 86400, certificate=path.name)
+        with contextlib.suppress(FedGraphError):
+            metric.add(days_left(path), certificate=path.name)
     return metric
 
 

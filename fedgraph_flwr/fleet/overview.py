@@ -78,16 +78,14 @@ def joined(
             entry |= {key: status[key] for key in keys if key in status}
             running = str(run["status"]).startswith("running")
             entry["waiting"] = [names.get(str(node), str(node)) for node in _waiting(status) if running]
-            entry["failures"] = {
-                names.get(node, node): sum(n for n in _dict(of_node, "failures").values() if isinstance(n, int))
-                for node, of_node in _dict(status, "nodes").items()
-                if isinstance(of_node, dict) and of_node.get("failures")
-            }
-            entry["late"] = {
-                names.get(node, node): of_node["late"]
-                for node, of_node in _dict(status, "nodes").items()
-                if isinstance(of_node, dict) and isinstance(of_node.get("late"), int)
-            }
+            entry |= {"failures": {}, "late": {}}
+            for node in _dict(status, "nodes"):
+                party, of_node = names.get(node, node), _dict(status["nodes"], node)
+                if of_node.get("failures"):
+                    counts = _dict(of_node, "failures").values()
+                    entry["failures"][party] = sum(n for n in counts if isinstance(n, int))
+                if isinstance(of_node.get("late"), int):
+                    entry["late"][party] = of_node["late"]
         entries.append(entry)
     return entries
 

@@ -197,11 +197,6 @@ def _glorot_blocks(num_in: int, num_out: int, count: int) -> nn.Parameter:
     return nn.Parameter(torch.cat([glorot(num_in, num_out).data for _ in range(count)], dim=1))
 
 
-def _attention(num_out: int) -> nn.Parameter:
-    """Initialise a_low and a_high as rows, [2, H]."""
-    return nn.Parameter(_glorot_blocks(num_out, 1, 2).data.T.contiguous())
-
-
 class _AcmMixing(nn.Module):
     """Precomputed parts of filtered channels, and the seven channels' attention."""
 
@@ -209,7 +204,8 @@ class _AcmMixing(nn.Module):
 
     def __init__(self, num_out: int):
         super().__init__()
-        self.theta_hom_attention, self.theta_het_attention = (_attention(num_out) for _ in range(2))
+        rows = (_glorot_blocks(num_out, 1, 2).data.T.contiguous() for _ in range(2))  # a_low and a_high, [2, H]
+        self.theta_hom_attention, self.theta_het_attention = map(nn.Parameter, rows)
         self.attention_mlp = glorot(num_out, 1)
         self.mixing = glorot(7, 7)
 

@@ -413,7 +413,8 @@ class HeteroModel(Model):
         def draw(nodes: np.ndarray, hop: int) -> tuple[np.ndarray, ...]:
             return self.edges.drawn(nodes, fanout[hop], key, hop, stable)
 
-        hops = blocks(draw, self.offsets, targets + self._first, self.num_layers)
+        first = self.offsets[list(self.graph.counts).index(self.graph.target)]
+        hops = blocks(draw, self.offsets, targets + first, self.num_layers)
         device, dtype = self.device, self.dtype
         nodes = hops[0].inputs
         types = np.searchsorted(self.offsets, nodes, side="right") - 1
@@ -430,11 +431,6 @@ class HeteroModel(Model):
     def sampled_hops(self) -> int | None:
         """One per layer."""
         return self.num_layers
-
-    @property
-    def _first(self) -> int:
-        """Flat number of the first target node."""
-        return int(self.offsets[list(self.graph.counts).index(self.graph.target)])
 
     def encode(self, inputs: HeteroInputs) -> Tensor:
         """Compute hidden states for the logits [n, C] of the target nodes that ``inputs`` was prepared for."""

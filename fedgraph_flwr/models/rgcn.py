@@ -23,7 +23,6 @@ from fedgraph_flwr.models.hetero import (
     HeteroInputs,
     HeteroModel,
     TypedSum,
-    TypeWeight,
     plain_sum,
     xavier,
 )
@@ -89,7 +88,8 @@ class RGCN(HeteroModel):
             if layer.sums is not None:
                 out = layer.sums(out, self.typed(f"edge_{i}"))
             if i and self.profile == "paper":
-                out = out + _own_transform(h, layer.rows, self.typed(f"node_{i}"))
+                weight = self.typed(f"node_{i}")
+                out = out + torch.cat([weight.times(h[rows].unsqueeze(1), kind) for rows, kind in layer.rows])
             if self.self_loop:
                 out = out + h[torch.cat([rows for rows, _ in layer.rows])] @ self.common.loop[i]
             out = out + self.common.bias[i]
@@ -99,8 +99,3 @@ class RGCN(HeteroModel):
     def classify(self, h: Tensor, inputs: HeteroInputs) -> Tensor:
         """Compute logits [n, C]."""
         return self.common.decoder(h)
-
-
-def _own_transform(h: Tensor, rows: list[tuple[Tensor, Tensor]], weight: TypeWeight) -> Tensor:
-    """Compute h_v T_{φ(v)} of every output: [O, H]."""
-    return torch.cat([weight.times(h[place].unsqueeze(1), kind) for place, kind in rows])

@@ -507,9 +507,8 @@ def _built(node: Node) -> GraphClient:
     client.protection.admit(policy.min_clients, policy.max_share, policy.trusting)
     client.keyring = _keyring(node, client)
     if agreement:
-        client.fixed_size = (agreement.weights or {}).get(graph.client, 1)
-        weights = agreement.weights or {}
-        counted = {member: weights.get(member, 1) for member in agreement.members}
+        counted = dict(zip(agreement.members, agreement.counted.values(), strict=True))
+        client.fixed_size = counted.get(graph.client, 1)
         client.protection.note_members(counted, agreement.values["absent"] == ALLOWED)
         if client.protection.one_list and node.beginning.seeds:
             tables = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""

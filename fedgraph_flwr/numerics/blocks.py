@@ -73,7 +73,8 @@ class FeatureRows:
     def __init__(self, x: Tensor | SparseMatrix, device: torch.device, dtype: torch.dtype, buffers: int = 1):
         self.device, self.dense, self.sparse = device, [], None
         if isinstance(x, SparseMatrix):
-            self.sparse = _csr(x)
+            pointer, col, value = (part.cpu().numpy() for part in x.rows)
+            self.sparse = sp.csr_matrix((value, col, pointer), x.shape)
         else:
             source = x.cpu()
             self.dense = [RowBuffer(source, dtype) for _ in range(buffers)]
@@ -85,12 +86,6 @@ class FeatureRows:
             return self.dense[-1].take(nodes).to(self.device)
         assert self.sparse is not None
         return BlockMatrix.of(self.sparse[nodes]).to(self.device)
-
-
-def _csr(matrix: SparseMatrix) -> Any:
-    """Return SciPy's form of a matrix, which shares its memory."""
-    pointer, col, value = (part.cpu().numpy() for part in matrix.rows)
-    return sp.csr_matrix((value, col, pointer), matrix.shape, copy=False)
 
 
 class Neighbours(Protocol):

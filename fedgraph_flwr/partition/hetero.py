@@ -83,7 +83,7 @@ def _dealt(graph: HeteroGraph, name: str, num_clients: int, rng: np.random.Gener
     for _ in range(ATTEMPTS):
         chosen = draw(graph, num_clients, rng)
         parts = [_induced(graph, edges, client, num_clients) for client, edges in enumerate(chosen)]
-        if all(part is not None and _usable(part) for part in parts):
+        if all(bool(mask.any()) for part in parts for mask in (part.train_mask, part.val_mask, part.test_mask)):
             return parts
     raise FedGraphError(
         f"partition={name}: in {ATTEMPTS} draws some of the {num_clients} clients of '{graph.name}' always had no training, "
@@ -148,10 +148,6 @@ def _induced(graph: HeteroGraph, edges: list[torch.Tensor], client: int, num_cli
         client=client,
         num_clients=num_clients,
     )
-
-
-def _usable(part: HeteroClientGraph) -> bool:
-    return all(bool(mask.any()) for mask in (part.train_mask, part.val_mask, part.test_mask))
 
 
 def _given(cfg: RunConfig) -> list[HeteroClientGraph]:

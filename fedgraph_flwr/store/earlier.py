@@ -162,7 +162,7 @@ def earlier_privacy(cfg: RunConfig, later: tuple[Path, ...] = ()) -> EarlierPriv
         return EarlierPrivacy()
     summary = earlier_record(folder)
     earlier = compose([], folder / CONFIG)
-    if _names_other_data(cfg, earlier):
+    if not (_of_files(cfg) or _of_files(earlier)) and cfg.dataset.name != earlier.dataset.name:
         return _before(cfg, earlier, folder, later)
     spent = summary.get("privacy")
     if not isinstance(spent, dict) or spent.get("epsilon") is None:
@@ -214,11 +214,6 @@ def earlier_spent(folder: Path) -> dict[str, Any]:
     spent = earlier_record(folder).get("privacy")
     keys = ("epsilon", "delta", "releases")
     return {key: spent[key] for key in keys if key in spent} if isinstance(spent, dict) else {}
-
-
-def _names_other_data(cfg: RunConfig, earlier: RunConfig) -> bool:
-    """Return whether both runs name their data set, and not the same."""
-    return not (_of_files(cfg) or _of_files(earlier)) and cfg.dataset.name != earlier.dataset.name
 
 
 def _of_files(cfg: RunConfig) -> bool:

@@ -147,7 +147,10 @@ class Edges(Classification):
         )  # earlier edges of the same client with the same ends
         key = pairs.mixed(copies.astype(np.uint64) + np.uint64(derive_seed(self.cfg.seed, "edges")))
         order = np.argsort(pairs.mixed(pairs.keyed(ends, 0) ^ key), kind="stable")
-        return order[np.argsort(_even(groups[:, order]), kind="stable")] if self.cfg.split.stratify else order
+        if not self.cfg.split.stratify:
+            return order
+        earlier, size = occurrences(groups[:, order])
+        return order[np.argsort((earlier + 0.5) / size, kind="stable")]
 
     @classmethod
     def network(cls, cfg: RunConfig, num_features: Any, width: int, num_edge_features: int = 0) -> models.Model:
@@ -283,12 +286,6 @@ class Edges(Classification):
         """All edges of a new graph are read; those of a client's own file keep their stages."""
         step = cfg.split.step if cfg.split.kind == "temporal" else None
         return replace(cfg, split=replace(cfg.split, kind="ratio", step=step))
-
-
-def _even(groups: np.ndarray) -> np.ndarray:
-    """Return places in (0, 1) [V] that spread the items of each group (client, class) [2, V] evenly, in their order."""
-    earlier, size = occurrences(groups)
-    return (earlier + 0.5) / size
 
 
 def own_rows(graph: ClientGraph, key: str) -> Tensor:
