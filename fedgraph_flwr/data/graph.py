@@ -151,10 +151,10 @@ _OPTIONAL = ("linking", "num_edge_classes", "shared", "own_columns", "far")
 """Values that are not written if they are empty."""
 
 
-def _by_row(near: Tensor, far: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
-    """Return edges as CSR by their near ends: int64 [N + 1], and the far ends [E] in stable order."""
+def _by_row(near: Tensor, far: Tensor, nodes: int, rows: str) -> CompressedEdges:
+    """Return edges as CSR by their near ends, the far ends in stable order."""
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), near.bincount(minlength=nodes).cumsum(0)])
-    return indptr, far[near.argsort(stable=True)]
+    return CompressedEdges(indptr, far[near.argsort(stable=True)], rows)
 
 
 def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
@@ -263,20 +263,15 @@ class Graph:
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the edges as CSR, by source unless a file stores them by target: int64 [N + 1] and [E]."""
-        edges = self.stored_edges
-        if edges is None:
-            source, target = self.edge_index
-            indptr, ends = _by_row(source, target, self.num_nodes)
-            return indptr.numpy(), ends.numpy()
+        edges = self.stored_edges or _by_row(*self.edge_index, self.num_nodes, "source")
         return edges.whole_indptr(self.num_nodes).numpy(), edges.indices.numpy()
 
     def in_neighbours(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the sources of the edges into each node as CSR: int64 [N + 1], int32 or int64 [E]; mapped where the file is."""
         edges = self.stored_edges
         if edges is None:
-            source, target = self.edge_index
-            indptr, ends = _by_row(target, source, self.num_nodes)
-            edges = CompressedEdges(indptr, ends.to(torch.int32 if self.num_nodes < 2**31 else torch.int64), "target")
+            edges = _by_row(*self.edge_index.flip(0), self.num_nodes, "target")
+            edges = edges._replace(indices=edges.indices.to(torch.int32 if self.num_nodes < 2**31 else torch.int64))
         return in_neighbours(edges, self.num_nodes)
 
     @property

@@ -46,8 +46,7 @@ def with_node_columns(graph: AnyGraph) -> AnyGraph:
     if recipe is None or "nodes" in graph.own_columns:
         return graph
     until = last_of_training(graph)
-    party = graph.group.numpy() if graph.group.numel() else None
-    columns = node_columns(Book.of(graph.book), recipe, graph.num_nodes, party, until)
+    columns = _node_columns(graph, recipe, Book.of(graph.book), until)
     description = {**graph.own_columns, "nodes": columns.shape[1]} | ({} if until is None else {"until": until})
     return replace(
         graph, x=torch.cat([graph.x, torch.from_numpy(np.ascontiguousarray(columns))], dim=1), own_columns=description
@@ -63,8 +62,12 @@ def node_columns_of(graph: Graph, kept: NDArray[np.bool_]) -> NDArray[np.float32
     """
     recipe = recipe_of(graph)
     assert recipe is not None  # `own_columns` has "nodes"
+    return _node_columns(graph, recipe, Book.of(graph.book).where(kept), graph.own_columns.get("until"))
+
+
+def _node_columns(graph: Graph, recipe: Recipe, book: Book, until: int | None) -> NDArray[np.float32]:
     party = graph.group.numpy() if graph.group.numel() else None
-    return node_columns(Book.of(graph.book).where(kept), recipe, graph.num_nodes, party, graph.own_columns.get("until"))
+    return node_columns(book, recipe, graph.num_nodes, party, until)
 
 
 def last_of_training(graph: Graph) -> int | None:

@@ -101,7 +101,7 @@ def aml(folder: Path, params: dict[str, Any]) -> Graph:
     """
     import pandas as pd
 
-    path, spec = folder / f"{params['name']}_Trans.csv", _spec(AmlSpec, params, "aml")
+    path, spec = folder / f"{params['name']}_Trans.csv", spec_of(AmlSpec, params, "aml")
     with path.open(encoding="utf-8-sig") as file:
         head = file.readline().strip().replace("Account.1", "Account")
     if head != HEADER:
@@ -147,7 +147,7 @@ def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
     import pandas as pd
     import pyarrow.parquet
 
-    log, listed, spec = folder / TX_LOG, folder / ACCOUNTS, _spec(GentexSpec, params, "amlgentex")
+    log, listed, spec = folder / TX_LOG, folder / ACCOUNTS, spec_of(GentexSpec, params, "amlgentex")
     wanted = ["step", "nameOrig", "nameDest", "bankOrig", "bankDest", "amount", "isSAR"]
     known = ["ACCOUNT_ID", "INIT_BALANCE", "SALARY", "AGE", "IS_SAR", "BANK_ID"]
     _has(log, pyarrow.parquet.read_schema(log).names, wanted)
@@ -177,7 +177,7 @@ def amlgentex(folder: Path, params: dict[str, Any]) -> Graph:
     return replace(graph, x=torch.cat([graph.x, torch.from_numpy(features)], dim=1), y=torch.from_numpy(y))
 
 
-def _spec(kind: Any, params: dict[str, Any], name: str) -> Any:
+def spec_of(kind: Any, params: dict[str, Any], name: str) -> Any:
     """Return the keys of a dataset."""
     keys = {key: value for key, value in params.items() if key not in ("name", "collection")}
     return typed(kind, keys, f"dataset={name}")

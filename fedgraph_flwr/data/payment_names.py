@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from fedgraph_flwr.config import DatasetConfig, typed
+from fedgraph_flwr.config import DatasetConfig
 from fedgraph_flwr.data.edge_columns import COUNTS
 from fedgraph_flwr.data.features import Column, Form, window_label
-from fedgraph_flwr.data.payment_files import AmlSpec, GentexSpec
+from fedgraph_flwr.data.payment_files import AmlSpec, GentexSpec, spec_of
 from fedgraph_flwr.data.payments import ColumnKeys, PaymentsSpec
 
 _COUNT, _PLAIN = Form(True, 0.0, 1.0), Form(False, 0.0, 1.0)
@@ -36,8 +36,7 @@ def payment_names(dataset: DatasetConfig) -> Names:
     collection = str(dataset.params.get("collection") or dataset.name)
     if dataset.source or (kind := _SPECS.get(collection)) is None:
         return Names()
-    keys = {key: value for key, value in dataset.params.items() if key not in ("name", "collection")}
-    spec = typed(kind, keys, f"dataset={collection}")
+    spec = spec_of(kind, dataset.params, collection)
     amount = "log amount" if spec.recipe else "amount"  # a recipe has an amount, too
     edges = [Column(amount, Form(True, 0.0, 10.0))]
     if isinstance(spec, PaymentsSpec):

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedgraph_flwr.config import MAX_CLIENTS, DatasetConfig, number, typed
+from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.many_graphs import side_by_side
 from fedgraph_flwr.errors import FedGraphError
@@ -219,9 +220,8 @@ def _edges(clients: int, nodes: int, degree: float, rng: np.random.Generator) ->
     drawn = round(clients * nodes * degree / 2)
     block = rng.integers(clients, size=drawn) * nodes
     ends = rng.integers(nodes, size=(2, drawn)) + block
-    ends = ends[:, ends[0] != ends[1]]
-    both = np.concatenate([ends, ends[::-1]], axis=1)
-    return np.unique(both, axis=1)
+    ends = torch.from_numpy(ends[:, ends[0] != ends[1]])
+    return to_undirected(ends, clients * nodes).numpy()
 
 
 def _graph(name: str, x: np.ndarray, edges: np.ndarray, targets: np.ndarray, clients: int, **more: Any) -> Graph:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.errors import FedGraphError
@@ -31,8 +32,7 @@ def _both_directions(edges: np.ndarray, num_nodes: int) -> np.ndarray:
     """Return both directions of each edge [2, E], once, without self-loops, sorted."""
     edges = edges.astype(np.int64)
     edges = edges[:, edges[0] != edges[1]]
-    code = np.unique(np.concatenate([edges[0] * num_nodes + edges[1], edges[1] * num_nodes + edges[0]]))
-    return np.stack([code // num_nodes, code % num_nodes])
+    return to_undirected(torch.from_numpy(edges), num_nodes).numpy()
 
 
 def pyg(cls: str, **kwargs: Any) -> Reader:

@@ -18,79 +18,65 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables import leaks
 from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, as_words, features
 from fedgraph_flwr.party.tables.edges import edge_times
-from fedgraph_flwr.party.tables.parties import normal_ids
+from fedgraph_flwr.party.tables.parties import fold
 
 NAMES = {
-    "id": ("id", "account", "customer", "iban", "konto", "kunde", "node"),
-    "label": ("label", "class", "fraud", "is_fraud", "status", "outcome", "suspicious", "laundering", "is_laundering"),
-    "time": ("time", "timestamp", "booked", "booked_at", "date", "datetime", "value_date", "zeit", "datum", "step"),
-    "amount": ("amount", "value", "sum", "betrag", "amount_paid", "montant", "importe", "monto", "importo"),
-    "edge_id": ("edge_id", "payment_id", "transaction_id", "tx_id", "txid", "id"),
-    "reference": (
-        *("reference", "ref", "e2e", "end_to_end_id", "uetr", "message_id", "referenz", "referencia", "riferimento"),
-    ),
+    "id": ["id", "account", "customer", "iban", "konto", "kunde", "node"],
+    "label": ["label", "class", "fraud", "is_fraud", "status", "outcome", "suspicious", "laundering", "is_laundering"],
+    "time": ["time", "timestamp", "booked", "booked_at", "date", "datetime", "value_date", "zeit", "datum", "step"],
+    "amount": ["amount", "value", "sum", "betrag", "amount_paid", "montant", "importe", "monto", "importo"],
+    "edge_id": ["edge_id", "payment_id", "transaction_id", "tx_id", "txid", "id"],
+    "reference": [
+        "reference",
+        "ref",
+        "e2e",
+        "end_to_end_id",
+        "uetr",
+        "message_id",
+        "referenz",
+        "referencia",
+        "riferimento",
+    ],
 }
 """Names that a column of a role often has, the most frequent first; compared without case and accents."""
+
+
+def _word_set(*languages: str) -> frozenset[str]:
+    """Return the words of a list for each language."""
+    return frozenset(" ".join(languages).split())
+
 
 ENDINGS = {"amount": ("betrag",), "reference": ("referenz",), "label": ("verdacht",)}
 """Ends of compound words, such as Zahlungsbetrag."""
 
-PAYING = frozenset(
-    (
-        *("from", "source", "src", "sender", "debtor", "debit", "debited", "payer", "paying", "payor", "originator"),
-        *("origin", "remitter", "ordering", "orderer"),
-        *("von", "absender", "zahler", "auftraggeber", "schuldner", "zahlungspflichtiger"),  # German
-        *("emetteur", "debiteur", "payeur", "expediteur", "donneur"),  # French
-        *("desde", "origen", "ordenante", "emisor", "deudor", "pagador", "remitente"),  # Spanish
-        *("mittente", "ordinante", "debitore", "pagatore", "origine"),  # Italian
-    )
+PAYING = _word_set(
+    "from source src sender debtor debit debited payer paying payor originator origin remitter ordering orderer",
+    "von absender zahler auftraggeber schuldner zahlungspflichtiger",  # German
+    "emetteur debiteur payeur expediteur donneur",  # French
+    "desde origen ordenante emisor deudor pagador remitente",  # Spanish
+    "mittente ordinante debitore pagatore origine",  # Italian
 )
 """Words in names of the column with the accounts that pay, in five languages, without accents."""
 
-PAID = frozenset(
-    (
-        *("to", "target", "dst", "dest", "destination", "receiver", "recipient", "receiving", "creditor", "credit"),
-        *("credited", "payee", "beneficiary"),
-        *(
-            "an",
-            "nach",
-            "empfaenger",
-            "empfanger",
-            "glaubiger",
-            "glaeubiger",
-            "begunstigter",
-            "beguenstigter",
-        ),  # German
-        *("zahlungsempfanger", "zahlungsempfaenger"),
-        *("vers", "destinataire", "beneficiaire", "creancier"),  # French
-        *("hacia", "destino", "destinatario", "beneficiario", "receptor", "acreedor"),  # Spanish
-        *("verso", "creditore", "destinazione", "ricevente"),  # Italian
-    )
+PAID = _word_set(
+    "to target dst dest destination receiver recipient receiving creditor credit credited payee beneficiary",
+    "an nach empfaenger empfanger glaubiger glaeubiger begunstigter beguenstigter",  # German
+    "zahlungsempfanger zahlungsempfaenger",
+    "vers destinataire beneficiaire creancier",  # French
+    "hacia destino destinatario beneficiario receptor acreedor",  # Spanish
+    "verso creditore destinazione ricevente",  # Italian
 )
 """Words in names of the column with the accounts that are paid."""
 
 PAIRS = {("de", "a"), ("de", "para"), ("da", "a"), ("du", "au"), ("od", "do")}
 """Words for "from" and "to" that mean this only as a pair, when all other words of the two names are equal."""
 
-SUSPECTED = frozenset(
-    (
-        *(
-            "label",
-            "class",
-            "fraud",
-            "fraudulent",
-            "target",
-            "mule",
-            "chargeback",
-            "laundering",
-            "suspicious",
-            "outcome",
-        ),
-        *("betrug", "verdacht", "verdaechtig", "verdachtig", "geldwasche", "geldwaesche"),  # German
-        *("fraude", "frauduleux", "suspect", "blanchiment"),  # French
-        *("fraudulento", "sospechoso", "sospechosa", "blanqueo"),  # Spanish
-        *("frode", "fraudolento", "sospetto", "sospetta", "riciclaggio"),  # Italian
-    )
+SUSPECTED = _word_set(
+    "label class fraud fraudulent target mule chargeback laundering suspicious outcome",
+    "betrug verdacht verdaechtig verdachtig geldwasche geldwaesche",  # German
+    "fraude frauduleux suspect blanchiment",  # French
+    "fraudulento sospechoso sospechosa blanqueo",  # Spanish
+    "frode fraudolento sospetto sospetta riciclaggio",  # Italian
 )
 """Words in names of columns that often follow from the label."""
 
@@ -145,7 +131,7 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
         words = {*np.char.lower(as_words(people[name])).tolist()}
         if "train" in words and words <= SPLIT:
             made.add("columns.split", name, "holds train, val and test; for edges, replace it by `split: temporal`")
-    ends = [_words(payments[roles[end]]) for end in ("source", "target")]
+    ends = [_normal(payments[roles[end]]) for end in ("source", "target")]
     _parties(payments, made, ends, ids)
     _questions(people, made)
     of_parties = made.values.get("party_columns", ())
@@ -205,13 +191,13 @@ def _ask_for_format(column: Any, made: Guess) -> None:
         )
 
 
-def _words(column: Any) -> np.ndarray:
+def _normal(column: Any) -> np.ndarray:
     """Return ids in normal form."""
-    return normal_ids(as_words(column), "text")
+    return fold(as_words(column))
 
 
 def _ids(column: Any) -> np.ndarray:
-    return np.unique(_words(column))
+    return np.unique(_normal(column))
 
 
 def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
@@ -223,7 +209,7 @@ def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
         for name in {roles["id"]} & {*people.columns} if "id" in roles else people.columns:
             if people[name].is_unique and not people[name].isna().any():
                 score, ends = _ends_of(people[name], tables[edges], made.values)
-                score += (_named(name, "id") / 10) * bool(score)
+                score += (str(name).lower() in NAMES["id"]) / 10 * bool(score)
                 best = max(best, (score, nodes, edges, name, ends), key=lambda candidate: candidate[0])
     if not best[1]:
         fix = "pass columns.id=, columns.source= and columns.target="
@@ -236,8 +222,11 @@ def _roles(tables: Mapping[str, Any], made: Guess) -> tuple[str, str]:
 
 def words_of(column: str) -> list[str]:
     """Return the words of a column's name, in lower case and without accents: "fromIBAN_2" gives from, iban, 2."""
-    plain = unicodedata.normalize("NFKD", str(column)).encode("ascii", "ignore").decode()
-    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", plain)]
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", _without_accents(column))]
+
+
+def _without_accents(text: str) -> str:
+    return unicodedata.normalize("NFKD", str(text)).encode("ascii", "ignore").decode()
 
 
 def _direct(ends: Sequence[str], file: str, made: Guess) -> None:
@@ -279,17 +268,13 @@ def payment_direction(a: str, b: str) -> tuple[str, str] | None:
 def _ends_of(names: Any, payments: Any, values: Mapping[str, Any]) -> tuple[float, list[str]]:
     """Return the two columns that name most of the ids, and the sum of their shares of rows; 0 without two."""
     ids, roles = _ids(names), values["columns"]
-    share = {c: float(np.isin(_words(payments[c]), ids).mean()) for c in payments.columns}
+    share = {c: float(np.isin(_normal(payments[c]), ids).mean()) for c in payments.columns}
     ends = [roles[end] for end in ("source", "target") if end in roles]
     named = {c: bool((PAYING | PAID) & {*words_of(c)}) for c in share}
     others = [c for c in share if c not in ends]
     ends += sorted(others, key=lambda c: (-share[c] - named[c], others.index(c)))[: 2 - len(ends)]
     shares = [share.get(end, 0.0) for end in ends]
     return (sum(shares) if len(ends) == 2 and all(shares) else 0.0), ends
-
-
-def _named(column: str, role: str) -> bool:
-    return str(column).lower() in NAMES[role]
 
 
 def without_role(table: Any, values: Mapping[str, Any], roles: Sequence[str]) -> list[str]:
@@ -333,8 +318,8 @@ def _leaks(people: Any, payments: Any, where: str, made: Guess) -> None:
             continue
         one, block = leaks.encoded(read.agreed, read.x.numpy())
         values, inputs = values | one, inputs | block
-    ids, first = np.unique(normal_ids(as_words(people[roles["id"]]), "text"), return_index=True)
-    ends = [_words(payments[roles[end]]) for end in ("source", "target")]
+    ids, first = np.unique(_normal(people[roles["id"]]), return_index=True)
+    ends = [_normal(payments[roles[end]]) for end in ("source", "target")]
     places = [np.searchsorted(ids, end).clip(max=len(ids) - 1) for end in ends]
     ends = [np.where(ids[place] == end, first[place], -1) for place, end in zip(places, ends, strict=True)]
     for what, table, role, places in (
@@ -374,7 +359,7 @@ def first_edge(payments: Any, columns: Mapping[str, str]) -> str:
 def _first(columns: Sequence[str], role: str) -> str:
     """Return the column with the most frequent name of a role, else one with such a word in its name; "" without one."""
     names = NAMES[role]
-    plain = {name: unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower() for name in columns}
+    plain = {name: _without_accents(name).lower() for name in columns}
     if whole := [name for name in columns if plain[name] in names]:
         return min(whole, key=lambda name: names.index(plain[name]))
     accepted = {"label": SUSPECTED - {"target"}, "amount": {*names} - {"value", "sum"}, "reference": {*names}}.get(
@@ -439,7 +424,7 @@ def _party_columns(table: Any, made: Guess, masks: Sequence[np.ndarray]) -> bool
     for place, mask in enumerate(masks):
         held: dict[str, str] = {}
         for name in [given[place]] if given else table.columns:
-            words = _words(table[name]) if name in table.columns else np.full(len(table), "")
+            words = _normal(table[name]) if name in table.columns else np.full(len(table), "")
             names, counts = np.unique(words[mask], return_counts=True)
             word = str(names[counts.argmax()]) if names.size else ""
             if word and ((words == word) == mask).mean() >= FEW:

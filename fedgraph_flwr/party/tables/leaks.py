@@ -254,9 +254,7 @@ def encoded(columns: Mapping[str, Column], x: Any) -> tuple[dict[str, Values], d
         width = len(feature_names({name: column}))
         block = x[:, place : place + width]
         place += width
-        if not width:
-            continue
-        if column.width > 1:  # columns of a saved object, which have no names
+        if not width or column.width > 1:  # columns of a saved object have no names
             continue
         blocks[name] = block
         gone = block[:, -1] > 0 if column.missing else np.zeros(len(block), dtype=bool)
@@ -282,17 +280,11 @@ def items_of(graph: Graph | HeteroGraph) -> Iterator[Items]:
     schema = agreed_schema(graph.schema, "the import")
     if schema is None:
         return
-    if isinstance(graph, HeteroGraph):
-        inputs = graph.x.get(graph.target)
-        tables = {graph.target: inputs.numpy()} if inputs is not None else {}
-    else:
-        tables = {NODE: graph.x.numpy()} if graph.num_features else {}
-    kind = graph.target if isinstance(graph, HeteroGraph) else NODE
-    values, blocks = encoded(schema.nodes.get(kind, {}), tables[kind]) if kind in tables else ({}, {})
+    kind, x = (graph.target, graph.x.get(graph.target)) if isinstance(graph, HeteroGraph) else (NODE, graph.x)
+    values, blocks = ({}, {}) if x is None else encoded(schema.nodes.get(kind, {}), x.numpy())
     rows = _sampled(np.flatnonzero(_training(graph)), len(values))
-    of_label = None
-    if isinstance(graph, Graph) and graph.graph_id.numel():  # many graphs: a node has the label of its graph
-        of_label = graph.graph_id.numpy()
+    many = isinstance(graph, Graph) and graph.graph_id.numel()
+    of_label = graph.graph_id.numpy() if many else None  # a node has the label of its graph
     yield Items(
         "nodes",
         graph.y.numpy()[rows],
