@@ -16,7 +16,7 @@ from torch import Tensor
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.raw import table
-from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, first_line
 
 OGB = {
     "ogbn-arxiv": ("arxiv", "time", "81 MB"),
@@ -44,8 +44,7 @@ def pyg(folder: Path, params: dict[str, Any]) -> Graph | HeteroGraph:
     from fedgraph_flwr.data.pyg import from_data, from_hetero_data, from_list, labelled_type
 
     name, part = str(params["name"]), params.get("part")
-    if name not in known.__all__:
-        raise unknown("dataset.name", name, known.__all__, "dataset=pyg")
+    check_names([name], known.__all__, "dataset.name", "dataset=pyg")
     base: Any = getattr(known, name)
     where = f"dataset=pyg dataset.name={name}"
     _check_arguments(base, part, where)
@@ -107,8 +106,7 @@ def ogb(folder: Path, params: dict[str, Any]) -> Graph:
         FedGraphError: another dataset, or a failed download.
     """
     name = str(params["name"])
-    if name not in OGB:
-        raise unknown("dataset.name", name, OGB, "dataset=ogb has those with features and one label per node")
+    check_names([name], OGB, "dataset.name", "dataset=ogb has those with features and one label per node")
     archive, scheme, size = OGB[name]
     raw, split = folder / archive / "raw", folder / archive / "split" / scheme
     if not all((raw / file).is_file() for file in OGB_FILES):

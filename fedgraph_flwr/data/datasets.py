@@ -32,7 +32,7 @@ from fedgraph_flwr.data.graph import Graph, read_digest
 from fedgraph_flwr.data.hetero import HeteroGraph, load_graph
 from fedgraph_flwr.data.mapped import is_mapped, is_trusted
 from fedgraph_flwr.data.root import cache_dir, data_root, imported_names, imported_path, writable
-from fedgraph_flwr.errors import FedGraphError, first_line, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, first_line, unknown
 
 CACHE_VERSION = 1
 
@@ -278,8 +278,7 @@ def source_of(cfg: DatasetConfig) -> Source | None:
     """
     if not (collection := cfg.params.get("collection")):
         return SOURCES.get(cfg.name)
-    if collection not in SOURCES:
-        raise unknown("dataset.collection", str(collection), SOURCES)
+    check_names([collection], SOURCES, "dataset.collection")
     if not re.fullmatch(r"[\w-][\w.-]*(\+[\w-][\w.-]*)*", cfg.name):
         raise FedGraphError(
             f"dataset.name='{cfg.name}' must be the name of a dataset of {collection}, of letters, digits, '.', '_' and '-'"

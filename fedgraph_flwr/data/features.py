@@ -35,7 +35,7 @@ from fedgraph_flwr.config import one_of, typed
 from fedgraph_flwr.data.book import DAY as DAY
 from fedgraph_flwr.data.book import Book as Book
 from fedgraph_flwr.data.capped import capped_values
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, unknown
 
 Ints = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -123,8 +123,7 @@ class Recipe:
     day: str = BEFORE
 
     def __post_init__(self) -> None:
-        if self.name not in RECIPES:
-            raise unknown("recipe of features", self.name, RECIPES)
+        check_names([self.name], RECIPES, "recipe of features")
         if not self.windows or any(not 0.5 < days * DAY < 2**53 for days in self.windows):
             got = ", ".join(f"{days:g}" for days in self.windows) or "none"
             raise FedGraphError(f"windows of a recipe must be numbers of days above 0, such as 2,0.5, got {got}")
@@ -377,6 +376,7 @@ class _Index:
         into: records by receiver.
         low: for each window, the rank of the first time within it [R].
         whole: whether a record reads its day; times are then those of days.
+        ends: payer and receiver [2, R].
         loop: whether a record leads from an account to itself [R].
         flowing: amounts that flows compare, in cents [R].
     """
@@ -384,7 +384,8 @@ class _Index:
     def __init__(self, book: Book, windows: Sequence[int], whole: bool = False):
         times, rank = np.unique(book.time, return_inverse=True)
         self.book, self.rank, self.steps, self.windows = book, rank.astype(np.int64), times.size + 1, list(windows)
-        self.whole, self.loop = whole, book.source == book.target
+        self.whole, self.ends = whole, np.stack([book.source, book.target])
+        self.loop = book.source == book.target
         self.flowing = np.where(self.loop, 0, book.cents) if whole else book.cents
         reach = [
             window - DAY if whole else window for window in windows
@@ -670,7 +671,7 @@ def _since(index: _Index, asked: _Events, events: _Events, last: Ints, itself: I
 
 def _same(index: _Index) -> list[Ints]:
     """Return, for each window, how many records between the same accounts end with a record's day, itself included [R]."""
-    code = np.unique(np.stack([index.book.source, index.book.target]), axis=1, return_inverse=True)[1].ravel()
+    code = np.unique(index.ends, axis=1, return_inverse=True)[1].ravel()
     key = np.sort(code * index.steps + index.rank)
     last = np.searchsorted(key, code * index.steps + index.rank, "right")
     return [last - np.searchsorted(key, code * index.steps + low, "left") for low in index.low]
@@ -678,7 +679,7 @@ def _same(index: _Index) -> list[Ints]:
 
 def _back_today(index: _Index) -> Ints:
     """Return the number of other records of the same day from the receiver to the payer [R]."""
-    ends = np.stack([index.book.source, index.book.target])
+    ends = index.ends
     code = (ends * index.book.accounts + ends[::-1]) * index.steps + index.rank
     events = np.sort(code[0])
     counts: Ints = np.searchsorted(events, code[1], "right") - np.searchsorted(events, code[1], "left")
@@ -690,7 +691,7 @@ def _pairs(index: _Index) -> Ints:
 
     With whole days, those of the day are among them, except itself.
     """
-    ends = np.stack([index.book.source, index.book.target])
+    ends = index.ends
     codes, code = np.unique(ends * index.book.accounts + ends[::-1], return_inverse=True)
     code = code.reshape(ends.shape)
     events = np.sort(code[0] * index.steps + index.rank)

@@ -24,7 +24,7 @@ from fedgraph_flwr.data.many_graphs import MASKS, side_by_side
 from fedgraph_flwr.data.own_columns import with_node_columns
 from fedgraph_flwr.data.schema import AS_DETECTED, NODE, Column, Schema, TableLayout, stored
 from fedgraph_flwr.data.split import APART, AnyTyped, half_given, split_graph, split_targets
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names
 
 EDGE_TYPE: EdgeType = ("node", "edge", "node")
 """`EDGE` in parts: the edge type of a graph with one."""
@@ -367,8 +367,7 @@ def from_hetero_data(
     """
     if not hasattr(data, "node_types"):
         raise FedGraphError(f"{where} holds a PyG Data with a single node type: leave out --target")
-    if target not in data.node_types:
-        raise unknown("target node type", target, data.node_types, where)
+    check_names([target], data.node_types, "target node type", where)
     check_types(data, where)
     check_labels(data[target], where, f" of type '{target}'")
     made = {

@@ -253,8 +253,7 @@ def tiles(group: RunGroup) -> Markup:
 
 
 def _mean(group: RunGroup, key: str) -> float:
-    values = [run.number(key) for run in group.runs]
-    return statistics.fmean(values) if values else math.nan
+    return statistics.fmean(run.number(key) for run in group.runs)
 
 
 # --- several settings side by side -----------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
         "headline": ", ".join(sorted(summary.headlines)),
         "percent": summary.in_percent,
         "reference": sweep.reference,
-        "margin": sweep.margin if summary.in_percent else 0.0,
+        "margin": summary.margin,
         "verdicts": list(verdicts(summary)),
         "equal": list(equal_methods(summary)),
         "comparisons": [
@@ -73,13 +73,22 @@ def outcome(summary: SweepSummary) -> dict[str, Any]:
 
 def _best(summary: SweepSummary, setting: str) -> set[str]:
     """Return the method of a row with the best mean, and those that are level with it."""
-    means = {m: mean.mean for m in summary.running if (mean := summary.mean(setting, m))}
-    if not means:
-        return set()
-    best = max(means, key=lambda method: summary.sign * means[method])
-    margin, scores = summary.sweep.margin if summary.in_percent else 0.0, summary.shown(setting, best)
-    pairs = [compared(best, scores, m, summary.shown(setting, m), summary.sign, margin) for m in means if m != best]
-    return {best} | {pair.other for pair in pairs if pair and pair.verdict == LEVEL}
+    order = _ranked(summary, setting)
+    pairs = _pairs(summary, setting, order[0], order[1:]) if order else []
+    return {*order[:1], *(pair.other for pair in pairs if pair.verdict == LEVEL)}
+
+
+def _ranked(summary: SweepSummary, setting: str) -> list[str]:
+    """Return the methods of a row that have a score, the best first."""
+    means = {m: mean.mean for m in summary.sweep.running if (mean := summary.mean(setting, m))}
+    return sorted(means, key=lambda method: -summary.sign * means[method])
+
+
+def _pairs(summary: SweepSummary, setting: str, best: str, others: Sequence[str]) -> "list[Comparison]":
+    """Compare a method of a row with others, as far as they have common seeds."""
+    scores, how = summary.shown(setting, best), (summary.sign, summary.margin, " points" if summary.in_percent else "")
+    pairs = (compared(best, scores, other, summary.shown(setting, other), *how) for other in others)
+    return [pair for pair in pairs if pair]
 
 
 def _costs(rows: Sequence[Row]) -> dict[str, float]:
@@ -203,20 +212,14 @@ def comparisons(summary: SweepSummary, setting: str) -> list[Comparison]:
     The best is chosen by its test scores, so with many methods its lead is optimistic.
     """
     sweep = summary.sweep
-    means = {m: mean.mean for m in summary.running if (mean := summary.mean(setting, m))}
-    order = sorted(means, key=lambda method: -summary.sign * means[method])
+    order = _ranked(summary, setting)
     pooled = [method for method in order if _pooled(sweep.methods[method])]
     compete = [method for method in order if method not in (*pooled, sweep.reference)]
     if not compete:
         return []
     best, *others = compete
-    names = [*([sweep.reference] if sweep.reference in means else []), *pooled[:1], *others[:1]]
-    margin, unit = (sweep.margin, " points") if summary.in_percent else (0.0, "")
-    pairs = [
-        compared(best, summary.shown(setting, best), other, summary.shown(setting, other), summary.sign, margin, unit)
-        for other in names
-    ]
-    return [pair for pair in pairs if pair]
+    names = [*([sweep.reference] if sweep.reference in order else []), *pooled[:1], *others[:1]]
+    return _pairs(summary, setting, best, names)
 
 
 def verdicts(summary: SweepSummary) -> Iterator[str]:
@@ -235,7 +238,7 @@ def verdicts(summary: SweepSummary) -> Iterator[str]:
 def equal_methods(summary: SweepSummary) -> Iterator[str]:
     """Yield a text for each group of methods with equal scores in every run."""
     alike: dict[tuple[tuple[tuple[int, float], ...], ...], list[str]] = {}
-    for method in summary.running:
+    for method in summary.sweep.running:
         shown = (ended(summary.shown(setting, method)) for setting in summary.sweep.settings)
         scores = tuple(tuple(sorted(by_seed.items())) for by_seed in shown)
         if any(scores):

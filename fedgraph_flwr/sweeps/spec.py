@@ -154,9 +154,14 @@ class Sweep:
         """Reference column of differences; empty: none."""
         if isinstance(self.baseline, bool):
             return ""
-        running = [method for method in self.methods if method not in COUNTED]
+        running = self.running
         local = [method for method in running if _last("strategy", [*self.common, *self.methods[method]]) == "local"]
         return self.baseline or (local or running or [""])[0]
+
+    @property
+    def running(self) -> list[str]:
+        """Columns that need runs."""
+        return [method for method in self.methods if method not in COUNTED]
 
     @property
     def results(self) -> Path:
@@ -238,13 +243,12 @@ class Sweep:
     def _check_grid(self) -> None:
         """Refuse a tuned key that no column defines, which would have no effect."""
         searched = {key: [key] for key, *_ in self.search.keys} if self.search else {}
-        running = [method for method in self.methods if method not in COUNTED]
-        columns = [self._fixed(*at) for at in itertools.product(self.settings, running)]
+        columns = [self._fixed(*at) for at in itertools.product(self.settings, self.running)]
         for choice, words in (self.grid | searched).items():
             for key in (word.partition("=")[0] for word in words):
                 if not any(knows((*column, *words, *self.over), key) for column in columns):
                     where = self.places.get(f"grid.{choice}", self.places.get("search", self.name))
-                    named = ", ".join(running)
+                    named = ", ".join(self.running)
                     what = f"{where}: no column ({named}) defines the tuned key {key}, so it would have no effect"
                     raise FedGraphError(f"{what}: choose its method, part or model, or leave the key out")
 

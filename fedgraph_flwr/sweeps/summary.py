@@ -107,6 +107,6 @@ class SweepSummary:
         return paired(self.shown(setting, method), self.shown(setting, reference))
 
     @property
-    def running(self) -> list[str]:
-        """Columns that need runs."""
-        return [method for method in self.sweep.methods if method not in COUNTED]
+    def margin(self) -> float:
+        """Points within which an interval counts as level; 0 for scores that are no shares."""
+        return self.sweep.margin if self.in_percent else 0.0

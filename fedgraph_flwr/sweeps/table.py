@@ -111,7 +111,7 @@ def _trials(tally: SweepSummary) -> list[str]:
 
 def _intervals(tally: SweepSummary) -> list[str]:
     """Return the intervals of every difference to the reference, and of every mean that is not in the main table."""
-    sweep, columns = tally.sweep, tally.running
+    sweep, columns = tally.sweep, tally.sweep.running
     means = {(s, m): tally.mean(s, m) for s in sweep.settings for m in columns}
     gaps = {(s, m): tally.difference(s, m) for s in sweep.settings for m in columns}
     lines = []

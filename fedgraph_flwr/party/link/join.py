@@ -90,11 +90,7 @@ class JoinParty(LinkParty):
         if self.roles[peer] == self.roles[self.client]:
             return np.zeros(0, dtype=np.int64)
         nodes, homes = np.setdiff1d(np.arange(self.graph.num_nodes), self.few), self.graph.group.numpy()
-        if not homes.size:
-            return nodes
-        parties = self.graph.linking["parties"]
-        place = parties.index(self.names[peer]) if self.names[peer] in parties else -1
-        return nodes[homes[nodes] == place]
+        return nodes[homes[nodes] == self.place_of(peer)] if homes.size else nodes
 
     @property
     def told_of(self) -> tuple[ClientGraph, list[Column]]:

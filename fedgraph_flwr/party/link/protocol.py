@@ -345,6 +345,11 @@ class LinkParty:
         """Return the nodes that may be shared with a peer."""
         return np.arange(self.graph.num_nodes)
 
+    def place_of(self, peer: int) -> int:
+        """Return the place of a peer among the parties that the own tables name; -1 if they do not name it."""
+        parties, name = self.graph.linking["parties"], self.names[peer]
+        return parties.index(name) if name in parties else -1
+
     def values(self, peer: int) -> tuple[Ints, list[bytes]]:
         """Return the rows and keys of what may be shared with a peer: records, or identities."""
         if peer not in self._values:
@@ -353,9 +358,8 @@ class LinkParty:
                 rows = self.nodes_for(peer)
                 keys = [str(word).encode() for word in normal_ids(unpack_words(graph.ids)[rows], id_form(graph))]
             else:
-                parties, name = graph.linking["parties"], self.names[peer]
-                rows = np.flatnonzero(graph.foreign[1].numpy() == (parties.index(name) if name in parties else -1))
-                rows, keys = self._without_matched(peer, rows, files.record_keys(graph, rows, name))
+                rows = np.flatnonzero(graph.foreign[1].numpy() == self.place_of(peer))
+                rows, keys = self._without_matched(peer, rows, files.record_keys(graph, rows, self.names[peer]))
             if len(keys) > (most := self.rules.max_ids):
                 raise RunFailed(
                     f"client {self.client} has {len(keys)} records for client {peer}, expected at most {most} (--max-ids)"
@@ -798,8 +802,7 @@ class LinkParty:
         counts = record_counts(self.linked, without=peer)
         if self.rules.one_sided == "stub":  # unmatched records are edges to stubs
             rows, places = self._unmatched(), self._prepared[1]
-            parties, name = self.graph.linking["parties"], self.names[peer]
-            with_peer = self.graph.foreign[1].numpy()[rows] == (parties.index(name) if name in parties else -1)
+            with_peer = self.graph.foreign[1].numpy()[rows] == self.place_of(peer)
             stubs = places[self.graph.foreign[0].numpy()[rows[with_peer]]]
             counts = counts - np.bincount(stubs, minlength=counts.size) * (1 + undirected(self.graph))
         return counts

@@ -1,7 +1,6 @@
 """Edges of a table that is too big for memory: read in chunks, sorted by source on disk, kept as a memory map."""
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,14 @@ def _spool(
             bucket = codes // (nodes * width)
             order = np.argsort(bucket, kind="stable")
             counts = np.bincount(bucket)
-            for number, part in zip(np.flatnonzero(counts), _parts(codes[order], counts), strict=True):
+            parts = np.split(codes[order], np.cumsum(counts[counts > 0])[:-1])
+            for number, part in zip(np.flatnonzero(counts), parts, strict=True):
                 with (folder / f"{number:06d}").open("ab") as file:
                     file.write(part.data)
         rows += len(chunk)
         if rows % (16 * ROWS_AT_ONCE) == 0:
             treatment.say(f"{path}: {rows:,} edges read")
     return rows, width
-
-
-def _parts(values: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
-    return iter(np.split(values, np.cumsum(counts[counts > 0])[:-1]))
 
 
 def _sorted(

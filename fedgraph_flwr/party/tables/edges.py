@@ -1,5 +1,6 @@
 """Edge tables: ends, features, times and labels of edges. Rows are counted from 1, after the header."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -346,10 +347,15 @@ def time_format(read: Any, where: str, treatment: Treatment) -> str:
     if numbers.size and not np.isnan(numbers).any():
         finite = numbers[np.isfinite(numbers)]
         return whole_date_format(finite, column, where, f"date_formats.{column}={SECONDS}") or SECONDS
-    form = _format_of_first(read, column, where)
-    if bool(read_dates(read, form).isna().any()):
-        form = date_format([str(word) for word in read.dropna().unique()], column, where)
-    return form or "ISO8601"
+
+    def format_of(some: Any) -> str:
+        return date_format([str(word) for word in some.dropna().unique()], column, where) or "ISO8601"
+
+    with contextlib.suppress(FedGraphError):  # the first rows may have two formats
+        form = format_of(read.iloc[:1_000])
+        if bool(read_dates(read, form).notna().all()):
+            return form
+    return format_of(read)
 
 
 def judged(columns: Columns, links: Any, where: str, treatment: Treatment) -> Columns:
@@ -402,14 +408,6 @@ def _warn_of_ties(time: Tensor, column: str, where: str, treatment: Treatment) -
 
 MAX_SECONDS = 253_402_300_800
 """Times of edges are less: those of dates. Larger ones are in smaller units than seconds."""
-
-
-def _format_of_first(read: Any, column: str, where: str) -> str:
-    """Return the date format of the first rows; of all, if theirs is ambiguous."""
-    try:
-        return date_format([str(word) for word in read.iloc[:1_000].dropna().unique()], column, where)
-    except FedGraphError:
-        return date_format([str(word) for word in read.dropna().unique()], column, where)
 
 
 def arranged(

@@ -29,7 +29,7 @@ from fedgraph_flwr.data.pyg import EDGE_TYPE, Features
 from fedgraph_flwr.data.root import imported_path
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
 from fedgraph_flwr.data.value_formats import SECONDS
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names, unknown
 from fedgraph_flwr.party.outcomes import Outcomes, with_outcomes
 from fedgraph_flwr.party.tables import edge_stream, graph_tables, roles
 from fedgraph_flwr.party.tables.columns import AS_FOUND, Treatment, features, warn_unscaled
@@ -347,9 +347,7 @@ def _check_ends(nodes: Nodes, edges: Edges) -> None:
         FedGraphError: a node type is unknown, or has no table.
     """
     for (a, relation, b), path in edges.items():
-        for end in (a, b):
-            if end not in nodes:
-                raise unknown(f"node type of the edges '{relation}'", end, nodes, "--edges A:RELATION:B=FILE")
+        check_names((a, b), nodes, f"node type of the edges '{relation}'", "--edges A:RELATION:B=FILE")
         if path is not None and (missing := [end for end in (a, b) if nodes[end] is None]):
             what = f"{path} has edges of '{relation}'"
             raise FedGraphError(f"{what}, but node type '{missing[0]}' has no table: pass --nodes TYPE=FILE")

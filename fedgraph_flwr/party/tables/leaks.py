@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedgraph_flwr.data.graph import Graph
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, agreed_schema, feature_names
-from fedgraph_flwr.errors import FedGraphError, unknown
+from fedgraph_flwr.errors import FedGraphError, check_names
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -107,8 +107,7 @@ def check_inputs(graph: Graph | HeteroGraph, accepted: Collection[str], where: s
     """
     schema = agreed_schema(graph.schema, where)
     names = {name for columns in schema.nodes.values() for name in columns} if schema else set()
-    if wrong := next((name for name in accepted if name not in names), None):
-        raise unknown("column in inputs", wrong, names, where)
+    check_names(accepted, names, "column in inputs", where)
     for items in items_of(graph):
         if leak := next((leak for leak in leaks(items) if leak.name not in accepted), None):
             raise FedGraphError(

@@ -313,7 +313,7 @@ def _agreed_columns(kind: str, having: Reports, say: Say) -> dict[str, Column]:
     """Return the columns of a type at all parties that have it, after checking that they use common ones alike."""
     first, columns, heads = having[0][0], dict[str, Column](), dict[str, tuple[str, dict[str, Column]]]()
     for name, report in having:
-        its = _used(report, kind)
+        its = {column: report["schema"].nodes[kind][column] for column in report["sums"][kind]}
         # parties of a role have the same columns
         head, expected = heads.setdefault(report.get("role", ""), (name, its))
         _check_columns(expected, its, head, name)
@@ -324,11 +324,6 @@ def _agreed_columns(kind: str, having: Reports, say: Say) -> dict[str, Column]:
             say(f"formats of column '{different}' differ between {first} and {name}: each party's is detected")
             columns[different] = replace(columns[different], format=ANY if columns[different].kind == "number" else "")
     return columns
-
-
-def _used(report: Mapping[str, Any], kind: str) -> dict[str, Column]:
-    """Return the columns of a type that become features, of the party's role."""
-    return {name: report["schema"].nodes[kind][name] for name in report["sums"][kind]}
 
 
 def _check_columns(ours: Mapping[str, Column], theirs: Mapping[str, Column], first: str, name: str) -> None:
