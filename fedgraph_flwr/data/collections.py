@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.raw import table
 from fedgraph_flwr.errors import FedGraphError, check_names, first_line
@@ -113,10 +113,9 @@ def ogb(folder: Path, params: dict[str, Any]) -> Graph:
         with _no_empty_folders(folder):
             _fetch(name, f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip", size, folder, raw)
     y = table(raw / "node-label.csv.gz", np.int64)[:, 0]
-    masks: dict[str, Any] = {}
-    for mask, file in (("train", "train"), ("val", "valid"), ("test", "test")):
-        masks[f"{mask}_mask"] = held = torch.zeros(len(y), dtype=torch.bool)
-        held[torch.from_numpy(table(split / f"{file}.csv.gz", np.int64)[:, 0])] = True
+    masks = unsplit(len(y))
+    for mask, file in zip(masks.values(), ("train", "valid", "test"), strict=True):
+        mask[torch.from_numpy(table(split / f"{file}.csv.gz", np.int64)[:, 0])] = True
     return Graph(
         x=torch.from_numpy(table(raw / "node-feat.csv.gz", np.float32)),
         edge_index=torch.from_numpy(np.ascontiguousarray(table(raw / "edge.csv.gz", np.int64).T)),

@@ -397,16 +397,13 @@ def widened(graph: ClientGraph, columns: Sequence[Column]) -> ClientGraph:
 
 
 def far_ends(graph: ClientGraph) -> Tensor:
-    """Return the global ids of the accounts at the other ends of a client's cut edges, ascending [K]."""
-    return torch.cat([graph.cut_out[1], graph.cut_in[1]]).unique()
+    """Return the global ids of the accounts at the other ends of a client's outgoing and then of its incoming cut edges."""
+    return torch.cat([graph.cut_out[1], graph.cut_in[1]])
 
 
-def records(graph: ClientGraph, without: int | None = None) -> NDArray[np.int64]:
+def records(graph: ClientGraph, without: int = -1) -> NDArray[np.int64]:
     """Return the number of edges at each node of a client, cut edges included, but not those with one other client [N]."""
-    cuts = [
-        graph.cut_out[0, graph.cut_out_owner != without] if without is not None else graph.cut_out[0],
-        graph.cut_in[0, graph.cut_in_owner != without] if without is not None else graph.cut_in[0],
-    ]
+    cuts = graph.cut_out[0, graph.cut_out_owner != without], graph.cut_in[0, graph.cut_in_owner != without]
     return torch.cat([graph.edge_index.reshape(-1), *cuts]).bincount(minlength=graph.num_nodes).numpy()
 
 
@@ -475,9 +472,8 @@ def with_shares(
     owner = np.repeat([client.client for client in clients], [client.num_nodes for client in clients])
 
     def own(client: ClientGraph) -> ClientGraph:
-        far = far_ends(client)
+        far, met = far_ends(client).unique(return_counts=True)
         rows = first[np.searchsorted(nodes, far.numpy())]
-        met = torch.searchsorted(far, torch.cat([client.cut_out[1], client.cut_in[1]])).bincount(minlength=far.numel())
         known = enough(count[rows] - met.numpy(), floor)
         x = every[rows]
         if computed and whole is not None:
@@ -544,8 +540,7 @@ def with_far_ends(graph: ClientGraph) -> ClientGraph:
     if not graph.cut_out.size(1) + graph.cut_in.size(1):
         return graph
     n = graph.num_nodes
-    far = torch.cat([graph.cut_out[1], graph.cut_in[1]])
-    foreign, place = far.unique(return_inverse=True)
+    foreign, place = far_ends(graph).unique(return_inverse=True)
     out, into = (n + place).split([graph.cut_out.size(1), graph.cut_in.size(1)])
     edges = torch.cat(
         [graph.edge_index, torch.stack([graph.cut_out[0], out]), torch.stack([into, graph.cut_in[0]])], dim=1

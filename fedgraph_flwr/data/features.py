@@ -165,10 +165,8 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as JSON and YAML store it."""
         values = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        absent = {
-            key for key, value in (("last", 0), ("day", BEFORE)) if values[key] == value
-        }  # as earlier releases wrote it
-        return {key: value for key, value in values.items() if key not in absent}
+        # as earlier releases wrote it
+        return {key: value for key, value in values.items() if (key, value) not in (("last", 0), ("day", BEFORE))}
 
     @classmethod
     def from_dict(cls, values: Any, where: str) -> "Recipe":

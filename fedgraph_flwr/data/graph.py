@@ -475,10 +475,10 @@ def edge_tensors(data: Any, where: str, keys: Sequence[str] = ("edge_attr", "edg
     held = {key: tensor for key, tensor in attributes.items() if isinstance(tensor, Tensor)}
     for key, tensor in held.items():
         _check_count(tensor, f"{where}: {key}", data.edge_index.size(1), "edge")
-        if key != "edge_attr" and (tensor.is_floating_point() or tensor.dim() != 1):
-            raise FedGraphError(f"{where}: {key} must be integers [E], got {form_of(tensor)}")
         if key == "edge_attr":
             held[key] = (tensor.view(-1, 1) if tensor.dim() == 1 else tensor.flatten(1)).to(torch.float32)
+        elif tensor.is_floating_point() or tensor.dim() != 1:
+            raise FedGraphError(f"{where}: {key} must be integers [E], got {form_of(tensor)}")
         else:
             held[key] = tensor.to(torch.int64)
     if "edge_y" in held:

@@ -62,11 +62,11 @@ def unchanged(kind: str, x: Tensor, where: str) -> Features:
     return Features(columns, columns, x)
 
 
-def read_pickled(path: Path | str) -> Any:
-    """Read a ``torch.save`` file; only tensors, plain values and PyG containers are unpickled, and no code runs.
+def read_saved(path: Path | str) -> Any:
+    """Read a PyG ``Data`` or ``HeteroData`` from a ``torch.save`` file; only PyG containers and tensors are unpickled.
 
     Raises:
-        FedGraphError: the file is missing or damaged, or holds an object of another class.
+        FedGraphError: the file is missing or damaged, or holds another object.
     """
     import torch_geometric.data.data as containers
     from torch.serialization import safe_globals
@@ -88,6 +88,8 @@ def read_pickled(path: Path | str) -> Any:
         raise FedGraphError(
             f"{path} does not hold a plain PyG Data or HeteroData ({reason}): save the object with torch.save(data, path)"
         ) from error
+    if not isinstance(saved, Data | HeteroData):
+        raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")
     return saved
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.features import DAY, WHOLE
-from fedgraph_flwr.data.graph import AnyGraph, ClientGraph, Graph
+from fedgraph_flwr.data.graph import AnyGraph, ClientGraph, Graph, unsplit
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS, index_of, one_per_graph
 from fedgraph_flwr.errors import FedGraphError
@@ -105,11 +105,9 @@ def _rng(graph: Graph, seed: int, purpose: int) -> np.random.Generator:
 
 
 def _masks(graph: Graph, *members: np.ndarray) -> list[Tensor]:
-    masks = []
-    for nodes in members:
-        mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
+    masks = list(unsplit(graph.num_nodes).values())
+    for mask, nodes in zip(masks, members, strict=True):
         mask[torch.from_numpy(nodes)] = True
-        masks.append(mask)
     return masks
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedgraph_flwr.data.graph import MASKS
+from fedgraph_flwr.data.graph import MASKS, unsplit
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.raw import Reader
 from fedgraph_flwr.errors import FedGraphError
@@ -176,8 +176,8 @@ def typed_graph(
     }
     classes = {c: i for i, c in enumerate(sorted({*train.values(), *test.values()}))}
     n = len(place[vocabulary.target])
-    y, masks = torch.full((n,), -1), (torch.zeros(n, dtype=torch.bool), torch.zeros(n, dtype=torch.bool))
-    for table, mask in zip((train, test), masks, strict=True):
+    y, masks = torch.full((n,), -1), unsplit(n)
+    for table, mask in ((train, masks["train_mask"]), (test, masks["test_mask"])):
         for iri, label in table.items():
             labelled = vocabulary.node(iri)
             if labelled and labelled[1] in place[vocabulary.target]:
@@ -188,9 +188,7 @@ def typed_graph(
         edges=edges,
         target=vocabulary.target,
         y=y,
-        train_mask=masks[0],
-        val_mask=torch.zeros(n, dtype=torch.bool),
-        test_mask=masks[1],
+        **masks,
         num_classes=len(classes),
         name=name,
     )

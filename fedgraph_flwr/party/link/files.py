@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedgraph_flwr.data.far_ends import far_ends
-from fedgraph_flwr.data.graph import EDGE_FIELDS, MASKS, ClientGraph, Graph, grown, pack_words, rows_of, unpack_words
+from fedgraph_flwr.data.graph import (
+    EDGE_FIELDS,
+    MASKS,
+    ClientGraph,
+    Graph,
+    grown,
+    pack_words,
+    rows_by_field,
+    rows_of,
+    unpack_words,
+)
 from fedgraph_flwr.data.own_columns import renumbered
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.parties import BETWEEN, normal_ids
@@ -183,24 +193,17 @@ def linked(graph: ClientGraph, ids: Ints, total: int, edges: Mapping[int, Edges]
     fields: dict[str, Any] = {}
     for cut, outgoing in (("cut_out", True), ("cut_in", False)):
         fields |= _cut(graph, cut, outgoing, ids, place, between, owner)
-    rows = {key: getattr(graph, key)[order] for key in ("x", "y", *MASKS)}
-    rows |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id")}
-    rows["group"] = graph.group[:0]
-    rows["ids"] = graph.ids[order] if len(graph.ids) else graph.ids
-    rows["book"] = renumbered(graph.book, new, graph.num_nodes)
-    made = replace(base, **rows, **fields, **_no_records(), node_id=gid, num_global_nodes=total)
-    far = far_ends(made)
+    fields |= {key: getattr(graph, key)[order] for key in ("x", "y", *MASKS)}
+    fields |= {key: rows_of(getattr(graph, key), order) for key in ("targets", "graph_id", "ids")}
+    fields |= {"group": graph.group[:0], "book": renumbered(graph.book, new, graph.num_nodes)}
+    empty = ClientGraph(*(torch.zeros(0),) * 6, num_classes=1)
+    fields |= {key: getattr(empty, key) for key in ("linking", *rows_by_field(empty, "foreign"))}
+    made = replace(base, **fields, node_id=gid, num_global_nodes=total)
+    far = far_ends(made).unique()
     named = between.name != ""
     known = np.zeros(far.numel(), dtype=between.name.dtype)
     known[np.searchsorted(far.numpy(), between.far[named])] = between.name[named]
     return replace(made, far_id=far, far_name=pack_words(known)) if len(far) else made
-
-
-def _no_records() -> dict[str, Any]:
-    """Return the fields of records, empty."""
-    empty = ClientGraph(*(torch.zeros(0),) * 6, num_classes=1)
-    names = ("", "_out", "_id", "_key", "_edge_attr", "_edge_time", "_edge_y")
-    return {f"foreign{name}": getattr(empty, f"foreign{name}") for name in names} | {"linking": {}}
 
 
 def _cut(

@@ -166,6 +166,12 @@ class LinkParty:
         )
 
     @property
+    def carried(self) -> list[str]:
+        """The kinds of `DATA` that the party's edges or records carry."""
+        graph = self.graph
+        return [key for key in DATA if getattr(graph, key).numel() or getattr(graph, f"foreign_{key}").numel()]
+
+    @property
     def secret(self) -> bytes:
         """The party's secret, which its import stored in the file; for other files, one of this run."""
         return bytes.fromhex(self.graph.linking.get("secret", "")) or hashlib.sha256(b"secret" + self.root).digest()
@@ -290,9 +296,7 @@ class LinkParty:
             "role": graph.linking.get("role", ""),
             "share": [[column.name, column.form] for column in self.told_columns],
             "own columns": {key: value for key, value in graph.own_columns.items() if key != "until"},
-            "data": [key for key in DATA if _has(graph, key)]
-            if graph.edge_index.numel() or graph.foreign.numel()
-            else None,
+            "data": self.carried if graph.edge_index.numel() or graph.foreign.numel() else None,
         }
 
     def _make_introduce(self, peer: int) -> Arrays:
@@ -738,7 +742,7 @@ class LinkParty:
     def _take_data(self, arrays: Arrays, prefix: str, count: int) -> None:
         """Require data of edges that do not break training: finite features, labels of a class, times that can be subtracted."""
         limits = {"edge_y": (-1, max(self.graph.num_edge_classes, 1) - 1), "edge_time": (-(2**62), 2**62)}
-        for key in (key for key in DATA if _has(self.graph, key)):
+        for key in self.carried:
             columns = record_columns(self.graph, key, getattr(self.graph, f"foreign_{key}").numpy())
             if not count:
                 arrays.setdefault(f"{prefix}{key}", columns[:0])  # a party without records sends no data
@@ -946,7 +950,7 @@ class LinkParty:
 
     def _between(self, peer: int, near: Ints, far: Ints) -> Edges:
         """Return the edges, in both directions, between own nodes and the nodes of a peer with the same identities."""
-        if any(_has(self.graph, key) for key in DATA):
+        if self.carried:
             raise FedGraphError(
                 "edges of these files carry data, but the edges that link equal identities have none: pass --entities overlap"
             )
@@ -970,7 +974,7 @@ class LinkParty:
         sends[:old] = True  # their data are in the ledger
         taken = torch.from_numpy(~sends)
         data: dict[str, Tensor] = {}
-        for key in (key for key in DATA if _has(graph, key)):
+        for key in self.carried:
             whole = getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)]
             values = record_columns(graph, key, whole).clone()
             received = torch.from_numpy(np.array(arrays[key]))
@@ -1007,12 +1011,12 @@ class LinkParty:
         known = far >= 0
         self.unknown[peer] = int((~known).sum())
         rows = alone[known]
-        data = {key: getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)] for key in DATA if _has(graph, key)}
+        data = {key: getattr(graph, f"foreign_{key}")[torch.from_numpy(rows)] for key in self.carried}
         local = self._records(peer, rows, start + far[known], data)
         named = self._named(peer)
         held = named >= 0
         rest = torch.from_numpy(held)
-        data = {key: torch.from_numpy(np.array(arrays[f"alone_{key}"]))[rest] for key in DATA if _has(graph, key)}
+        data = {key: torch.from_numpy(np.array(arrays[f"alone_{key}"]))[rest] for key in self.carried}
         if "edge_attr" in data:  # records of the other party only, of which this one computed no columns
             width = graph.num_edge_features - graph.num_shared_edge_features
             data["edge_attr"] = torch.cat([data["edge_attr"], torch.zeros(int(rest.sum()), width)], dim=1)
@@ -1177,10 +1181,6 @@ def array_of(
     if array.size and not low <= array.min() <= array.max() <= high:
         raise ValueError(f"{name or key} from {array.min()} to {array.max()}, expected {low} to {high}")
     return array
-
-
-def _has(graph: ClientGraph, key: str) -> bool:
-    return bool(getattr(graph, key).numel() or getattr(graph, f"foreign_{key}").numel())
 
 
 def _text(value: object) -> str:

@@ -41,14 +41,12 @@ class EdgeData:
         made: columns that became features; None without any.
         classes: class names of edges.
         fields: ``edge_attr``, ``edge_time`` and ``edge_y`` of a `Graph`, as far as there are any.
-        computed: number of columns of ``edge_attr`` that were computed from the party's own records, the last ones.
         own: ``own_columns``, ``book`` and ``book_ids`` of the graph, as far as there are any.
     """
 
     made: Features | None
     classes: tuple[str, ...]
     fields: dict[str, Any]
-    computed: int = 0
     own: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,8 +141,7 @@ def edge_data(
     Raises:
         FedGraphError: a value does not match its column's kind, or a time is missing.
     """
-    agreed = treatment.agreed.edge_classes or None
-    classes = agreed_classes(edge_classes, agreed, treatment, "edge_classes")
+    classes = agreed_classes(edge_classes, treatment, of_edges=True)
     made = features(kind, table, names, where, treatment) if names or treatment.agreed.nodes.get(kind) else None
     made = made if made and made.x.size(1) else None
     tensors: dict[str, Any] = {"edge_attr": made.x} if made else {}
@@ -306,8 +303,7 @@ def _rates(table: Any, where: str, treatment: Treatment) -> Any:
 def with_columns(data: EdgeData, columns: Tensor) -> EdgeData:
     """Return the data with further features of the rows [E', k], computed from the party's own records."""
     attr = data.fields.get("edge_attr", torch.zeros(len(columns), 0))
-    fields = data.fields | {"edge_attr": torch.cat([attr, columns.to(torch.float32)], dim=1)}
-    return replace(data, fields=fields, computed=data.computed + columns.size(1))
+    return replace(data, fields=data.fields | {"edge_attr": torch.cat([attr, columns.to(torch.float32)], dim=1)})
 
 
 def edge_times(links: Any, column: str, where: str, treatment: Treatment) -> Tensor:

@@ -1,6 +1,7 @@
 """Work of the command ``import``: read a graph, write its file, and print a summary of it."""
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, typed
 from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.features import BEFORE, DAY
-from fedgraph_flwr.data.files import remove_leftovers
+from fedgraph_flwr.data.files import remove_leftovers, write_bytes
 from fedgraph_flwr.data.graph import ClientGraph, Graph
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
@@ -341,7 +342,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
     import pandas as pd
 
     from fedgraph_flwr.party.tables.party_roles import NAMED
-    from fedgraph_flwr.party.tables.statistics import party_sums, write_sums
+    from fedgraph_flwr.party.tables.statistics import party_sums
 
     if args.data:
         raise FedGraphError("--statistics requires tables: columns of --data have no names")
@@ -364,7 +365,8 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
         graph = one_per_graph(graph) if graph.graph_id.numel() else graph
         names = Columns.of(party_schema.tables).targets
         targets = {name: graph.targets[:, t].double().numpy() for t, name in enumerate(names)}
-    write_sums(args.statistics, party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role))
+    sums = party_sums(replace(agreed, nodes=formats), tables, args.min_count, targets, args.role)
+    write_bytes(args.statistics, json.dumps(sums, indent=1).encode())
     remove_leftovers(args.statistics)
     print(
         f"wrote {args.statistics}: sums over {sum(len(table) for table, _ in tables.values())} rows, for `schema merge`;"

@@ -27,7 +27,7 @@ from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.data.pyg import EDGE_TYPE, Features
 from fedgraph_flwr.data.root import imported_path
-from fedgraph_flwr.data.schema import EDGE, NODE, Column, feature_names
+from fedgraph_flwr.data.schema import EDGE, NODE, feature_names
 from fedgraph_flwr.data.value_formats import SECONDS
 from fedgraph_flwr.errors import FedGraphError, check_names, unknown
 from fedgraph_flwr.party.outcomes import Outcomes, with_outcomes
@@ -45,7 +45,7 @@ from fedgraph_flwr.party.tables.nodes import (
     split_masks,
     target_values,
 )
-from fedgraph_flwr.party.tables.parties import PartyRule, linking_of, repeated
+from fedgraph_flwr.party.tables.parties import PartyRule, fold, repeated
 from fedgraph_flwr.party.tables.party_roles import complete, with_role
 from fedgraph_flwr.party.tables.reading import read_columns, read_table
 from fedgraph_flwr.party.tables.repeats import FILE, counted_once
@@ -358,8 +358,7 @@ def _target_nodes(
 ) -> tuple[dict[str, Any], list[str], list[str]]:
     """Return labels and masks of the target nodes as fields of a graph, and the names of classes and clients."""
     table, columns, where = tables.nodes[tables.target], tables.columns, tables.files[tables.target]
-    agreed = treatment.schema.classes if treatment.schema else None
-    y, names = torch.full((len(table),), -1), list(agreed_classes(classes, agreed, treatment))
+    y, names = torch.full((len(table),), -1), list(agreed_classes(classes, treatment))
     if columns.label:
         y, names = label_codes(table, columns.label, where, names, treatment)
     fields, clients = dict[str, Any](y=y), list[str]()
@@ -470,23 +469,10 @@ def with_records(graph: Graph, edges: TableEdges, rule: Any, role: str, undirect
         foreign_out=records.outgoing[chosen],
         foreign_id=pack_words(records.ids[chosen.numpy()]),
         foreign_key=pack_words(records.keys[chosen.numpy()]),
-        linking=linking_of(rule, records) | ({"role": role} if role else {}),
+        linking={"party": str(fold([rule.own])[0]), "parties": list(records.parties), "form": rule.form}
+        | ({"role": role} if role else {}),
         **values,
     )
-
-
-def read_saved(path: Path | str) -> Any:
-    """Read a PyG ``Data`` or ``HeteroData`` from a ``torch.save`` file; only PyG containers and tensors are unpickled.
-
-    Raises:
-        FedGraphError: the file is missing or damaged, or holds another object.
-    """
-    from torch_geometric.data import Data, HeteroData
-
-    saved = pyg.read_pickled(path)
-    if not isinstance(saved, Data | HeteroData):
-        raise FedGraphError(f"{path} holds a {type(saved).__name__}, expected a PyG Data or HeteroData")
-    return saved
 
 
 def from_saved(
@@ -512,15 +498,15 @@ def from_saved(
         FedGraphError: the file is invalid (`read_saved`), a tensor is missing, or the graph is invalid.
     """
     shared: dict[str, Any] = {
-        "classes": agreed_classes(classes, treatment.schema.classes if treatment.schema else None, treatment),
+        "classes": agreed_classes(classes, treatment),
         "scaling": treatment.settled_scaling("none"),
         "encode": partial(saved_features, treatment),
     }
     if target:
-        return pyg.from_hetero_data(read_saved(path), str(path), target, **shared)
+        return pyg.from_hetero_data(pyg.read_saved(path), str(path), target, **shared)
     undirected = undirected or treatment.undirected
     options: Any = {"undirected": undirected, "say": treatment.say, "client": client}
-    return pyg.from_data(read_saved(path), str(path), **shared, **options)
+    return pyg.from_data(pyg.read_saved(path), str(path), **shared, **options)
 
 
 def saved_features(treatment: Treatment, kind: str, x: Tensor, where: str) -> Features:
@@ -536,14 +522,14 @@ def saved_features(treatment: Treatment, kind: str, x: Tensor, where: str) -> Fe
 
         kinds = dict.fromkeys(names, "number") | dict(treatment.kinds)
         return features(kind, pd.DataFrame(x.numpy(), columns=names), names, where, replace(treatment, kinds=kinds))
-    columns = {"x": Column(width=x.size(1))}
-    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else columns
-    if dict(agreed) != columns:
+    made = pyg.unchanged(kind, x, where)
+    agreed = treatment.schema.nodes.get(kind, {}) if treatment.schema else made.agreed
+    if dict(agreed) != made.agreed:
         expected = f"{agreed['x'].width} columns x" if "x" in agreed else f"columns {', '.join(agreed) or 'none'}"
         fix = f"{treatment.where} has {expected}: save the object with those columns"
         raise FedGraphError(f"{where} has {x.size(1)} columns x, but {fix}")
     warn_unscaled(x, names, treatment.say)
-    return Features(columns, columns, x)
+    return made
 
 
 def save_dataset(graph: Graph | HeteroGraph, name: str, overwrite: bool = False) -> Path:

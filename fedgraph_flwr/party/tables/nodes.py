@@ -219,19 +219,20 @@ _OPTIONS = {
 }
 
 
-def agreed_classes(
-    given: Sequence[str], agreed: Sequence[str] | None, treatment: Treatment, option: str = "--classes"
-) -> Sequence[str]:
-    """Return classes in label order: those that the schema agrees on, if not None, else those given.
+def agreed_classes(given: Sequence[str], treatment: Treatment, of_edges: bool = False) -> Sequence[str]:
+    """Return classes in label order: those of the schema, if there is one and, of edges, it has some; else those given.
 
     Raises:
         FedGraphError: the given classes differ from the schema's.
     """
-    if agreed is None:
+    agreed = treatment.agreed.edge_classes if of_edges else treatment.agreed.classes
+    if treatment.schema is None or (of_edges and not agreed):
         return given
     if given and set(given) != set(agreed):
         theirs = f"{treatment.where}, {','.join(agreed)}"
-        raise FedGraphError(f"{option} {','.join(given)} differ from those of {theirs}: leave the option out")
+        raise FedGraphError(
+            f"{'edge_classes' if of_edges else '--classes'} {','.join(given)} differ from those of {theirs}: leave the option out"
+        )
     if given and tuple(given) != tuple(agreed):
         treatment.say(f"classes reordered as in {treatment.where}: {', '.join(agreed)}")
     return agreed

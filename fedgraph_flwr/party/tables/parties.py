@@ -411,8 +411,3 @@ def _report(records: Records, index: Any, rule: PartyRule, rows: int, where: str
                 f"{int(zeros.sum())} of {used.size} account ids have leading zeros, such as '{used[int(zeros.argmax())]}': all"
                 " parties must write them, or pass id_form=number"
             )
-
-
-def linking_of(rule: PartyRule, records: Records) -> dict[str, Any]:
-    """Return the field ``linking`` of a client's file."""
-    return {"party": str(fold([rule.own])[0]), "parties": list(records.parties), "form": rule.form}

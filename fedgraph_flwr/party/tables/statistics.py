@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from fedgraph_flwr.data.features import BEFORE, WHOLE
-from fedgraph_flwr.data.files import write_bytes
 from fedgraph_flwr.data.preprocess import absent, moved
 from fedgraph_flwr.data.schema import Column, Schema, TableLayout
 from fedgraph_flwr.data.value_formats import ANY
@@ -187,7 +186,7 @@ def _edge(number: int) -> float:
 
 
 def read_sums(path: Path) -> dict[str, Any]:
-    """Read a file of `write_sums`.
+    """Read a file with the `party_sums` of a party.
 
     Raises:
         FedGraphError: the file is missing or of another kind.
@@ -202,11 +201,6 @@ def read_sums(path: Path) -> dict[str, Any]:
     except (OSError, *MALFORMED) as error:
         why = f"{path} holds no statistics of this release ({first_line(error)})"
         raise FedGraphError(f"{why}: create it with `fedgraph-flwr import --statistics {path}`") from error
-
-
-def write_sums(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a party's sums as JSON."""
-    write_bytes(path, json.dumps(report, indent=1).encode())
 
 
 def merge(parties: Reports, say: Say = silent, warn: Say = silent) -> Schema:

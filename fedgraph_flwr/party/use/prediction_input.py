@@ -30,6 +30,7 @@ from fedgraph_flwr.data.graph import (
 from fedgraph_flwr.data.hetero import EdgeType, HeteroGraph, load_graph
 from fedgraph_flwr.data.many_graphs import starts
 from fedgraph_flwr.data.own_columns import appended, recipe_of, renumbered, with_node_columns
+from fedgraph_flwr.data.pyg import read_saved
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, Schema, TableLayout, fitted_schema, to_text
 from fedgraph_flwr.errors import FedGraphError, by_caller, check_names, counted, sanitize
 from fedgraph_flwr.party.book.rows import day_text, missing_days
@@ -44,7 +45,7 @@ from fedgraph_flwr.party.tables.edges import (
     edge_times,
     with_columns,
 )
-from fedgraph_flwr.party.tables.importing import from_tables, read_saved, saved_features
+from fedgraph_flwr.party.tables.importing import from_tables, saved_features
 from fedgraph_flwr.party.tables.nodes import Ids, check_swapped, column_of
 from fedgraph_flwr.party.tables.parties import fold, normal_ids, parties_of
 from fedgraph_flwr.party.tables.party_roles import nodes_of_role
