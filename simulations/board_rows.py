@@ -130,7 +130,7 @@ class Board:
         index.missing()
         self.sweep, self.finished = index.sweep, index.finished
         self.tally = SweepSummary(self.sweep, self.finished)
-        self.methods = self.tally.running
+        self.methods = self.sweep.running
 
     @cached_property
     def rows(self) -> dict[tuple[str, str], list[Row]]:

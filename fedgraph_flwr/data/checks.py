@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.data.features import Recipe
-from fedgraph_flwr.data.graph import MASKS, ClientGraph, FieldRows, Graph, form_of, rows_by_field
+from fedgraph_flwr.data.graph import MASKS, ClientGraph, FieldRows, Graph, check_disjoint, form_of, rows_by_field
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import check_many
 from fedgraph_flwr.errors import FedGraphError
@@ -210,18 +210,12 @@ def _check_typed(graph: HeteroGraph) -> None:
 
 
 def _check_masks(graph: Graph | HeteroGraph) -> None:
-    n = graph.y.size(0)
-    marked = torch.zeros(n, dtype=torch.bool)
     for key in MASKS:
         mask = getattr(graph, key)
-        _tensor(mask, key, torch.bool, (n,))
-        if bool((twice := marked & mask).any()):
-            raise FedGraphError(
-                f"{' and '.join(MASKS)} must not overlap; node {int(twice.nonzero()[0])} is in two of them"
-            )
+        _tensor(mask, key, torch.bool, (len(graph.y),))
         if bool((unknown := mask & ~graph.labelled).any()):
             raise FedGraphError(f"{key} marks node {int(unknown.nonzero()[0])}, which has no label")
-        marked |= mask
+    check_disjoint(graph)
 
 
 def _whole(value: Any, what: str, low: int, end: int | None = None) -> None:

@@ -151,8 +151,9 @@ _OPTIONAL = ("linking", "num_edge_classes", "shared", "own_columns", "far")
 """Values that are not written if they are empty."""
 
 
-def _by_row(near: Tensor, far: Tensor, nodes: int, rows: str) -> CompressedEdges:
-    """Return edges as CSR by their near ends, the far ends in stable order."""
+def _by_row(edges: Tensor, nodes: int, rows: str) -> CompressedEdges:
+    """Return edges [2, E] as CSR by their first ends, the second ends in stable order."""
+    near, far = edges
     indptr = torch.cat([torch.zeros(1, dtype=torch.int64), near.bincount(minlength=nodes).cumsum(0)])
     return CompressedEdges(indptr, far[near.argsort(stable=True)], rows)
 
@@ -166,6 +167,22 @@ def rows_of(tensor: Tensor, order: Tensor) -> Tensor:
 def unsplit(nodes: int) -> dict[str, Any]:
     """Return the masks of a graph before a split: no node is in one."""
     return {mask: torch.zeros(nodes, dtype=torch.bool) for mask in MASKS}
+
+
+def marks(graph: Any) -> Tensor:
+    """Return in how many masks each node is [N]."""
+    return torch.stack([getattr(graph, mask) for mask in MASKS]).sum(0)
+
+
+def check_disjoint(graph: Any, where: str = "") -> None:
+    """Check that no node is in two masks.
+
+    Raises:
+        FedGraphError: one is.
+    """
+    if bool((twice := marks(graph) > 1).any()):
+        node = int(twice.nonzero()[0])
+        raise FedGraphError(f"{where}{' and '.join(MASKS)} must not overlap; node {node} is in two of them")
 
 
 def grown(graph: "Graph", more: int) -> dict[str, Any]:
@@ -263,14 +280,14 @@ class Graph:
 
     def rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the edges as CSR, by source unless a file stores them by target: int64 [N + 1] and [E]."""
-        edges = self.stored_edges or _by_row(*self.edge_index, self.num_nodes, "source")
+        edges = self.stored_edges or _by_row(self.edge_index, self.num_nodes, "source")
         return edges.whole_indptr(self.num_nodes).numpy(), edges.indices.numpy()
 
     def in_neighbours(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the sources of the edges into each node as CSR: int64 [N + 1], int32 or int64 [E]; mapped where the file is."""
         edges = self.stored_edges
         if edges is None:
-            edges = _by_row(*self.edge_index.flip(0), self.num_nodes, "target")
+            edges = _by_row(self.edge_index.flip(0), self.num_nodes, "target")
             edges = edges._replace(indices=edges.indices.to(torch.int32 if self.num_nodes < 2**31 else torch.int64))
         return in_neighbours(edges, self.num_nodes)
 
@@ -342,7 +359,8 @@ class Graph:
     @classmethod
     def from_pyg(cls, data: Any, num_classes: int, name: str = "") -> "Graph":
         """Convert a PyG ``Data``; missing masks become all False, 2-D masks keep their first column."""
-        check_dtypes(data, name or "the Data")
+        where = name or "the Data"
+        check_dtypes(data, where)
         return Graph(
             x=data.x.to(torch.float32),
             edge_index=data.edge_index.to(torch.int64),
@@ -350,8 +368,8 @@ class Graph:
             **masks_of(data),
             num_classes=num_classes,
             name=name,
-            targets=target_tensor(data, name or "the Data"),
-            **edge_tensors(data, name or "the Data"),
+            targets=target_tensor(data, where),
+            **edge_tensors(data, where),
         )
 
     def to_pyg(self) -> Any:

@@ -192,11 +192,9 @@ class HeteroGraph:
     @classmethod
     def from_pyg(cls, data: Any, target: str, num_classes: int, name: str = "") -> "HeteroGraph":
         """Convert a PyG ``HeteroData``; missing masks become all False."""
-        check_types(data, name or "the HeteroData")
-        of_edges = {
-            r: edge_tensors(data[r], f"{name or 'the HeteroData'}, '{':'.join(r)}'", ["edge_attr"])
-            for r in data.edge_types
-        }
+        where = name or "the HeteroData"
+        check_types(data, where)
+        of_edges = {r: edge_tensors(data[r], f"{where}, '{':'.join(r)}'", ["edge_attr"]) for r in data.edge_types}
         return HeteroGraph(
             counts={a: int(data[a].num_nodes) for a in data.node_types},
             edges={r: data[r].edge_index.to(torch.int64) for r in data.edge_types},

@@ -220,8 +220,7 @@ def _edges(clients: int, nodes: int, degree: float, rng: np.random.Generator) ->
     drawn = round(clients * nodes * degree / 2)
     block = rng.integers(clients, size=drawn) * nodes
     ends = rng.integers(nodes, size=(2, drawn)) + block
-    ends = torch.from_numpy(ends[:, ends[0] != ends[1]])
-    return to_undirected(ends, clients * nodes).numpy()
+    return to_undirected(torch.from_numpy(ends[:, ends[0] != ends[1]]), clients * nodes).numpy()
 
 
 def _graph(name: str, x: np.ndarray, edges: np.ndarray, targets: np.ndarray, clients: int, **more: Any) -> Graph:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.checks import check_graph
 from fedgraph_flwr.data.cleaning import both_directions
-from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, form_of
+from fedgraph_flwr.data.graph import ClientGraph, Graph, check_dtypes, form_of, marks
 from fedgraph_flwr.data.hetero import EdgeType, HeteroClientGraph, HeteroGraph, check_types
 from fedgraph_flwr.data.many_graphs import MASKS, side_by_side
 from fedgraph_flwr.data.own_columns import with_node_columns
@@ -332,7 +332,7 @@ def client_graph(
     if half_given(part):
         public = replace(split, kind="public")
         part = split_targets(part, public, seed) if typed else split_graph(part, public, seed)
-    marked = bool((part.train_mask | part.val_mask | part.test_mask).any())
+    marked = bool(marks(part).any())
     if not marked or (split.kind == "temporal" and not typed):
         made = split_targets(part, split, seed) if typed else split_graph(part, split, seed)
         if (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedgraph_flwr.config import SplitConfig
 from fedgraph_flwr.data.features import DAY, WHOLE
-from fedgraph_flwr.data.graph import AnyGraph, ClientGraph, Graph, unsplit
+from fedgraph_flwr.data.graph import AnyGraph, ClientGraph, Graph, check_disjoint, marks, unsplit
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.many_graphs import MASKS, index_of, one_per_graph
 from fedgraph_flwr.errors import FedGraphError
@@ -91,8 +91,7 @@ def ensure_train(graph: AnyGraph, minimum: int, seed: int) -> AnyGraph:
     missing = minimum - int(graph.train_mask.sum())
     if missing <= 0:
         return graph
-    used = graph.train_mask | graph.val_mask | graph.test_mask
-    unused = torch.nonzero(graph.labelled & ~used).view(-1).numpy()
+    unused = torch.nonzero(graph.labelled & (marks(graph) == 0)).view(-1).numpy()
     chosen = _rng(graph, seed, 1).permutation(unused)[:missing]
     train_mask = graph.train_mask.clone()
     train_mask[torch.from_numpy(chosen)] = True
@@ -208,10 +207,7 @@ def check_given(graph: Graph | HeteroGraph, where: str) -> None:
     Raises:
         FedGraphError: otherwise.
     """
-    marked = sum(getattr(graph, mask).int() for mask in MASKS)
-    if bool((twice := marked > 1).any()):
-        node = int(twice.nonzero()[0])
-        raise FedGraphError(f"{where}: {' and '.join(MASKS)} must not overlap; node {node} is in two of them")
+    check_disjoint(graph, f"{where}: ")
     if len(half_given(graph)) == 2:
         raise FedGraphError(f"{where} marks no node in train_mask and none in test_mask: mark some, {_DRAW}")
 
@@ -233,7 +229,7 @@ def _public(graph: Graph, cfg: SplitConfig) -> list[Tensor]:
     if graph.edge_split.numel():  # the data assign edges, not nodes
         return list(masks.values())
     given = replace(graph, **masks)
-    rest = labelled & ~(given.train_mask | given.val_mask | given.test_mask)
+    rest = labelled & (marks(given) == 0)
     if not isinstance(graph, ClientGraph) and torch.equal(rest, labelled):
         raise FedGraphError(f"dataset '{graph.name}' has no public masks: use split.kind=ratio or kfold")
     check_given(given, where)

@@ -76,9 +76,11 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
 
 def _series(scores: dict[str, list[float]], x: Sequence[Any], run: FinishedRun) -> list[dict[str, Any]]:
     """Return scores of clients against a number of each, as far as it is known."""
-    points = {}
-    for name, values in scores.items():
-        points[name] = [[x[c], v, run.client_name(c), 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None]
+    named = [(at, run.client_name(c)) for c, at in enumerate(x)]
+    points = {
+        name: [[at, v, who, 10] for (at, who), v in zip(named, values, strict=False) if at is not None]
+        for name, values in scores.items()
+    }
     return coloured({name: {"points": of} for name, of in points.items()})
 
 

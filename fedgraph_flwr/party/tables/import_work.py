@@ -14,7 +14,7 @@ from fedgraph_flwr.config import MAX_CLIENTS, SplitConfig, at_least, typed
 from fedgraph_flwr.config.schema import Range
 from fedgraph_flwr.data.features import BEFORE, DAY
 from fedgraph_flwr.data.files import remove_leftovers, write_bytes
-from fedgraph_flwr.data.graph import ClientGraph, Graph
+from fedgraph_flwr.data.graph import ClientGraph, Graph, marks
 from fedgraph_flwr.data.hetero import HeteroClientGraph, HeteroGraph
 from fedgraph_flwr.data.many_graphs import one_per_graph
 from fedgraph_flwr.data.pyg import EDGE_TYPE, client_graph
@@ -376,7 +376,7 @@ def _write_sums(args: argparse.Namespace, agreed: Schema, graph: Graph | HeteroG
 
 def _client(graph: Graph | HeteroGraph, args: argparse.Namespace) -> ClientGraph | HeteroClientGraph:
     kind, column = args.split, graph.schema["fitted"].get("tables", {}).get("split", "")
-    if kind == "temporal" and column and bool((graph.train_mask | graph.val_mask | graph.test_mask).any()):
+    if kind == "temporal" and column and bool(marks(graph).any()):
         if isinstance(graph, Graph) and graph.edge_y.numel():
             print(f"nodes are split by column '{column}' (task=nodes), labelled edges by time (task=edges)")
         else:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedgraph_flwr.data.graph import Graph
+from fedgraph_flwr.data.graph import Graph, marks
 from fedgraph_flwr.data.hetero import HeteroGraph
 from fedgraph_flwr.data.schema import EDGE, NODE, Column, agreed_schema, feature_names
 from fedgraph_flwr.errors import FedGraphError, check_names
@@ -282,8 +282,8 @@ def items_of(graph: Graph | HeteroGraph) -> Iterator[Items]:
     kind, x = (graph.target, graph.x.get(graph.target)) if isinstance(graph, HeteroGraph) else (NODE, graph.x)
     values, blocks = ({}, {}) if x is None else encoded(schema.nodes.get(kind, {}), x.numpy())
     rows = _sampled(np.flatnonzero(_training(graph)), len(values))
-    many = isinstance(graph, Graph) and graph.graph_id.numel()
-    of_label = graph.graph_id.numpy() if many else None  # a node has the label of its graph
+    # a node of many graphs has the label of its graph
+    of_label = graph.graph_id.numpy() if isinstance(graph, Graph) and graph.graph_id.numel() else None
     yield Items(
         "nodes",
         graph.y.numpy()[rows],
@@ -303,8 +303,7 @@ def _sampled(rows: Ints, columns: int) -> Ints:
 def _training(graph: Graph | HeteroGraph) -> Mask:
     """Return the labelled training nodes; all labelled ones before a split."""
     known = graph.y.numpy() >= 0
-    marked = bool((graph.train_mask | graph.val_mask | graph.test_mask).any())
-    return known & graph.train_mask.numpy() if marked else known
+    return known & graph.train_mask.numpy() if bool(marks(graph).any()) else known
 
 
 def _edges(

@@ -232,9 +232,9 @@ def edge_feature_columns(
             kind
         ):  # which may list columns with another role, such as times, if they were asked for
             listed = [name for name in entries if entries[name].kind != "ignored"]
-            features |= feature_columns({kind: table}, (), [n for n in columns.edge_others if n not in listed], files)
-            if treatment.new_role:  # its further columns are features only if asked for
-                features[kind] = [name for name in features[kind] if name in entries]
+            # further columns of a new role are features only if asked for
+            held = [name for name in map(str, table.columns) if name in entries or not treatment.new_role]
+            features[kind] = [name for name in held if name in listed or name not in columns.edge_others]
             continue
         if features[kind]:
             unused = ", ".join(features[kind])
