@@ -5,7 +5,7 @@ from typing import Any
 
 from fedgraph_flwr.config import RunConfig
 from fedgraph_flwr.config.lookup import locate, method_params
-from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.errors import FedGraphError, counted
 from fedgraph_flwr.methods.declarations import model_name
 from fedgraph_flwr.methods.declared import uplink_of
 from fedgraph_flwr.methods.uplink import (
@@ -39,7 +39,8 @@ def described(cfg: RunConfig, runs: int = 1) -> Iterator[str]:
         yield "the server forwards sealed envelopes: it sees who, when, and sizes up to the next power of two"
         return
     uplink, size = uplink_of(kind, cfg), _model_size(kind, cfg)
-    yield f"trains {model_name(cfg)} with {cfg.strategy.name} on {cfg.task.name}, {cfg.num_clients} clients, {cfg.rounds} rounds"
+    many = f"{counted(cfg.num_clients, 'client')}, {counted(cfg.rounds, 'round')}"
+    yield f"trains {model_name(cfg)} with {cfg.strategy.name} on {cfg.task.name}, {many}"
     yield "each client sends, besides its numbers of training nodes, features and classes:"
     for phase, groups in uplink.items():
         for group, reducer in groups.items():

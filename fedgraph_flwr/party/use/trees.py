@@ -7,6 +7,7 @@ metrics.json      scores of the run, and of each client
 export.json       columns, classes and the kind of scores; schema.yaml for imported tables; MODEL_CARD.md
 """
 
+import inspect
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from fedgraph_flwr.party.use.predict import Predictor, as_scored
 from fedgraph_flwr.tasks.trees import objective_of
 
 PLAIN = Path(__file__).parent / "plain" / "forest.py"
+OURS = f"from {leaves.__module__} import leaves\n"
+"""Import of `PLAIN` in whose place an exported folder has the code."""
 
 _OBJECTIVES = {"logistic": "binary sigmoid:1", "softmax": "multiclass num_class:{}", "square": "regression"}
 
@@ -53,7 +56,8 @@ def export_trees(predictor: Predictor, folder: Path, run: Path | None, index: st
     arrays: dict[str, Any] = dict(forest)
     np.savez(file, **arrays)
     text = lightgbm_text(forest, objective.outputs, names, _OBJECTIVES[objective.kind].format(objective.outputs))
-    files: dict[str, str | bytes] = {"trees.npz": file.getvalue(), "model.txt": text, "model.py": PLAIN.read_text()}
+    module = f"{PLAIN.read_text().replace(OURS, '')}\n\n{inspect.getsource(leaves)}"
+    files: dict[str, str | bytes] = {"trees.npz": file.getvalue(), "model.txt": text, "model.py": module}
     summary = scores(run, predictor)
     largest = list(importance(predictor).items())[:20]
     card = [

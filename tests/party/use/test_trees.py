@@ -49,6 +49,7 @@ def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
     scored = booster.predict(x, raw_score=True).reshape(len(x), -1)
     np.testing.assert_allclose(scored, expected, rtol=0, atol=1e-12)
     model = model_of(out)
+    assert "fedgraph" not in (out / "model.py").read_text()
     np.testing.assert_allclose(model.raw_scores(model.load(out), x), expected, rtol=0, atol=1e-12)
     inputs = predictor.own.x.numpy()
     mine, theirs = model.predict(model.load(out), inputs), predictor.predict(predictor.own)

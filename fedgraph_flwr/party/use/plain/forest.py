@@ -1,11 +1,16 @@
 """Gradient-boosted trees, in NumPy only."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
+from fedgraph_flwr.numerics.forest import leaves
 
 FOLDER = Path(__file__).parent
+Floats = NDArray[np.float64]
 
 
 def load(folder: Path = FOLDER) -> dict:
@@ -15,26 +20,14 @@ def load(folder: Path = FOLDER) -> dict:
     return arrays | {"about": json.loads((folder / "export.json").read_text())}
 
 
-def raw_scores(model: dict, x: np.ndarray) -> np.ndarray:
+def raw_scores(model: Mapping, x: Floats) -> Floats:
     """Return raw scores [V, K] of columns [V, F], NaN where missing, in the order of ``columns`` of ``export.json``."""
-    x = np.asarray(x, dtype=np.float64)
-    start, feature = model["start"].astype(np.int64), model["feature"]
-    at = np.repeat(start[:, None], len(x), axis=1)
-    tree, row = (feature[at] >= 0).nonzero()
-    while tree.size:
-        node = at[tree, row]
-        value = x[row, feature[node]]
-        left = np.where(np.isnan(value), model["default_left"][node], value <= model["threshold"][node])
-        node = start[tree] + np.where(left, model["left"][node], model["right"][node])
-        at[tree, row] = node
-        inner = feature[node] >= 0
-        tree, row = tree[inner], row[inner]
-    reached = model["value"][at]
+    reached = model["value"][leaves(model, np.asarray(x, dtype=np.float64))]
     outputs = model["about"]["outputs"]
     return np.stack([reached[model["output"] == k].sum(axis=0) for k in range(outputs)], axis=1)
 
 
-def predict(model: dict, x: np.ndarray) -> np.ndarray:
+def predict(model: Mapping, x: Floats) -> Floats:
     """Return probabilities of the classes [V, C], or targets [V, K] in the unit of the data."""
     raw, about = raw_scores(model, x), model["about"]
     if about["kind"] == "square":
