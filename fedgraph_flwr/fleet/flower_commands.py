@@ -184,18 +184,13 @@ def remove(number: str, name: str) -> None:
 
 
 def node_of_key(name: str, public: Path) -> tuple[str, str]:
-    """Return the number and status of the node with a public key; both are empty if the server does not know it."""
-    return node_keys(name).get(read_key(public), ("", ""))
-
-
-def node_keys(name: str) -> dict[str, tuple[str, str]]:
-    """Return the number and status of each node, also of removed ones, by public key in OpenSSH format.
+    """Return the number and status of the node with a public key; both are empty if the server does not know it.
 
     Raises:
         RunFailed: the server does not respond.
     """
     with _control(name) as client:
-        return _node_keys(client)
+        return _node_keys(client).get(read_key(public), ("", ""))
 
 
 def admit_all(folder: Path, name: str, join: bool) -> Iterator[str]:
@@ -261,6 +256,7 @@ def _control(name: str) -> Iterator[Any]:
 
 
 def _node_keys(client: Any) -> dict[str, tuple[str, str]]:
+    """Return the number and status of each node, also of removed ones, by public key in OpenSSH format."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
     from flwr.proto.control_pb2 import ListNodesRequest
 

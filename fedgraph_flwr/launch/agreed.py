@@ -121,7 +121,7 @@ def agreed_run(path: Path, cfg: RunConfig, number: int | None) -> RunConfig:
             f"{path} allows {agreement.values['runs']} runs, and this would be run {run}: agree on a new version"
         )
     write_bytes(kept, json.dumps({agreement.digest: max(run, before)}).encode())
-    weights = [agreement.counted[name] for name in agreement.members.values()]
+    weights = list(agreement.counted.values())
     return dataclasses.replace(cfg, agreement=f"{agreement.digest}/{run}", weights=weights)
 
 

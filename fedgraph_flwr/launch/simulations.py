@@ -1,5 +1,6 @@
 """Run on nodes that this process calls: in itself, or in Ray actors."""
 
+from functools import partial
 from typing import Any
 
 from fedgraph_flwr.config.engines import GRIDS
@@ -10,22 +11,8 @@ from fedgraph_flwr.launch.serving import serve
 from fedgraph_flwr.store.events import OnRound, OnWait
 
 
-def run_inline(
-    run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None
-) -> dict[str, Any]:
-    """Run a configuration in this process and return the summary."""
-    return simulate("inline", run, on_round, on_wait)
-
-
-def run_ray(
-    run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None
-) -> dict[str, Any]:
-    """Run a configuration with its clients in Ray actors and return the summary."""
-    return simulate("ray", run, on_round, on_wait)
-
-
 def simulate(
-    engine: str, run: Runnable, on_round: OnRound | None, on_wait: OnWait | None
+    engine: str, run: Runnable, on_round: OnRound | None = None, on_wait: OnWait | None = None
 ) -> dict[str, Any]:
     """Run a configuration on the grid of an engine, whichever the configuration names, and return the summary."""
     prepared = prepare(run)
@@ -33,3 +20,10 @@ def simulate(
     open_grid = locate(GRIDS[engine])
     with open_grid(cfg, client_class(cfg), at_once(cfg), on_wait) as grid:
         return serve(grid, prepared, on_round)
+
+
+run_inline = partial(simulate, "inline")
+"""Runs a configuration in this process and returns the summary."""
+
+run_ray = partial(simulate, "ray")
+"""Runs a configuration with its clients in Ray actors and returns the summary."""

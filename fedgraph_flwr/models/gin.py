@@ -61,7 +61,7 @@ class GIN(Stack):
         """Compute H^1..H^L before dropout, each [N, H]; ``layers`` may replace the model's own."""
         states, h = [], self.embed(inputs.x)
         for index, layer in enumerate(self.layers if layers is None else layers):
-            h = self.between(self.convolve(layer, self.dropped(h) if index else h, inputs), index)
+            h = self.advance(layer, h, inputs, index)
             states.append(h)
         return states
 

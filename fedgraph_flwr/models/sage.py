@@ -107,7 +107,7 @@ class GraphSAGE(Stack):
 
     def activate(self, h: Tensor, index: int) -> Tensor:
         """Apply ReLU, or nothing before a linear classifier."""
-        return h if self.linear_head and index == len(self.layers) - 1 else super().activate(h, index)
+        return h if self.plain_activation(index) == "none" else super().activate(h, index)
 
     def classify(self, h: Tensor, inputs: Inputs) -> Tensor:
         """Compute logits [N, C]."""

@@ -61,6 +61,9 @@ GRAPHS = ("data", "graph", "g", "d")
 
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.Sequential
 
+CHECKED = bool, int, float, str
+"""Types by which a YAML value can be checked."""
+
 
 @dataclass
 class EdgeInputs(Inputs):
@@ -291,7 +294,7 @@ def wrapper(kind: Any) -> type[Wrapped]:
         )
     defaults = {size: accepted[name].default for size, name in sizes.items() if hasattr(ModelConfig, size)}
     rest = [
-        p.replace(kind=p.KEYWORD_ONLY, annotation=_annotation(p))
+        p.replace(kind=p.KEYWORD_ONLY, annotation=p.annotation if p.annotation in CHECKED else Any)
         for p in accepted.values()
         if p.name not in (*sizes.values(), "head") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
@@ -335,12 +338,6 @@ def _made_by(kind: Any) -> type[nn.Module]:
     what = f"{kind.__module__}:{kind.__name__} does not tell which torch.nn.Module it returns"
     fix = f"annotate it with your own class, def {kind.__name__}(in_channels: int, out_channels: int) -> Net"
     raise FedGraphError(f"{what}: {fix}")
-
-
-def _annotation(parameter: inspect.Parameter) -> Any:
-    """Return a parameter's type if a YAML value can be checked by it, else any."""
-    kinds = (bool, int, float, str)
-    return parameter.annotation if parameter.annotation in kinds else Any
 
 
 def edge_argument(kind: type[nn.Module]) -> str:

@@ -401,12 +401,6 @@ class NodeClient:
             state, trained = flatten(checkpointed_state(client)), self.requests.read().trained
             checkpoints.write_checkpoint(state, request.round, trained)
 
-    def packed(self, groups: dict[str, Arrays], numbers: dict[str, Any]) -> RecordDict:
-        """Return the content of a reply."""
-        content = pack(groups)
-        content[METRICS] = numbers_record({"client": self.client.graph.client, **numbers})
-        return content
-
     def _keep_models(self, folder: StateFolder, best: int) -> None:
         """Store the models that the client will predict with.
 
@@ -456,9 +450,14 @@ def begun(node: Node, message: Message, request: Request) -> Message:
     records.check_age(node)
     groups = beginning.reply(request.phase, request.groups)
     _live.pop(node.key, None)  # it was built before the seed was known
+    return Message(packed(groups, {"client": beginning.client}), reply_to=message)
+
+
+def packed(groups: dict[str, Arrays], numbers: dict[str, Any]) -> RecordDict:
+    """Return the content of a reply."""
     content = pack(groups)
-    content[METRICS] = numbers_record({"client": beginning.client})
-    return Message(content, reply_to=message)
+    content[METRICS] = numbers_record(numbers)
+    return content
 
 
 # --- a client, found or rebuilt -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Error, Message
 from fedgraph_flwr.errors import FedGraphError, Refusal, sanitize
 from fedgraph_flwr.logs import log
 from fedgraph_flwr.node import audit_entry
-from fedgraph_flwr.node.clients import NodeClient, begun, client_at
+from fedgraph_flwr.node.clients import NodeClient, begun, client_at, packed
 from fedgraph_flwr.node.node import node_of
 from fedgraph_flwr.node.request import Request
 from fedgraph_flwr.secure.beginning import BEGINNING
@@ -51,7 +51,7 @@ def respond(message: Message, context: Context) -> Message:
             held.seed(request)
             groups, numbers = held.reply(request)
             held.remember(request)
-            content = held.packed(groups, numbers)
+            content = packed(groups, {"client": held.client.graph.client, **numbers})
             if request.scalars.get(ASKS_VERSIONS):
                 content[VERSIONS] = ConfigRecord(dict(installed("fedgraph-flwr", "flwr")))
             reply = Message(content, reply_to=message)

@@ -589,7 +589,10 @@ class Verified:
             },
             dict(zip(part[HELPERS].tolist(), part[SHARES], strict=True)),
             self.members,
-            {c: _keys(text) for c, text in zip(self.members, record.keys, strict=True)},
+            {
+                c: np.frombuffer(bytes.fromhex(text), np.uint8).reshape(4, 32)
+                for c, text in zip(self.members, record.keys, strict=True)
+            },
             threshold(self.member.share, len(self.members)),
             self.member.bits,
             request.round,
@@ -722,7 +725,3 @@ def _place(request: Request) -> str:
 
 def _below(arrays: Arrays, prefix: str) -> Arrays:
     return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _keys(text: str) -> np.ndarray:
-    return np.frombuffer(bytes.fromhex(text), np.uint8).reshape(4, 32)

@@ -220,7 +220,14 @@ class Triples(ranking.Ranking):
         """Return the number and the scores of the triples of a party's split."""
         party, split = items
         shown = int(frequent(party.items[split][1], floor).sum())
-        return shown, values_of(self.ranked(outputs, party, split, floor=floor)) if shown else {}
+        if not shown:
+            return 0, {}
+        ranks = self.ranked(outputs, party, split, floor=floor)
+        return shown, ranking.scores(ranks.ranks, ranks.wrong) | {
+            "loss": float(ranks.losses.mean()),
+            "mr": float(ranks.ranks.mean()),
+            chance.name_of("mr"): float(np.mean(1 + ranks.wrong / 2)),
+        }
 
     def ranked(self, outputs: Tensor, party: Party, split: str, filtered: bool = True, floor: int = 0) -> "Ranks":
         """Rank the heads, then the tails of a split's triples among the party's entities.
@@ -302,15 +309,6 @@ def frequent(relations: np.ndarray, floor: int) -> np.ndarray:
     if floor <= 1:
         return np.ones(relations.size, dtype=bool)
     return np.asarray(np.bincount(relations, minlength=1)[relations] >= floor)
-
-
-def values_of(ranks: Ranks) -> dict[str, float]:
-    """Return all scores of ranks, by name, with their chance levels."""
-    return ranking.scores(ranks.ranks, ranks.wrong) | {
-        "loss": float(ranks.losses.mean()),
-        "mr": float(ranks.ranks.mean()),
-        chance.name_of("mr"): float(np.mean(1 + ranks.wrong / 2)),
-    }
 
 
 def _owners(graph: ClientGraph) -> np.ndarray:
