@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, Self, Typ
 import numpy as np
 import psutil
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedgraph_flwr.data.files import write_bytes
@@ -187,11 +188,10 @@ def check_disjoint(graph: Any, where: str = "") -> None:
 
 def grown(graph: "Graph", more: int) -> dict[str, Any]:
     """Return the fields of a graph's nodes and of ``more`` ones after them: without features, label, targets and split."""
-    fields = {"x": torch.cat([graph.x, graph.x.new_zeros(more, graph.num_features)])}
-    fields["y"] = torch.cat([graph.y, torch.full((more,), -1)])
-    fields |= {mask: torch.cat([getattr(graph, mask), torch.zeros(more, dtype=torch.bool)]) for mask in MASKS}
+    fields = {"x": F.pad(graph.x, (0, 0, 0, more)), "y": F.pad(graph.y, (0, more), value=-1)}
+    fields |= {mask: F.pad(getattr(graph, mask), (0, more)) for mask in MASKS}
     if graph.num_targets:
-        fields["targets"] = torch.cat([graph.targets, graph.targets.new_full((more, graph.num_targets), torch.nan)])
+        fields["targets"] = F.pad(graph.targets, (0, 0, 0, more), value=torch.nan)
     return fields
 
 

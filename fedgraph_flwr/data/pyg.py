@@ -329,12 +329,13 @@ def client_graph(
     else:
         n = graph.num_nodes
         part = ClientGraph(**values | {"node_id": torch.arange(n), "num_global_nodes": n})
+    divided: Any = split_targets if typed else split_graph
     if half_given(part):
         public = replace(split, kind="public")
-        part = split_targets(part, public, seed) if typed else split_graph(part, public, seed)
+        part = divided(part, public, seed)
     marked = bool(marks(part).any())
     if not marked or (split.kind == "temporal" and not typed):
-        made = split_targets(part, split, seed) if typed else split_graph(part, split, seed)
+        made = divided(part, split, seed)
         if (
             marked and not typed and bool((part.edge_y >= 0).any())
         ):  # nodes keep their split, and edges have one by time

@@ -63,6 +63,11 @@ def _reading(where: str, form: str, values: Any) -> Iterator[None]:
         raise FedGraphError(f"{where}: expected {form}, got {sanitize(values)}") from error
 
 
+def split_names(text: str) -> list[str]:
+    """Return the entries of a text of a `TableLayout`, which are separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 @dataclass(frozen=True)
 class TableLayout:
     """Column names and file format of a party's tables; "" for a default or a detected value.

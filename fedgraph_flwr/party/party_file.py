@@ -213,17 +213,17 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
         section = word.partition("=")[0].partition(".")[0]
         # such values have no "=", which a column's name may have
         key, _, value = word.rpartition("=") if section in ACCEPTED else word.partition("=")
-        name = key.partition(".")[2]
+        name, kind = key.partition(".")[2], str(_KINDS.get(section))
         check_names([section], _KINDS, "key of a party's file", "`fedgraph-flwr import --help` describes them")
-        if (held := seen.setdefault(key, value)) != value and not str(_KINDS[section]).startswith("list"):
+        if (held := seen.setdefault(key, value)) != value and not kind.startswith("list"):
             raise FedGraphError(f"{key} is given twice, as '{held}' and '{value}', but takes one value: leave one out")
         if not value.strip("[] "):
             raise FedGraphError(
                 f"{word} has no value: give one, or leave it out. A key of a party's file is removed there"
             )
-        if name.strip() and str(_KINDS[section]).startswith("dict"):
+        if name.strip() and kind.startswith("dict"):
             keys.setdefault(section, {})[name] = value
-        elif name or str(_KINDS[section]).startswith("dict"):
+        elif name or kind.startswith("dict"):
             raise FedGraphError(f"{word}: expected KEY=VALUE, or KEY.NAME=VALUE such as columns.label=fraud")
         elif _KINDS[section] is int:
             if not value.isdecimal():
@@ -232,7 +232,7 @@ def given_keys(words: Sequence[str]) -> dict[str, Any]:
         elif _KINDS[section] is bool:
             one_of(value, ("true", "false"), section)
             keys[section] = value == "true"
-        elif str(_KINDS[section]).startswith("list"):
+        elif kind.startswith("list"):
             listed = [part.strip() for part in value.strip("[]").split(",")]
             keys[section] = [*keys.get(section, []), *listed]
         else:

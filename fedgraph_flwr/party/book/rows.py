@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.features import DAY
 from fedgraph_flwr.data.files import write_bytes
-from fedgraph_flwr.data.schema import TableLayout
+from fedgraph_flwr.data.schema import TableLayout, split_names
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.book.folder import CACHE, EDGES, NODES, BookFolder, Export, digest, is_book
 from fedgraph_flwr.party.party_file import PartyFile, read_party
@@ -123,8 +123,7 @@ def read_rows(book: BookFolder, treatment: Treatment | None = None, layout: Tabl
             f"{book.folder / 'party.yaml'} names no column of times, by which a book knows its days: add columns.time"
         )
     amount = columns.amount_column if columns.recipe else ""
-    parties = [name.strip() for name in columns.party_columns.split(",")]
-    needed = (columns.source, columns.target, columns.time, amount, *parties)
+    needed = (columns.source, columns.target, columns.time, amount, *split_names(columns.party_columns))
     edges, file = joined([book.folder / export.file for export in files], columns.layout, needed)
     edges, file = _without_erased(edges, file, (columns.source, columns.target), book)
     where = str(book.folder)

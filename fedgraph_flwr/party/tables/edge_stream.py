@@ -9,10 +9,10 @@ import torch
 
 from fedgraph_flwr.data.files import require_space
 from fedgraph_flwr.data.mapped import CompressedEdges, is_mapped
-from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.edges import report_repeated
 from fedgraph_flwr.party.tables.reading import read_chunks
+from fedgraph_flwr.party.tables.roles import Columns
 
 ROWS_AT_ONCE = 1 << 20
 
@@ -25,9 +25,7 @@ def is_big(path: Path | str) -> bool:
     return Path(path).is_file() and is_mapped(path)
 
 
-def read_edges(
-    path: Path | str, layout: TableLayout, ends: tuple[str, str], ids: Any, undirected: bool, treatment: Any
-) -> CompressedEdges:
+def read_edges(path: Path | str, columns: Columns, ids: Any, undirected: bool, treatment: Any) -> CompressedEdges:
     """Return the distinct edges of a table as CSR by source, with both directions if ``undirected``.
 
     The same edges as `importing.once` of the whole table. Memory does not grow with the edges: they are written to a temporary
@@ -35,8 +33,7 @@ def read_edges(
 
     Args:
         path: the table.
-        layout: its format.
-        ends: columns of source and target.
+        columns: roles of its columns, and its format.
         ids: index of the nodes (`importing.Ids`).
         undirected: whether each row represents both directions.
         treatment: reports progress and repeated rows.
@@ -49,7 +46,7 @@ def read_edges(
         folder = Path(name)
         require_space(folder, 2 * Path(path).stat().st_size, f"temporary files of {path}")
         try:
-            rows, width = _spool(path, layout, ends, ids, undirected, treatment, folder)
+            rows, width = _spool(path, columns, ids, undirected, treatment, folder)
             return _sorted(folder, nodes, width, rows, undirected, str(path), treatment)
         except OSError as error:
             what = f"cannot write temporary files of {path} to {folder.parent}: {error.strerror or error}"
@@ -58,8 +55,7 @@ def read_edges(
 
 def _spool(
     path: Path | str,
-    layout: TableLayout,
-    ends: tuple[str, str],
+    columns: Columns,
     ids: Any,
     undirected: bool,
     treatment: Any,
@@ -69,7 +65,8 @@ def _spool(
     nodes, rows = len(ids.index), 0
     expected = Path(path).stat().st_size // 8  # at least so many bytes per row
     width = max(nodes // max(expected * (2 if undirected else 1) // BUCKET_EDGES, 1), 1)
-    for chunk in read_chunks(path, layout, ends, ROWS_AT_ONCE):
+    ends = columns.source, columns.target
+    for chunk in read_chunks(path, columns.layout, ends, ROWS_AT_ONCE):
         source, target = (ids.positions(chunk, end, str(path), rows) for end in ends)
         pairs = [source * nodes + target, target * nodes + source] if undirected else [source * nodes + target]
         for codes in pairs:

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedgraph_flwr.data.schema import TableLayout
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import as_words
 from fedgraph_flwr.party.tables.nodes import check_rows, column_of
 from fedgraph_flwr.party.tables.reading import read_table
+from fedgraph_flwr.party.tables.roles import Columns
 
 
 def joined(
-    table: Any, links: Any, columns: Any, graphs: Path | str | None, layout: TableLayout, where: tuple[str, str]
+    table: Any, links: Any, columns: Columns, graphs: Path | str | None, where: tuple[str, str]
 ) -> tuple[Any, Any, Tensor, np.ndarray]:
     """Return node and edge tables with unique node ids, the nodes of each graph side by side.
 
@@ -27,7 +27,6 @@ def joined(
         links: edge table.
         columns: roles of the columns; ``graph`` names the column of graphs.
         graphs: table with one row per graph, whose other columns the nodes get; None for graphs without labels.
-        layout: form of the tables.
         where: files of nodes and edges, for errors.
 
     Returns:
@@ -43,7 +42,7 @@ def joined(
     check_rows(np.char.strip(of) == "", read, where[0], "expected the graph of the node")
     names = pd.unique(of)
     if graphs is not None:
-        rows = read_table(graphs, layout)
+        rows = read_table(graphs, columns.layout)
         names = as_words(column_of(rows, columns.graph, str(graphs), "graph"))
         _check(names, of, str(graphs), where[0])
     place = pd.Index(names).get_indexer(of)

@@ -136,10 +136,10 @@ def guess(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Guess:
     _questions(people, made)
     of_parties = made.values.get("party_columns", ())
     used = {*(name for role, name in roles.items() if role != "edge_label"), *of_parties}
-    _facts(payments[[name for name in payments.columns if name not in used]], made)
+    _facts(payments.drop(columns=[*used], errors="ignore"), made)
     if of_parties or made.values.get("party_prefix"):
         used = {*of_parties, *(roles[role] for role in ("source", "target", "edge_label") if role in roles)}
-        _match(payments[[name for name in payments.columns if name not in used]], made)
+        _match(payments.drop(columns=[*used], errors="ignore"), made)
     _leaks(people, payments, nodes, made)
     if roles.get("time") and roles.get("amount"):
         made.add("features", "payments", "there are times and amounts; `payments` adds columns of own records")

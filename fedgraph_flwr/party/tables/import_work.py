@@ -25,6 +25,7 @@ from fedgraph_flwr.data.schema import (
     TableLayout,
     agreed_schema,
     fitted_schema,
+    split_names,
 )
 from fedgraph_flwr.data.split import check_given, half_given
 from fedgraph_flwr.data.statistics import describe
@@ -424,7 +425,7 @@ def _read(args: argparse.Namespace, files: tuple[dict[Any, Any], dict[Any, Any]]
     layout = _layout(args, treatment)
     names = {key: _names(getattr(args.keys, key), key) for key in ("feature_columns", "edge_columns", "edge_classes")}
     columns = Columns.of(layout, names["feature_columns"], names["edge_columns"])
-    classes = _names(args.classes.split(","), "--classes")
+    classes = _names(split_names(args.classes), "--classes")
     options: Any = {"classes": classes, "undirected": args.undirected, "treatment": treatment}
     if args.data:
         given = _given_layout(args).to_dict() | {"own-party": args.own_party, "graph-table": args.graph_table}
@@ -509,7 +510,7 @@ def _until(text: str) -> list[int]:
         return start if ":" in word else start + DAY - 1
 
     try:
-        return [seconds(word.strip()) for word in text.split(",") if word.strip()]
+        return [seconds(word) for word in split_names(text)]
     except ValueError as error:
         raise FedGraphError(f"--until must be two times in seconds or dates, got '{text}'") from error
 

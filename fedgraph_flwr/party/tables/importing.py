@@ -266,9 +266,9 @@ def _join_graphs(tables: Tables, graphs: Path | str | None) -> None:
         if graphs is not None:
             raise FedGraphError(f"--graph-table {graphs} needs columns.graph=NAME, with the graph of each node")
         return
-    where, layout = (tables.files[NODE], tables.files[EDGE]), tables.columns.layout
+    where = tables.files[NODE], tables.files[EDGE]
     tables.nodes[NODE], tables.edges[EDGE_TYPE], place, named = graph_tables.joined(
-        tables.nodes[NODE], tables.edges[EDGE_TYPE], tables.columns, graphs, layout, where
+        tables.nodes[NODE], tables.edges[EDGE_TYPE], tables.columns, graphs, where
     )
     tables.of_graphs = {"graph_id": place, "ids": pack_words(named[place])}
 
@@ -334,8 +334,7 @@ def _edges(
             table, carried[kind], columns, kind, where, ends, treatment, undirected=undirected, **options
         )
     if tables.stream:
-        names = columns.source, columns.target
-        index = edge_stream.read_edges(tables.stream, columns.layout, names, ids[NODE], undirected, treatment)
+        index = edge_stream.read_edges(tables.stream, columns, ids[NODE], undirected, treatment)
         edges[EDGE_TYPE] = replace(edges[EDGE_TYPE], index=index)
     return edges
 
@@ -369,8 +368,8 @@ def _target_nodes(
         group, clients = group_codes(table, columns.client, where)
         fields |= {"targets": targets, "target_stats": agreed_targets(columns.targets, treatment), "group": group}
     split = columns.split if treatment.labelled else ""  # data to predict belong to no split, whatever the column says
-    masks = zip(("train_mask", "val_mask", "test_mask"), split_masks(table, split, where), strict=True)
-    return fields | {key: mask & known for key, mask in masks}, names, clients
+    masks = split_masks(table, split, where)
+    return fields | {key: mask & known for key, mask in masks.items()}, names, clients
 
 
 def _features(

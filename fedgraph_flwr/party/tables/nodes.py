@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedgraph_flwr.data.graph import MASKS
 from fedgraph_flwr.data.preprocess import MAX_TEXT, floats
 from fedgraph_flwr.errors import FedGraphError, sanitize, unknown
 from fedgraph_flwr.party.tables.columns import AS_FOUND, SPLITS, Treatment, as_words, first_row, natural
@@ -130,8 +131,8 @@ def agreed_targets(names: Sequence[str], treatment: Treatment) -> Tensor:
     return torch.tensor([*agreed.values()], dtype=torch.float64).T.contiguous()
 
 
-def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return masks of training, validation and test nodes, each bool [N]; all False without a split column.
+def split_masks(table: Any, column: str, where: str) -> dict[str, Tensor]:
+    """Return the masks of training, validation and test nodes by name, each bool [N]; all False without a split column.
 
     Raises:
         FedGraphError: a value is not train, val, test or empty.
@@ -143,8 +144,7 @@ def split_masks(table: Any, column: str, where: str) -> tuple[Tensor, Tensor, Te
         check_rows(~np.isin(texts, ["", *SPLITS]), read, where, "expected train, val, test or empty")
         for word, number in SPLITS.items():
             part[texts == word] = number
-    train, val, test = (torch.from_numpy(part == number) for number in range(3))
-    return train, val, test
+    return {mask: torch.from_numpy(part == number) for number, mask in enumerate(MASKS)}
 
 
 def group_codes(table: Any, column: str, where: str) -> tuple[Tensor, list[str]]:

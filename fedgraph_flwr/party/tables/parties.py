@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fedgraph_flwr.config import one_of
-from fedgraph_flwr.data.schema import EDGE
+from fedgraph_flwr.data.schema import EDGE, split_names
 from fedgraph_flwr.data.value_formats import FORMATS, date_format, read_dates
 from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, Written, as_words
@@ -88,7 +88,7 @@ class PartyRule:
             return None
         if not party.strip():
             raise FedGraphError("party_columns and party_prefix need --own-party NAME, as the edge table writes it")
-        names = tuple(word.strip() for word in columns.split(",") if word.strip())
+        names = tuple(split_names(columns))
         if names and (len(names) != 2 or prefix):
             two = "expected two columns, the parties of source and target, and no party_prefix"
             alike = (
@@ -97,7 +97,7 @@ class PartyRule:
             )
             raise FedGraphError(f"party_columns={columns}: {two}{alike if prefix else ''}")
         key = []
-        for word in filter(None, (word.strip() for word in match.split(","))):
+        for word in split_names(match):
             name, _, kind = word.rpartition(":") if word.rpartition(":")[2] in KEY_KINDS else (word, "", "text")
             key.append((name, kind))
         one_of(id_form or "text", ID_FORMS, "id_form")

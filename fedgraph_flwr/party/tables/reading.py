@@ -70,25 +70,29 @@ def read_table(path: Path | str, layout: TableLayout = AS_DETECTED, say: Say = s
             table = table if table.index.names == [None] else table.reset_index()  # such as ids, by `set_index`
             return _of_single_values(table, path, say)
         if path.name.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".txt")):
-            return _read_csv(path, layout, say)
+            return next(_csv_tables(path, layout, say))
     raise FedGraphError(f"{path} has an unknown suffix: expected .csv, .tsv or .txt (also with .gz), or .parquet")
 
 
-def _read_csv(path: Path, layout: TableLayout, say: Say, **options: Any) -> Any:
+def _csv_tables(path: Path, layout: TableLayout, say: Say, **options: Any) -> Iterator[Any]:
+    """Yield the table of a CSV file, or its chunks; separator and encoding are detected if the layout has none."""
     encoding = layout.encoding or _encoding(path)
     try:
         separator = layout.separator or _declared(path, encoding) or separator_of(lambda: _open(path, encoding))
-        table = _parsed(path, separator, encoding, **options)
+        whole = None if options else _by_arrow(path, separator, encoding)
+        tables = _by_pandas(path, separator, encoding, **options) if whole is None else iter([_named(whole, path)])
+        for place, table in enumerate(tables):
+            if not place and not layout.encoding and encoding in _FALLBACK:
+                fix = "because it is not UTF-8; pass encoding=NAME if letters look wrong"
+                say(f"{path}: read as {encoding} (Latin-1) {fix}")
+            if not place and not layout.separator and separator != ",":
+                name = next((name for name, sign in SEPARATORS.items() if sign == separator), f"'{separator}'")
+                say(f"{path}: columns are separated by {name}")
+            yield table
     except UnicodeError as error:
         raise FedGraphError(
             f"{path} is not {encoding} ({error}): pass encoding=NAME, such as cp1252 or utf-16"
         ) from error
-    if not layout.encoding and encoding in _FALLBACK:
-        say(f"{path}: read as {encoding} (Latin-1) because it is not UTF-8; pass encoding=NAME if letters look wrong")
-    if not layout.separator and separator != ",":
-        name = next((name for name, sign in SEPARATORS.items() if sign == separator), f"'{separator}'")
-        say(f"{path}: columns are separated by {name}")
-    return table
 
 
 def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], rows: int) -> Iterator[Any]:
@@ -108,9 +112,7 @@ def read_chunks(path: Path | str, layout: TableLayout, names: Sequence[str], row
                     raise FedGraphError(f"{path}: column '{nested[0]}' has lists in its cells, expected single values")
                 yield table
             return
-        encoding = layout.encoding or _encoding(path)
-        separator = layout.separator or _declared(path, encoding) or separator_of(lambda: _open(path, encoding))
-        for table in _by_pandas(path, separator, encoding, chunksize=rows):
+        for table in _csv_tables(path, layout, silent, chunksize=rows):
             yield table[list(names)]
 
 
@@ -122,7 +124,7 @@ def read_columns(path: Path | str, layout: TableLayout, say: Say = silent) -> An
     """
     path = Path(path)
     if path.suffix != ".parquet":
-        return _read_csv(path, layout, say, nrows=0)
+        return next(_csv_tables(path, layout, say, nrows=0))
     from pyarrow import parquet
 
     with _errors_of(path):
@@ -151,11 +153,6 @@ def _of_single_values(table: Any, path: Path, say: Say) -> Any:
         table = table.drop(columns=nested)
         table.attrs[NESTED] = list(map(str, nested))
     return table
-
-
-def _parsed(path: Path, separator: str, encoding: str, **options: Any) -> Any:
-    table = None if options else _by_arrow(path, separator, encoding)
-    return next(_by_pandas(path, separator, encoding, **options)) if table is None else _named(table, path)
 
 
 def _by_pandas(path: Path, separator: str, encoding: str, **options: Any) -> Iterator[Any]:

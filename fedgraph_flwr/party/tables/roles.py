@@ -8,7 +8,7 @@ from typing import Any
 
 from fedgraph_flwr.data.features import ALIKE, Recipe
 from fedgraph_flwr.data.hetero import EdgeType
-from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout
+from fedgraph_flwr.data.schema import EDGE, NODE, TableLayout, split_names
 from fedgraph_flwr.errors import FedGraphError, unknown
 from fedgraph_flwr.party.tables.columns import Treatment, conflict
 from fedgraph_flwr.party.tables.parties import PartyRule
@@ -60,15 +60,14 @@ class Columns(TableLayout):
     @property
     def targets(self) -> list[str]:
         """Columns of a node table with numbers to predict."""
-        return [name.strip() for name in self.predict.split(",") if name.strip()]
+        return split_names(self.predict)
 
     @property
     def edge_others(self) -> list[str]:
         """Columns of an edge table with another role than feature."""
-        parties = [name.strip() for name in self.party_columns.split(",")]
         roles = (self.source, self.target, self.time, self.edge_label, self.edge_id, self.graph)
         read = [self.amount_column] if self.recipe and self.amount_column not in self.edge_features else []
-        return [name for name in (*roles, *parties, *read) if name]
+        return [name for name in (*roles, *split_names(self.party_columns), *read) if name]
 
     def without(self, tables: Sequence[Any], *roles: str) -> "Columns":
         """Return the columns without those of these roles that no table has."""
@@ -129,7 +128,7 @@ class Columns(TableLayout):
         if self.recipe:
             return []
         try:
-            lengths = [round(float(word) * 86_400) for word in self.windows.split(",") if word.strip()]
+            lengths = [round(float(word) * 86_400) for word in split_names(self.windows)]
         except (ValueError, OverflowError):
             lengths = [0]
         if any(not 0 < window < 2**53 for window in lengths):

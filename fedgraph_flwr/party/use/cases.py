@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedgraph_flwr.data.cleaning import components
 from fedgraph_flwr.data.features import DAY
-from fedgraph_flwr.data.schema import EDGE
+from fedgraph_flwr.data.schema import EDGE, split_names
 from fedgraph_flwr.errors import counted, sanitize
 from fedgraph_flwr.party.tables.columns import Treatment, as_words
 from fedgraph_flwr.party.tables.edges import amounts_of, edge_times
@@ -53,7 +53,7 @@ class Payments:
         """Read rows; ``edge`` has their ids, if the table has no column of ids."""
         size = len(table)
         words = {name: as_words(table[name]) for name in (columns.source, columns.target)}
-        parties = [name.strip() for name in columns.party_columns.split(",") if name.strip() in table.columns]
+        parties = [name for name in split_names(columns.party_columns) if name in table.columns]
         banks = [as_words(table[name]) for name in parties] if len(parties) == 2 else [np.full(size, "")] * 2
         amount, time = np.full(size, np.nan), np.full(size, -1, dtype=np.int64)
         if columns.amount_column in table.columns and size:
