@@ -76,9 +76,8 @@ def clients(page: Page, groups: Sequence[RunGroup]) -> list[Markup]:
 
 def _series(scores: dict[str, list[float]], x: Sequence[Any], run: FinishedRun) -> list[dict[str, Any]]:
     """Return scores of clients against a number of each, as far as it is known."""
-    named = [(at, run.client_name(c)) for c, at in enumerate(x)]
     points = {
-        name: [[at, v, who, 10] for (at, who), v in zip(named, values, strict=False) if at is not None]
+        name: [[x[c], v, run.client_name(c), 10] for c, v in enumerate(values[: len(x)]) if x[c] is not None]
         for name, values in scores.items()
     }
     return coloured({name: {"points": of} for name, of in points.items()})
@@ -89,9 +88,10 @@ def _ranked(page: Page, scores: dict[str, list[float]], run: FinishedRun, metric
     name, values = next(iter(scores.items()))
     sign = chance.sign_of(metric)
     order = sorted(range(len(values)), key=lambda c: -sign * values[c] if not math.isnan(values[c]) else math.inf)
-    points = {}
-    for other, of in scores.items():
-        points[other] = [[rank, of[c], run.client_name(c), 10] for rank, c in enumerate(order) if c < len(of)]
+    points = {
+        other: [[rank, of[c], run.client_name(c), 10] for rank, c in enumerate(order) if c < len(of)]
+        for other, of in scores.items()
+    }
     series = coloured({other: {"points": of} for other, of in points.items()})
     levels = run.per_client.get(f"test-{chance.name_of(metric)}", [])
     if levels:

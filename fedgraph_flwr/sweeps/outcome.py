@@ -132,16 +132,13 @@ class Comparison:
     @property
     def size(self) -> str:
         """The size of the difference with its interval."""
-        return f"{_digits(abs(self.mean), self.unit)}{self._half}{self.unit}"
+        half = "" if math.isnan(self.half) else f" ± {_digits(self.half, self.unit)}"
+        return f"{_digits(abs(self.mean), self.unit)}{half}{self.unit}"
 
     @property
     def signed(self) -> str:
         """The difference with its sign and its interval."""
         return f"{'+' if self.mean >= 0 else '−'}{self.size}"
-
-    @property
-    def _half(self) -> str:
-        return "" if math.isnan(self.half) else f" ± {_digits(self.half, self.unit)}"
 
     @property
     def over(self) -> str:

@@ -81,7 +81,9 @@ def _grid(tally: SweepSummary) -> list[str]:
         if method not in COUNTED:
             names = [f"{method}, {choice}" for choice in tally.sweep.grid]
             texts = {name: _both(tally, setting, name) for name in names}
-            lines.append(_line(f"{setting}, {method}", (_bold(texts[name], name == taken) for name in names)))
+            if texts.get(taken, "failed") not in ("", "failed"):
+                texts[taken] = f"**{texts[taken]}**"
+            lines.append(_line(f"{setting}, {method}", texts.values()))
     return lines
 
 
@@ -92,10 +94,6 @@ def _both(tally: SweepSummary, setting: str, name: str) -> str:
     if not len(test) == len(val) > 0:
         return ""
     return f"{statistics.mean(val.values()):.2f} / {statistics.mean(test.values()):.2f}"
-
-
-def _bold(text: str, bold: bool) -> str:
-    return f"**{text}**" if bold and text not in ("", "failed") else text
 
 
 def _trials(tally: SweepSummary) -> list[str]:

@@ -79,8 +79,10 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
         rows: its records with the other party [R].
         party: the other party's name.
     """
+    if not rows.size:
+        return []
     form, own_party = id_form(graph), graph.linking["party"]
-    ids = normal_ids(unpack_words(graph.ids), form)[graph.foreign[0].numpy()[rows]] if rows.size else rows.astype(str)
+    ids = normal_ids(unpack_words(graph.ids), form)[graph.foreign[0].numpy()[rows]]
     others = normal_ids(unpack_words(graph.foreign_id)[rows], form)
     extra = unpack_words(graph.foreign_key)[rows]
     outgoing = graph.foreign_out.numpy()[rows]
@@ -93,7 +95,7 @@ def record_keys(graph: ClientGraph, rows: Ints, party: str) -> list[bytes]:
         ends = [(own_party, str(local)), (party, str(remote))]
         ends = sorted(ends) if undirected(graph) else ends if out else ends[::-1]
         keys.append(BETWEEN.join([*ends[0], *ends[1], str(key)]))
-    order = np.lexsort(_data_columns(graph, _data_of(graph, "foreign_"), torch.from_numpy(rows))) if rows.size else rows
+    order = np.lexsort(_data_columns(graph, _data_of(graph, "foreign_"), torch.from_numpy(rows)))
     ordered = pd.Series(keys, dtype=object).iloc[order]
     copies = ordered.groupby(ordered, sort=False).cumcount().sort_index()
     return [f"{key}{BETWEEN}{copy}".encode() for key, copy in zip(keys, copies, strict=True)]

@@ -436,14 +436,13 @@ class Written:
             return "number", ""
         if column.dtype.kind == "M":
             return "date", "ISO8601"
-        if column.dtype.kind in "biuf":
+        if numeric := column.dtype.kind in "biuf":
             known = set(column.dropna().unique())
             if not known:
                 return "ignored", "empty"
             if column.dtype.kind == "b" or known == {0, 1}:
                 return "flag", ""
-            return ("date", form) if (form := self.whole_date(given)) else ("number", "")
-        if self.plain:
+        if numeric or self.plain:
             return ("date", form) if (form := self.whole_date(given)) else ("number", "")
         low = {word.lower() for word in self.texts}
         if not low:

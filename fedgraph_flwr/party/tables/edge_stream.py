@@ -28,7 +28,7 @@ def is_big(path: Path | str) -> bool:
 def read_edges(path: Path | str, columns: Columns, ids: Any, undirected: bool, treatment: Any) -> CompressedEdges:
     """Return the distinct edges of a table as CSR by source, with both directions if ``undirected``.
 
-    The same edges as `importing.once` of the whole table. Memory does not grow with the edges: they are written to a temporary
+    The same edges as `edges.arranged` of the whole table. Memory does not grow with the edges: they are written to a temporary
     file for each range of sources, then sorted range by range.
 
     Args:

@@ -411,10 +411,12 @@ def arranged(
 ) -> tuple[Tensor, Tensor]:
     """Return the edges of a table [2, E'] sorted by both ends, and the row of each [E'].
 
-    Edges that carry no data count once (`once`), and their rows are not returned.
+    Edges that carry no data count once, which is reported, and their rows are not returned.
     """
     if not parallel:
-        distinct = once(edges, num_nodes, undirected, where, treatment)
+        distinct = (edges.sort(dim=0).values if undirected else edges).unique(dim=1)
+        report_repeated(edges.size(1) - distinct.size(1), edges.size(1), undirected, where, treatment)
+        distinct = to_undirected(edges, num_nodes) if undirected else distinct
         return distinct, torch.zeros(distinct.size(1), dtype=torch.int64)
     rows = torch.arange(edges.size(1))
     if undirected:
@@ -422,14 +424,6 @@ def arranged(
         edges, rows = torch.cat([edges, edges[:, proper].flip(0)], dim=1), torch.cat([rows, proper])
     order = (edges[0] * num_nodes + edges[1]).argsort(stable=True)
     return edges[:, order], rows[order]
-
-
-def once(edges: Tensor, num_nodes: int, undirected: bool, where: str, treatment: Treatment) -> Tensor:
-    """Deduplicate the edges [2, E] of a table, add reverse directions if ``undirected``, and report repeated rows."""
-    single = edges.sort(dim=0).values if undirected else edges
-    distinct = single.unique(dim=1)
-    report_repeated(edges.size(1) - distinct.size(1), edges.size(1), undirected, where, treatment)
-    return to_undirected(edges, num_nodes) if undirected else distinct
 
 
 def report_repeated(repeated: int, rows: int, undirected: bool, where: str, treatment: Treatment) -> None:
