@@ -299,7 +299,7 @@ def trained(command: Any, scenario: str, method: str, rounds: int, folder: Path)
             command,
             [*words, *([] if given else extra), f"out={folder}", "--quiet", "--no-report"],
         )
-        if "typed" not in said:
+        if "node and edge types" not in said:
             break
     if scenario == "resume" and not said:
         said = called(command, ["run", f"resume={folder}", f"rounds={2 * rounds}", "--quiet", "--no-report"])

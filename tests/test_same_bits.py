@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import rows, same_bits
+from fedgraph_flwr.cli.app import main
 from fedgraph_flwr.config import group_names
 
 ONE, TWO = np.ones(3, np.float32), np.full(2, 7, np.uint8)
@@ -74,3 +75,17 @@ def test_columns_of_far_ends_are_scenarios_in_every_form():
 
 def test_listed_differences_have_a_reason():
     assert all(len(line) == 3 for line in same_bits.read_expected(same_bits.EXPECTED))
+
+
+def test_a_method_that_refuses_one_type_of_nodes_trains_on_several(tmp_path, monkeypatch):
+    typed: list[list[str]] = []
+
+    def command(words: list[str]) -> int:
+        if "dataset=typed" not in words:
+            return main(words)
+        typed.append(words)
+        return 0
+
+    monkeypatch.setattr(same_bits, "arrays", lambda folder: [ONE])
+    assert same_bits.trained(command, "plain", "fedhgn", 1, tmp_path / "out") == [ONE]
+    assert len(typed) == 1
