@@ -43,7 +43,7 @@ def measured(seed: int, rounds: int, items: int, out: Path) -> NDArray[np.float6
     keys |= {"dataset.cross": 0.0, "dataset.seed": seed, "seed": seed, "model.hidden": 16, "checkpoint_every": 0}
     run = fg.run(task="edges", dataset="payments", num_clients=1, rounds=rounds, progress=False, out=str(out), **keys)
     predictor = load_predictor(run.path, 0)
-    graph = predictor.own
+    graph = predictor.client_graph
     made = generate(PaymentsSpec(**RINGS, cross=0.0), seed=seed, banks=1)
     listed = zip(made.source, made.target, made.time, made.pattern, strict=True)
     pattern_of = {(int(s), int(t), int(at)): int(pattern) for s, t, at, pattern in listed}

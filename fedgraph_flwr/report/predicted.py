@@ -66,7 +66,7 @@ def predict(run: FinishedRun, load: Callable[[Path, int], Any]) -> Predicted:
     chances, labels = [], []
     for client in range(min(of, MAX_CLIENTS)):
         predictor = load(run.folder, client)
-        graph = predictor.own
+        graph = predictor.client_graph
         if graph is None:
             raise FedGraphError(no_files)
         logits, task = predictor.items(graph)

@@ -85,7 +85,7 @@ def assert_same_run(actual, expected):
     assert actual.summary["metrics"] == expected.summary["metrics"]
     for client in range(3):
         predictor, wanted = (load_predictor(run.out, client) for run in (actual, expected))
-        assert torch.equal(predictor.predict(predictor.own).logits, wanted.predict(wanted.own).logits)
+        assert torch.equal(predictor.predict(predictor.client_graph).logits, wanted.predict(wanted.client_graph).logits)
 
 
 @pytest.mark.slow
@@ -176,6 +176,8 @@ def test_a_fleet_gives_the_bits_of_the_inline_engine_and_its_parties_predict(fol
             for client in range(3):
                 predictor, wanted = load_node(tmp_path / f"state_{client}"), load_predictor(inline.out, client)
                 assert predictor.name == form[0]
-                assert torch.equal(predictor.predict(predictor.own).logits, wanted.predict(wanted.own).logits), form
+                assert torch.equal(
+                    predictor.predict(predictor.client_graph).logits, wanted.predict(wanted.client_graph).logits
+                ), form
     finally:
         machines.stop()

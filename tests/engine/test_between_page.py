@@ -164,7 +164,7 @@ def check_bits(folders, fleet_run, overrides, place):
     for client, folder in enumerate(folders.values()):
         party, wanted = load_node(folder / "party" / "state"), load_node(states / f"state_{client}")
         assert party.name == wanted.name == expected.cfg.strategy.name
-        assert torch.equal(party.predict(party.own).logits, wanted.predict(wanted.own).logits)
+        assert torch.equal(party.predict(party.client_graph).logits, wanted.predict(wanted.client_graph).logits)
 
 
 def accuracy_of(tested):

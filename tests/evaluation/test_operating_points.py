@@ -164,7 +164,7 @@ def test_they_are_scored_with_their_chance_levels_by_party_and_day(finished):
     precisions = []
     for client in range(2):
         predictor = load_predictor(finished.path, client)
-        logits, task = predictor.items(predictor.own)
+        logits, task = predictor.items(predictor.client_graph)
         assert isinstance(task, Edges)
         assert task.day is not None
         test, day = task.masks["test"].numpy(), task.day.numpy()
@@ -172,13 +172,13 @@ def test_they_are_scored_with_their_chance_levels_by_party_and_day(finished):
         precisions.append(value(at("precision@3"), logits.numpy()[test], task.y.numpy()[test], day[test]))
         times = {}
         for key in ("edge_index", "cut_out"):
-            edges = getattr(predictor.own, key)
+            edges = getattr(predictor.client_graph, key)
             ids = (
-                predictor.own.node_id[edges]
+                predictor.client_graph.node_id[edges]
                 if key == "edge_index"
-                else torch.stack([predictor.own.node_id[edges[0]], edges[1]])
+                else torch.stack([predictor.client_graph.node_id[edges[0]], edges[1]])
             )
-            seconds = getattr(predictor.own, "edge_time" if key == "edge_index" else "cut_out_edge_time")
+            seconds = getattr(predictor.client_graph, "edge_time" if key == "edge_index" else "cut_out_edge_time")
             for ends, second in zip(ids.T.tolist(), seconds.tolist(), strict=True):
                 times.setdefault(tuple(ends), set()).add(second // 86_400)
         assert all(int(d) in times[tuple(ends)] for ends, d in zip(task.ends.T.tolist(), day, strict=True))

@@ -110,9 +110,9 @@ def test_trees_score_new_payments_from_tables(work):
     ]
     assert main(["predict", str(work / "trees"), "--client", "0", *given]) == 0
     predictions, predictor = pd.read_csv(work / "again.csv"), load_predictor(work / "trees", 0)
-    stored = predictor.predict(predictor.own)
+    stored = predictor.predict(predictor.client_graph)
     assert isinstance(stored, EdgePredictions)
-    order = predictor.own.edge_time.argsort(stable=True).tolist()
+    order = predictor.client_graph.edge_time.argsort(stable=True).tolist()
     assert predictions["p_yes"].tolist() == pytest.approx([stored.probabilities[i, 1] for i in order], abs=1e-6)
     assert predictions["edge"].tolist() == payments(200, 0, 0)["ref"].tolist()
     assert predictor.column_names[:2] == ["amount", "edge column 1"]
@@ -150,7 +150,7 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
     table["target"] %= 15
     table.to_csv(work / "few.csv", index=False)
     predictor = load_predictor(work / "run", 0)
-    spec, whole = dataclasses.replace(predictor.input_spec, parallel=True), predictor.own
+    spec, whole = dataclasses.replace(predictor.input_spec, parallel=True), predictor.client_graph
     source, target = whole.edge_index
     mine, x = (source < 15).int() + (target < 15).int(), whole.x.clone()
     x[15:] = 0
@@ -186,13 +186,13 @@ def test_new_payments_read_stored_payments_with_other_parties(work):
 
 def test_predictions_of_the_stored_graph_are_those_that_were_scored(work):
     predictor = load_predictor(work / "run", 0)
-    logits, task = predictor.items(predictor.own)
+    logits, task = predictor.items(predictor.client_graph)
     assert isinstance(task, Edges)
     record = fg.load_run(work / "run").summary["metrics"]["best_val"]
     scores = task.scorer(0).score(logits, ["average_precision"])
     for name in ("average_precision", "loss"):  # the loss differs if an edge is scored on later ones
         assert scores[f"test-{name}"][0] == pytest.approx(record[f"test_{name}"], rel=1e-5)
-    assert torch.equal(predictor.predict(predictor.own).logits, logits[task.order.argsort()])
+    assert torch.equal(predictor.predict(predictor.client_graph).logits, logits[task.order.argsort()])
 
 
 @pytest.mark.parametrize(

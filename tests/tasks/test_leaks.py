@@ -59,13 +59,13 @@ def of_run(path: Path, out: Path) -> tuple[dict[str, torch.Tensor], list[Any], l
     scores, columns = [], []
     for party in range(3):
         predictor = load_predictor(out, party)
-        assert predictor.own is not None
-        logits, task = predictor.items(predictor.own)
+        assert predictor.client_graph is not None
+        logits, task = predictor.items(predictor.client_graph)
         assert isinstance(task, Edges)
         rows = torch.cat([task.ends, task.time[None]]).T.tolist()
         scored = zip(rows, logits.tolist(), strict=True)
         scores.append(sorted((*row, *values) for row, values in scored if row[2] < TAU))
-        columns.append(predictor.own.edge_attr[predictor.own.edge_time < TAU])
+        columns.append(predictor.client_graph.edge_attr[predictor.client_graph.edge_time < TAU])
     return read_tensors(out / "model_final.safetensors")[0], scores, columns
 
 

@@ -41,13 +41,13 @@ class EdgeData:
         made: columns that became features; None without any.
         classes: class names of edges.
         fields: ``edge_attr``, ``edge_time`` and ``edge_y`` of a `Graph`, as far as there are any.
-        own: ``own_columns``, ``book`` and ``book_ids`` of the graph, as far as there are any.
+        book_fields: ``own_columns``, ``book`` and ``book_ids`` of the graph, as far as there are any.
     """
 
     made: Features | None
     classes: tuple[str, ...]
     fields: dict[str, Any]
-    own: Mapping[str, Any] = field(default_factory=dict)
+    book_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def read_edges(
     data = with_computed(data, columns, ends, len(ids[1].index), records, amounts, again, contents)
     separate = parallel or bool(data.fields)
     index, rows = arranged(ends, len(ids[1].index), undirected, where[0], treatment, separate)
-    return TableEdges(index, records.own[rows] if records and data.fields else rows, data, records)
+    return TableEdges(index, records.edge_rows[rows] if records and data.fields else rows, data, records)
 
 
 def edge_data(
@@ -182,7 +182,7 @@ def with_computed(
         return data
     time = data.fields["edge_time"].numpy()
     both = np.full((2, time.size), -1, dtype=np.int64)
-    both[:, records.own.numpy() if records else slice(None)] = ends.numpy()
+    both[:, records.edge_rows.numpy() if records else slice(None)] = ends.numpy()
     named = np.zeros(0, dtype=str)
     if records:
         named, code = np.unique(names_elsewhere(records, columns.id_form), return_inverse=True)
@@ -202,7 +202,7 @@ def with_computed(
     elif columns.seconds:
         table = log_counts(rows[:2], rows[2], columns.seconds).astype(np.float32)
     else:
-        return replace(data, own=book_fields)
+        return replace(data, book_fields=book_fields)
     whole = table
     if kept.size < time.size:
         whole = np.zeros((time.size, table.shape[1]), dtype=np.float32)
@@ -210,7 +210,7 @@ def with_computed(
         if records and again is not None and repeats.size:
             whole[records.rows.numpy()[repeats]] = whole[records.rows.numpy()[again[repeats]]]
     book_fields["own_columns"] = described | {"edges": table.shape[1]}
-    return replace(with_columns(data, torch.from_numpy(whole)), own=book_fields)
+    return replace(with_columns(data, torch.from_numpy(whole)), book_fields=book_fields)
 
 
 def names_elsewhere(records: Records, form: str) -> np.ndarray:

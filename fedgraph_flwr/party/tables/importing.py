@@ -405,7 +405,7 @@ def _graph(tables: Tables, common: dict[str, Any], edges: TableEdges, made: Mapp
         x=made[NODE].x if NODE in made else torch.zeros(len(tables.nodes[NODE]), 0),
         edge_index=edges.index,
         num_edge_classes=len(edges.data.classes),
-        **edges.data.own,
+        **edges.data.book_fields,
         **common | tables.of_graphs,
         **edges.fields,
     )
@@ -468,7 +468,7 @@ def with_records(graph: Graph, edges: TableEdges, rule: Any, role: str, undirect
         foreign_out=records.outgoing[chosen],
         foreign_id=pack_words(records.ids[chosen.numpy()]),
         foreign_key=pack_words(records.keys[chosen.numpy()]),
-        linking={"party": str(fold([rule.own])[0]), "parties": list(records.parties), "form": rule.form}
+        linking={"party": str(fold([rule.own_party])[0]), "parties": list(records.parties), "form": rule.form}
         | ({"role": role} if role else {}),
         **values,
     )

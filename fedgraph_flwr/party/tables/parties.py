@@ -62,14 +62,14 @@ class PartyRule:
     """Rule that names the party of each end of a row, and the columns that identify a record.
 
     Attributes:
-        own: name of the own party.
+        own_party: name of the own party.
         columns: columns with the parties of source and target; empty for a rule on ids.
         prefix: text after a party's name at the start of an id; "" for a rule on columns.
         key: columns that identify a record besides its ends, each with its kind.
         id_form: ``text``, or ``number`` to ignore leading zeros.
     """
 
-    own: str
+    own_party: str
     columns: tuple[str, ...] = ()
     prefix: str = ""
     key: tuple[tuple[str, str], ...] = ()
@@ -120,7 +120,7 @@ class Records:
 
     Attributes:
         ends: edges between own nodes, int64 [2, E].
-        own: row of each [E].
+        edge_rows: row of each [E].
         rows: row of each foreign record [R].
         node: own end of each record, int64 [R].
         outgoing: whether the own end is the source, bool [R].
@@ -131,7 +131,7 @@ class Records:
     """
 
     ends: Tensor
-    own: Tensor
+    edge_rows: Tensor
     rows: Tensor
     node: Tensor
     outgoing: Tensor
@@ -159,16 +159,18 @@ def divide(
     """
     texts = [as_words(column_of(links, name, where[0], "end of edges")) for name in ends]
     named = parties_of(links, texts, rule, where[0])
-    own_name, folded = fold([rule.own])[0], [fold(names) for names in named]
+    own_name, folded = fold([rule.own_party])[0], [fold(names) for names in named]
     _report_spellings(named, folded, where[0], treatment)
     masks = [names == own_name for names in folded]
     if len(links) and not (masks[0] | masks[1]).any():
         names = ", ".join(sorted({*folded[0], *folded[1]} - {""})[:10]) or "its names"
-        raise FedGraphError(f"no row of {where[0]} names --own-party '{rule.own}' as a party: expected one of {names}")
+        raise FedGraphError(
+            f"no row of {where[0]} names --own-party '{rule.own_party}' as a party: expected one of {names}"
+        )
     foreign = masks[0] ^ masks[1]
     known = [(names != "") & (ids != "") for names, ids in zip(folded, texts, strict=True)]
     for mask, what in (
-        (~masks[0] & ~masks[1], f"have no end at '{rule.own}'"),
+        (~masks[0] & ~masks[1], f"have no end at '{rule.own_party}'"),
         (foreign & ~(known[0] & known[1]), "name no party or no account at their other end"),
     ):
         if count := int(mask.sum()):
@@ -187,7 +189,7 @@ def divide(
     keys = record_values(links, rows, rule, where[0], treatment)
     records = Records(
         ends=torch.from_numpy(np.stack([positions[0][both], positions[1][both]])),
-        own=torch.from_numpy(both),
+        edge_rows=torch.from_numpy(both),
         rows=torch.from_numpy(rows),
         node=torch.from_numpy(np.where(outgoing, positions[0][rows], positions[1][rows])),
         outgoing=torch.from_numpy(outgoing),
@@ -236,8 +238,8 @@ def _report_own_accounts(
         if rows["own"].all():
             treatment.warn(
                 f"all {len(rows)} accounts of party '{sanitize(party, 40)}' are ids of your node table, such as"
-                f" '{sanitize(rows['id'].iloc[0], 40)}': if it is another spelling of --own-party '{rule.own}', write it the same"
-                " way, or these rows become no edges of yours"
+                f" '{sanitize(rows['id'].iloc[0], 40)}': if it is another spelling of --own-party"
+                f" '{rule.own_party}', write it the same way, or these rows become no edges of yours"
             )
 
 
@@ -332,7 +334,7 @@ def _own_positions(
         if (odd := mask & (places < 0)).any():
             places[odd] = forms.get_indexer(normal_ids(ids[odd], rule.id_form))
             if (lost := mask & (places < 0)).any():
-                unknown = f"an account of '{rule.own}' that is not an id of {where[1]} ({int(lost.sum())} rows)"
+                unknown = f"an account of '{rule.own_party}' that is not an id of {where[1]} ({int(lost.sum())} rows)"
                 if np.isin(normal_ids(ids[lost][:1], "number"), normal_ids(forms.to_numpy(), "number")).any():
                     unknown += "; it is one without leading zeros: pass id_form=number"
                 check_rows(lost, links[column], where[0], unknown)
@@ -396,7 +398,8 @@ def _report(records: Records, index: Any, rule: PartyRule, rows: int, where: str
     counts = torch.bincount(records.party, minlength=len(records.parties)).tolist()
     listing = ", ".join(f"{name} {count}" for name, count in zip(records.parties, counts, strict=True)) or "none"
     treatment.say(
-        f"{where}: {records.own.numel()} of {rows} rows join two accounts of '{rule.own}'; records with other parties: {listing}"
+        f"{where}: {records.edge_rows.numel()} of {rows} rows join two accounts of '{rule.own_party}';"
+        f" records with other parties: {listing}"
     )
     if not records.rows.numel():
         return

@@ -108,7 +108,7 @@ def repeats_of(links: Any, columns: Columns, rule: PartyRule | None, where: str,
         return np.full(len(links), -1, dtype=np.int64)
     texts = [as_words(links[end]) for end in (columns.source, columns.target)]
     parties = [fold(names) for names in parties_of(links, texts, rule, where)]
-    mask = np.logical_and.reduce([names == fold([rule.own])[0] for names in parties])
+    mask = np.logical_and.reduce([names == fold([rule.own_party])[0] for names in parties])
     keys = record_values(links, np.arange(len(links)), rule, where, treatment)
     complete = complete_keys(keys) & (mask | any(kind == "text" for _, kind in rule.key))
     return np.where(complete, first_alike(*parties, *(normal_ids(words, rule.id_form) for words in texts), keys), -1)

@@ -87,8 +87,8 @@ class Blended(TaskPredictor):
     weights: Weights
     input_spec: InputSpec
 
-    client, round, own, of_party, feature_names, built_in = map(
-        _of_first, ("client", "round", "own", "of_party", "feature_names", "built_in")
+    client, round, client_graph, of_party, feature_names, built_in = map(
+        _of_first, ("client", "round", "client_graph", "of_party", "feature_names", "built_in")
     )
 
     @property
@@ -115,7 +115,7 @@ class Blended(TaskPredictor):
     @cached_property
     def threshold(self) -> float | None:  # type: ignore[override]
         """As of `Predictor`, of the blended logits."""
-        if self.own is None or len(self.input_spec.classes) != 2:
+        if self.client_graph is None or len(self.input_spec.classes) != 2:
             return None
         return threshold_of(self)
 
@@ -261,7 +261,7 @@ def blend_node(states: Sequence[Path], out: Path) -> dict[str, float]:
     weights = _fitted([(logits, task)])
     blended = torch.from_numpy(weights.apply(logits))
     place = task.order.argsort() if hasattr(task, "order") else slice(None)
-    predictions = first.predict(first.own)
+    predictions = first.predict(first.client_graph)
     out.mkdir(parents=True)
     replace(predictions, logits=blended[place], threshold=None).write(out / PREDICTIONS)
     _write(out, [model_folder(state) for state in states], weights)  # a later run of the node is another model

@@ -143,7 +143,7 @@ class Stored:
             parties, normal = fold(names), normal_ids(words, rule.id_form)
             other = far.get_indexer(accounts_of(parties, normal))
             at = np.where(other >= 0, other + len(ids), -1)
-            mine = parties == fold([rule.own])[0]
+            mine = parties == fold([rule.own_party])[0]
             at[mine] = (forms if forms.is_unique else index).get_indexer((normal if forms.is_unique else words)[mine])
             numbers.append(at)
             named.append(mine)

@@ -151,7 +151,7 @@ def _data(predictor: Predictor) -> list[str]:
     cfg, graphs = predictor.cfg, []
     with contextlib.suppress(FedGraphError):
         if predictor.file:
-            graphs = [describe(predictor.own)]
+            graphs = [describe(predictor.client_graph)]
         elif not cfg.on_fleet or cfg.graph:
             graphs = [describe(partition.load_client(cfg, index)) for index in range(partition.num_clients(cfg))]
     if not graphs:

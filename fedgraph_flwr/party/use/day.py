@@ -91,7 +91,7 @@ def divide(
     if rule is not None:
         forms = index.__class__(normal_ids(index.to_numpy(), rule.id_form))
         parties = [fold(names) for names in parties_of(links, texts, rule, where[0])]
-        mine = [names == fold([rule.own])[0] for names in parties]
+        mine = [names == fold([rule.own_party])[0] for names in parties]
         named = []
         for end, (words, own_rows) in enumerate(zip(texts, mine, strict=True)):
             ids = normal_ids(words, rule.id_form)
@@ -99,7 +99,7 @@ def divide(
             places[end][odd] = forms.get_indexer(ids[odd]) if forms.is_unique else -1
             named.append(accounts_of(parties[end].astype(str), ids))
             _mark(reasons, ~own_rows & ((parties[end] == "") | (ids == "")), "names no party or no account")
-        _mark(reasons, ~mine[0] & ~mine[1], f"has no account of '{rule.own}'")
+        _mark(reasons, ~mine[0] & ~mine[1], f"has no account of '{rule.own_party}'")
         if unread := _unread(stored, columns, items):
             aside = ~(mine[0] & mine[1]) & (reasons == "")
         usable = [np.unique(names[~own_rows & (reasons == "")]) for names, own_rows in zip(named, mine, strict=True)]

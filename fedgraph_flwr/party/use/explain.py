@@ -256,14 +256,14 @@ def _classes(predictor: Predictor, outputs: Tensor) -> list[int]:
 
 def _of_trees(predictor: Predictor, graph: Any, items: list[Wanted]) -> list[Reasons]:
     """Return the reasons of items by trees, whose columns they read; replaced ones are missing in the second score."""
-    x, background = predictor.inputs_of_trees(graph), predictor.inputs_of_trees(predictor.own)
+    x, background = predictor.inputs_of_trees(graph), predictor.inputs_of_trees(predictor.client_graph)
     objective = objective_of(predictor.cfg, predictor.width)
     forest = dict(predictor.forest)
     leaf = np.flatnonzero(forest["feature"] < 0)
     value = forest["value"].copy()
     value[leaf] = np.random.default_rng(0).permutation(value[leaf])
     names = predictor.column_names
-    meaning = wording(predictor, predictor.own, names, background)
+    meaning = wording(predictor, predictor.client_graph, names, background)
 
     def score(raw: Floats, which: int) -> float:
         return float(_margin(raw[None], -1 if objective.binary else which)[0])
@@ -388,7 +388,7 @@ class _Network:
 
 def _of_inputs(predictor: Predictor, graph: Any, of_nodes: list[str], of_edges: list[str]) -> Wording:
     """Return the wording of a network's columns, with the medians of the party's stored nodes and edges, else the graph's."""
-    stored = graph if predictor.own is None else predictor.own
+    stored = graph if predictor.client_graph is None else predictor.client_graph
     tables = [(of_nodes, stored.x), (of_edges, stored.edge_attr)]
     parts = [
         wording(predictor, stored, names, rows.numpy() if rows.size(1) == len(names) else np.zeros((0, len(names))))

@@ -264,7 +264,7 @@ class ExportedModel(TaskPredictor):
         prediction_task: keys of its task.
         threshold: as of `Predictor`; likewise ``target_stats``.
         step: ``split.step`` of the run; None if its data assign items to stages.
-        own: None; it has no graph of a party.
+        client_graph: None; it has no graph of a party.
     """
 
     input_spec: InputSpec
@@ -274,7 +274,7 @@ class ExportedModel(TaskPredictor):
     threshold: float | None
     target_stats: Tensor
     step: str | None = None
-    own: None = None
+    client_graph: None = None
 
     @property
     def cfg(self) -> RunConfig:  # type: ignore[override]

@@ -265,7 +265,7 @@ Wanted = Callable[[Task], Tensor]
 
 def threshold_of(predictor: "TaskPredictor") -> float | None:
     """Return the threshold with the best F1 on the validation items of a predictor's own graph (`metrics.threshold`)."""
-    logits, task = predictor.outputs(predictor.own, validation)
+    logits, task = predictor.outputs(predictor.client_graph, validation)
     labels = task.y[validation(task)]
     return metrics.threshold(logits, labels, torch.ones_like(labels, dtype=torch.bool))
 
@@ -315,7 +315,7 @@ class TaskPredictor(ABC):
         input_spec: features and classes that the model expects.
         threshold: of the second of two classes; None if unknown.
         target_stats: mean and standard deviation by which the run standardised its targets, float64 [2, T].
-        own: the client's graph; None without a client or its file.
+        client_graph: the client's graph; None without a client or its file.
     """
 
     cfg: RunConfig
@@ -323,7 +323,7 @@ class TaskPredictor(ABC):
     input_spec: InputSpec
     threshold: float | None
     target_stats: Tensor
-    own: Any
+    client_graph: Any
 
     @abstractmethod
     def outputs(self, graph: Any, wanted: Wanted | None = None) -> tuple[Tensor, Task]:
@@ -347,7 +347,7 @@ class TaskPredictor(ABC):
     @property
     def party(self) -> str:
         """The party's name in its file, in the form in which names are compared; "": it has none."""
-        return str(getattr(self.own, "linking", {}).get("party", ""))
+        return str(getattr(self.client_graph, "linking", {}).get("party", ""))
 
     @property
     def who(self) -> str:
@@ -360,13 +360,13 @@ class TaskPredictor(ABC):
         Raises:
             FedGraphError: there is no client, or its file is not on this machine.
         """
-        if self.own is None:
+        if self.client_graph is None:
             lost = f"client {self.client}'s graph is not in {self.cfg.graph or 'the cache'}: restore its file"
             reason = (
                 lost if self.of_party else "it has no party's graph: pass --client I, or the state folder of a node"
             )
             raise FedGraphError(f"{self.source}: {reason}")
-        return self.own
+        return self.client_graph
 
     def predict(self, graph: Any, ids: Sequence[Any] | np.ndarray | None = None) -> Predictions | TargetPredictions:
         """Predict all nodes of a graph, or all labelled-type nodes of a heterogeneous graph.
@@ -499,7 +499,7 @@ class TaskPredictor(ABC):
         Raises:
             FedGraphError: names both numbers, and the columns of training.
         """
-        width = self.input_spec.num_features if self.own is None else self.own.num_features
+        width = self.input_spec.num_features if self.client_graph is None else self.client_graph.num_features
         if isinstance(width, int) and width and graph.num_features != width:
             names = feature_names(self.input_spec.columns(NODE))
             columns = f" ({', '.join(names)})" if len(names) == width <= MAX_LISTED else ""
@@ -638,7 +638,7 @@ class Predictor(TaskPredictor):
         return client.model.cpu().eval()
 
     @cached_property
-    def own(self) -> Any:
+    def client_graph(self) -> Any:
         """The client's graph; None without a client or its file."""
         from fedgraph_flwr import partition
 
@@ -664,8 +664,8 @@ class Predictor(TaskPredictor):
         """A graph of the run: the client's, else client 0's of a simulation; None if neither is on this machine."""
         from fedgraph_flwr import partition
 
-        if self.own is not None or self.cfg.on_fleet:
-            return self.own
+        if self.client_graph is not None or self.cfg.on_fleet:
+            return self.client_graph
         with contextlib.suppress(FedGraphError):
             return partition.load_client(self.cfg, 0)
         return None
@@ -733,7 +733,7 @@ class Predictor(TaskPredictor):
     @cached_property
     def threshold(self) -> float | None:  # type: ignore[override]
         """Threshold of the second of two classes with the best F1 on the client's validation nodes; None if unknown."""
-        if self.own is None or not self.task.capabilities.classes or len(self.input_spec.classes) != 2:
+        if self.client_graph is None or not self.task.capabilities.classes or len(self.input_spec.classes) != 2:
             return None
         path = self.file or Path(self.cfg.graph).expanduser() / f"client_{self.client:04d}.safetensors"
         kept = self.forest and not self.reads_edges and path.is_file() and is_mapped(path)
@@ -764,7 +764,7 @@ class Predictor(TaskPredictor):
             if needed := client_class(self.cfg).needs_others(self.cfg):
                 who = f"a client of strategy={self.name}"
                 raise FedGraphError(f"{self.source} cannot be exported: {who} cannot predict new graphs: {needed}")
-            client = self._ready(self.own if self.own is not None else self.probe())
+            client = self._ready(self.client_graph if self.client_graph is not None else self.probe())
             client.model.eval()
             if self.client is not None:
                 client.model.load_state_dict(client.personal_parameters(), strict=False)
@@ -824,7 +824,7 @@ class Predictor(TaskPredictor):
             self._check_own(graph, needed)
         tunes = ChosenParts(self.cfg.strategy).tunes and self.client is not None
         client = self._with_parameters(kind, self.party_graph() if tunes else graph)
-        if tunes and graph is not self.own:
+        if tunes and graph is not self.client_graph:
             client.inputs = client.model.prepare(as_client(graph, client.graph), client.device, client.dtype)
             client.later = []
         return client
@@ -843,7 +843,7 @@ class Predictor(TaskPredictor):
             remedy = f"pass {by_caller('--client I', 'client=I')} to predict client I's own nodes"
         elif known is None:
             remedy = "its run stored no results of them, so repeat it"
-        elif graph is self.own:
+        elif graph is self.client_graph:
             remedy = "it has another graph file than in its run: restore the file, or repeat the run"
         else:
             what = " new nodes"
@@ -940,13 +940,15 @@ def load_predictor(run: Path, client: int | None = None, at: str = "") -> Predic
     predictor = Predictor(cfg, client, tensors, memory, done, replace(spec, of_fleet=cfg.on_fleet))
     if predictor.unscored:
         log(WARNING, "%s: %s: %s", run, predictor.unscored, _clients_option(clients))
-    if client is not None and predictor.own is not None and predictor.own.schema:
-        schema, alike = fitted_schema(predictor.own.schema, str(run)), predictor.input_spec.tables.alike
+    if client is not None and predictor.client_graph is not None and predictor.client_graph.schema:
+        schema, alike = fitted_schema(predictor.client_graph.schema, str(run)), predictor.input_spec.tables.alike
         schema = schema and replace(schema, tables=replace(schema.tables, alike=alike))  # as trained
         predictor.input_spec = replace(predictor.input_spec, schema=schema)
-    elif is_several(cfg.dataset) and predictor.own is not None:  # clients differ in features and classes
-        names = tuple(map(str, range(predictor.own.num_classes)))
-        predictor.input_spec = replace(predictor.input_spec, classes=names, num_features=predictor.own.num_features)
+    elif is_several(cfg.dataset) and predictor.client_graph is not None:  # clients differ in features and classes
+        names = tuple(map(str, range(predictor.client_graph.num_classes)))
+        predictor.input_spec = replace(
+            predictor.input_spec, classes=names, num_features=predictor.client_graph.num_features
+        )
     return predictor
 
 

@@ -381,7 +381,7 @@ def days_of(args: argparse.Namespace, predictor: Any, together: bool = False) ->
 
     predictor = _with_options(predictor, args)
     spec = _spec_of(predictor, together)
-    stored = graph_file(args.graph, spec) if args.graph else predictor.own
+    stored = graph_file(args.graph, spec) if args.graph else predictor.client_graph
     treatment = replace(spec.treatment(), **_formats(args))
     given = (args.since, "--from"), (args.until, "--until")
     since, until = (day_of(text, option) if text else None for text, option in given)
@@ -525,7 +525,7 @@ def _graph(args: argparse.Namespace, predictor: Any, spec: Any) -> tuple[Any, An
     if own_edges and (own_nodes or by_role):
         treatment = replace(spec.treatment(), **options)
         where = str(args.graph) if args.graph else f"client {predictor.client}'s stored graph"
-        stored = stored if args.graph else predictor.own
+        stored = stored if args.graph else predictor.client_graph
         files = args.edges or [own_edges]
         additions = new_nodes(own_nodes, files, Columns.of(layout), spec, stored, where, treatment)
         if additions.note:

@@ -327,7 +327,7 @@ def _check_known(
     ids, held = node_ids.index.to_numpy(), unpack_words(stored.ids)
     texts = [as_words(links[end]) for end in (columns.source, columns.target)]
     if rule := rule_of(columns, stored):  # accounts of other parties are no nodes of this one
-        mine = [fold(names) == fold([rule.own])[0] for names in parties_of(links, texts, rule, where[1])]
+        mine = [fold(names) == fold([rule.own_party])[0] for names in parties_of(links, texts, rule, where[1])]
         texts = [words[rows] for words, rows in zip(texts, mine, strict=True)]
         ids, held, *texts = (normal_ids(words, rule.id_form) for words in (ids, held, *texts))
     ends = np.unique(np.concatenate(texts))

@@ -177,7 +177,7 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
     assert 4 <= stored["validation"]["alerts_per_day"][0] <= 5
     assert said(capsys, "alerts", run.path, "--client", 0) == (0, text)  # the stored one
     assert "rank,case" not in text, "the stored graph is no input"
-    load_predictor(run.path, 0).own.save(tmp_path / "new.safetensors")
+    load_predictor(run.path, 0).client_graph.save(tmp_path / "new.safetensors")
     code, shown = said(capsys, "alerts", run.path, "--client", 0, "--graph", tmp_path / "new.safetensors")
     assert (code, shown.startswith(text)) == (0, True), shown
     assert re.match(r"\d+ alerts of \d+ items:\nrank,case,edge,", shown.removeprefix(text)), shown
@@ -201,7 +201,7 @@ def test_a_desk_chooses_once_and_lists_alerts(run, tmp_path, capsys):
     reasons = listed["reasons"]
     assert reasons.notna().sum() == 3 < len(listed), "the highest ones have reasons"
     predictor = load_predictor(run.path, 0)
-    (first,) = explain(predictor, predictor.own, None, None, [str(listed["edge"][0])], checks=False)
+    (first,) = explain(predictor, predictor.client_graph, None, None, [str(listed["edge"][0])], checks=False)
     assert reasons[0] == first.text(2)
     largest = np.sort(np.concatenate([first.of_columns, first.of_edges]))[-2:][::-1]
     assert reasons[0].count(";") == 1

@@ -126,8 +126,8 @@ def test_a_blend_is_a_run_folder_with_scores_of_common_weights(runs, tmp_path, m
     assert weights.runs.min() >= 0
     for party in range(3):
         both = [load_predictor(one.out, party) for one in runs]
-        logits = [one.logits(one.own).numpy() for one in both]
-        graph, mixed = both[0].own, weights.apply(logits)
+        logits = [one.logits(one.client_graph).numpy() for one in both]
+        graph, mixed = both[0].client_graph, weights.apply(logits)
         val.append([run_logits[graph.val_mask.numpy()] for run_logits in logits])
         y.append(graph.y.numpy()[graph.val_mask.numpy()])
         chosen = graph.test_mask.numpy()
@@ -168,7 +168,7 @@ def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
     held = json.loads((out / "blend.json").read_text())
     weights = Weights(*(np.array(held["weights"][key]) for key in ("runs", "bias")))
     members = [load_predictor(one.out, 1) for one in runs]
-    logits = weights.apply([one.logits(one.own).numpy() for one in members])
+    logits = weights.apply([one.logits(one.client_graph).numpy() for one in members])
     expected = np.exp(logits - logits.max(1, keepdims=True))
     predictions = pd.read_csv(tmp_path / "p.csv")
     np.testing.assert_allclose(predictions.filter(like="p_"), expected / expected.sum(1, keepdims=True), atol=1e-9)
@@ -181,11 +181,13 @@ def test_a_blend_predicts_and_is_exported_as_a_model(runs, tmp_path, capsys):
     assert main(["alerts", str(out), "--client", "1", "--outcomes", "decided.csv", "--budget", "3"]) == 2
     assert "--outcomes compares decisions with the stored threshold" in capsys.readouterr().err
     again = load_export(tmp_path / "exported")
-    np.testing.assert_allclose(again.logits(members[0].own), logits, atol=1e-4)
+    np.testing.assert_allclose(again.logits(members[0].client_graph), logits, atol=1e-4)
     assert again.threshold == load_blend(out, 1).threshold
     plain: dict[str, Any] = {"__file__": str(tmp_path / "exported/model.py")}
     exec((tmp_path / "exported/model.py").read_text(), plain)
-    np.testing.assert_allclose(plain["blend"]([one.logits(one.own).numpy() for one in members]), logits, atol=1e-9)
+    np.testing.assert_allclose(
+        plain["blend"]([one.logits(one.client_graph).numpy() for one in members]), logits, atol=1e-9
+    )
     first = runs[0]
     assert main(["run", f"config={first.out}/config.yaml", f"out={first.out}", "overwrite=true", "rounds=2"]) == 0
     capsys.readouterr()
@@ -273,7 +275,7 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     assert "test_accuracy: " in capsys.readouterr().out
     weights = json.loads((out / "blend.json").read_text())["weights"]
     both = [load_node(state) for state in states]
-    logits = [one.items(one.own)[0].numpy() for one in both]
+    logits = [one.items(one.client_graph)[0].numpy() for one in both]
     mixed = Weights(np.array(weights["runs"]), np.array(weights["bias"])).apply(logits)
     table = pd.read_csv(out / "predictions.csv")
     assert table["id"].tolist() == [f"n{i}" for i in range(200)]
@@ -282,7 +284,7 @@ def test_a_party_blends_the_models_of_its_own_state(states, tmp_path, capsys):
     shutil.copytree(later, states[0] / "later" / later.name, copy_function=shutil.copyfile)
     assert load_node(states[0]).cfg.strategy.name == "boosting", "the node stored another model"
     blended = load_blend(out)
-    np.testing.assert_array_equal(blended.items(blended.own)[0].numpy(), mixed)
+    np.testing.assert_array_equal(blended.items(blended.client_graph)[0].numpy(), mixed)
     for args, match in (
         ([str(states[0]), "--out", str(tmp_path / "no")], "at least two runs, got 1"),
         (

@@ -46,7 +46,7 @@ def rings(tmp_path_factory):
         **keys,
         **{"model.hidden": 16},
     )
-    graph = load_predictor(run.path, 0).own
+    graph = load_predictor(run.path, 0).client_graph
     made = generate(PaymentsSpec(**RINGS), seed=0, banks=1)
     key = {
         tuple(row): int(pattern)
@@ -60,13 +60,13 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
     """In the first five that raise the score, twice as often as by chance, and more often than those of a random model."""
     run, pattern = rings
     predictor = load_predictor(run.path, 0)
-    logits, task = predictor.items(predictor.own)
+    logits, task = predictor.items(predictor.client_graph)
     assert isinstance(task, Edges)
     score = (logits[:, 1] - logits[:, 0]).double().numpy()
     rows = np.flatnonzero(task.y.numpy() == 1)
     rows = rows[np.argsort(-score[rows], kind="stable")][:6]
     items = task.order[torch.from_numpy(rows)].tolist()
-    explanations = explain(predictor, predictor.own, None, None, [str(item) for item in items])
+    explanations = explain(predictor, predictor.client_graph, None, None, [str(item) for item in items])
     hits, random, chance = [], [], []
     for item, expected, reasons in zip(items, score[rows], explanations, strict=True):
         assert reasons.score == pytest.approx(expected, rel=1e-3)
@@ -81,7 +81,7 @@ def test_reasons_of_planted_payments_are_planted_payments(rings, tmp_path, capsy
         reach, planted = int(others.sum()), int((others & same).sum())
         chance.append(1 - comb(reach - planted, 5) / comb(reach, 5))
         # numbers, ends and times of the edges are those of the stored graph
-        stored = predictor.own
+        stored = predictor.client_graph
         assert reasons.ends.T.tolist() == stored.node_id[stored.edge_index[:, numbers]].T.tolist()
         assert reasons.time.tolist() == stored.edge_time[numbers].tolist()
     assert np.mean(np.array(hits) > 0) >= 2 * np.mean(chance)
@@ -128,7 +128,7 @@ def total_size(reasons):
 def check_contributions(model, tmp_path, **keys):
     run = fg.run(f"model={model}", num_clients=1, rounds=1, progress=False, out=str(tmp_path / "run"), **keys)
     predictor = load_predictor(run.path, 0)
-    graph = predictor.own
+    graph = predictor.client_graph
     (reasons,) = explain(predictor, graph, None, None, [str(int(graph.node_id[3]))])
     logits = predictor.outputs(graph)[0][3].double().numpy()
     chosen = 1 if len(logits) == 2 else logits.argmax()
@@ -178,7 +178,7 @@ def test_contributions_of_trees_are_shapley_values(tmp_path):
         "dataset=csbm", "strategy=boosting", num_clients=2, rounds=1, progress=False, out=str(tmp_path / "run"), **keys
     )
     predictor = load_predictor(run.path, 0)
-    x = predictor.inputs_of_trees(predictor.own)
+    x = predictor.inputs_of_trees(predictor.client_graph)
     forest = {key: value.copy() for key, value in predictor.forest.items()}
     outputs = int(forest["output"].max()) + 1
     counts = node_counts(forest, x)
@@ -200,8 +200,8 @@ def test_contributions_of_trees_are_shapley_values(tmp_path):
             np.testing.assert_allclose(
                 contributions[row, output], slow_shapley(subforest, counts[rows], x[row]), atol=1e-9
             )
-    name = str(int(predictor.own.node_id[3]))
-    (reasons,) = explain(predictor, predictor.own, None, None, [name])
+    name = str(int(predictor.client_graph.node_id[3]))
+    (reasons,) = explain(predictor, predictor.client_graph, None, None, [name])
     assert reasons.of_columns.sum() + reasons.base == pytest.approx(reasons.score, abs=1e-9)
     assert main(["explain", str(run.path), "--client", "0", "--items", name]) == 0
 
@@ -226,7 +226,7 @@ def test_a_method_that_predicts_with_more_than_its_model_is_refused(rings, monke
     other = replace(predictor, tensors={key: value * 1.5 for key, value in predictor.tensors.items()})
     monkeypatch.setattr(predictor, "plain", other.plain)
     with pytest.raises(fg.FedGraphError, match="cannot be explained: it predicts with more than its model"):
-        explain(predictor, predictor.own, None, None, ["3"])
+        explain(predictor, predictor.client_graph, None, None, ["3"])
 
 
 def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
@@ -274,10 +274,10 @@ def test_payments_of_a_day_are_explained_by_the_party_s_own_rows(tmp_path):
     mask = ends["from_bank"] == "A"
     assert (ends["source_x"][mask] == ends["source_y"][mask]).all()
     predictor = load_predictor(tmp_path / "run", 0)
-    _, task = predictor.outputs(predictor.own)
+    _, task = predictor.outputs(predictor.client_graph)
     assert isinstance(task, Edges)
     row = int(
         task.time.where(task.masks["test"], task.time.max()).argmin()
     )  # the first stored payment of the test days
-    [stored] = explain(predictor, predictor.own, None, None, [str(int(task.order[row]))], checks=False)
+    [stored] = explain(predictor, predictor.client_graph, None, None, [str(int(task.order[row]))], checks=False)
     assert stored.time.max() < (task.time[row] // 86_400 + 1) * 86_400 <= task.time.max()

@@ -88,7 +88,7 @@ def test_the_folders_give_our_logits_without_our_package(go, tmp_path):
     for name, (method, *overrides) in EXPORTED.items():
         finished = go(method, "rounds=2", *overrides)
         predictor = load_predictor(finished.out, 1)
-        folder, graph = tmp_path / name.replace(": ", "_"), predictor.own
+        folder, graph = tmp_path / name.replace(": ", "_"), predictor.client_graph
         export(predictor, folder, finished.out)
         index = json.loads((folder / "export.json").read_text())
         tensors = {"x": graph.x, "edge_index": graph.edge_index, "y": graph.y, "known": graph.train_mask}

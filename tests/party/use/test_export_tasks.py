@@ -74,7 +74,7 @@ def test_an_exported_folder_predicts_as_the_run(name, tmp_path):
     run = finished(name, tmp_path)
     predictor = load_predictor(run, 1)
     made = load_export(export(predictor, tmp_path / "out", run))
-    stored_graph, task = predictor.own, predictor.cfg.task.name
+    stored_graph, task = predictor.client_graph, predictor.cfg.task.name
     expected = predicted(predictor, stored_graph)
     np.testing.assert_allclose(predicted(made, stored_graph), expected, rtol=1e-5, atol=1e-5)
     assert made.threshold == predictor.threshold

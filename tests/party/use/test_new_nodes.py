@@ -86,7 +86,7 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
     assert predictions["id"].tolist() == [f"new{i:05d}" for i in range(20)]
     # By hand: the two graphs side by side, and the payments between them in both directions.
     predictor = load_predictor(place / "run", 0)
-    stored_graph = predictor.own
+    stored_graph = predictor.client_graph
     alone, ids = tables(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec)
     names = [*(f"a{i:05d}" for i in range(120)), *ids]
     ends = [[names.index(word) for word in pair] for pair in (("new00000", "a00003"), ("a00007", "new00001"))]
@@ -110,7 +110,9 @@ def test_new_nodes_are_predicted_in_the_stored_graph(place, tmp_path, capsys):
 
 def test_new_nodes_that_pay_each_other_only_are_predicted_alone(place):
     predictor = load_predictor(place / "run", 0)
-    additions = new_nodes(place / "new.csv", place / "among.csv", Columns(), predictor.input_spec, predictor.own)
+    additions = new_nodes(
+        place / "new.csv", place / "among.csv", Columns(), predictor.input_spec, predictor.client_graph
+    )
     assert (additions.graph.num_nodes, additions.note) == (20, "")
 
 
@@ -126,11 +128,16 @@ def test_a_row_of_a_stored_node_replaces_its_features(place, tmp_path):
         match=r"f\.csv names 'a00007', which is not an id of .*new\.csv: here does not store node ids",
     ):
         new_nodes(
-            tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, bare(predictor.own), "here"
+            tmp_path / "new.csv",
+            tmp_path / "f.csv",
+            Columns(),
+            predictor.input_spec,
+            bare(predictor.client_graph),
+            "here",
         )
-    alone = new_nodes(tmp_path / "new.csv", tmp_path / "e.csv", Columns(), predictor.input_spec, predictor.own)
+    alone = new_nodes(tmp_path / "new.csv", tmp_path / "e.csv", Columns(), predictor.input_spec, predictor.client_graph)
     additions = new_nodes(
-        tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, predictor.own, "here"
+        tmp_path / "new.csv", tmp_path / "f.csv", Columns(), predictor.input_spec, predictor.client_graph, "here"
     )
     assert (additions.graph.num_nodes, additions.rows[5], additions.ids[3]) == (139, 3, "a00003")
     assert torch.equal(additions.graph.x[3], alone.graph.x[5])
@@ -187,7 +194,7 @@ def test_predict_obeys_the_stored_layout_and_a_partys_file(place, tmp_path, caps
     run = [f"graph={tmp_path / 'parts'}", "rounds=1", f"out={tmp_path / 'run'}", "--quiet", "--no-report"]
     assert go("run", *run) == 0
     predictor = load_predictor(tmp_path / "run", 0)
-    expected = predictor.predict(predictor.own).probabilities[:, 1]
+    expected = predictor.predict(predictor.client_graph).probabilities[:, 1]
     for options in ([], ["--client", 0]):
         assert go("predict", tmp_path / "run", *options, *overrides, "--out", tmp_path / "p.csv") == 0
         predictions = pd.read_csv(tmp_path / "p.csv")

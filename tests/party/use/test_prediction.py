@@ -36,7 +36,7 @@ from tests.party import banks
 
 def losses(predictor) -> list[float]:
     """The test loss of each client of the predictor's own graph."""
-    graph, logits = predictor.own, predictor.logits(predictor.own).double()
+    graph, logits = predictor.client_graph, predictor.logits(predictor.client_graph).double()
     part = graph.part if len(graph.part) else torch.zeros_like(graph.y)
     chosen = [graph.test_mask & (part == p) for p in range(int(part.max()) + 1)]
     return [float(torch.nn.functional.cross_entropy(logits[nodes], graph.y[nodes])) for nodes in chosen]
@@ -53,12 +53,12 @@ def test_every_method_predicts_its_own_nodes_as_they_were_scored(go, method):
             FedGraphError,
             match=rf"strategy={method} cannot predict new nodes without the other clients.*: {needed}: {again}",
         ):
-            predictor.predict(load_predictor(finished.out, 1).own)
+            predictor.predict(load_predictor(finished.out, 1).client_graph)
         with pytest.raises(
             FedGraphError,
             match=rf"strategy={method} cannot predict without the other clients: {needed}: pass --client I",
         ):
-            load_predictor(finished.out).predict(predictor.own)
+            load_predictor(finished.out).predict(predictor.client_graph)
     for at, column in (("best", "best_val"), ("last", "last")):
         client_losses = [loss for client in clients for loss in losses(load_predictor(finished.out, client, at))]
         assert np.mean(client_losses) == pytest.approx(finished.summary["metrics"][column]["test_loss"], rel=1e-12), at
@@ -99,14 +99,14 @@ def test_tables_become_what_the_client_file_holds(imported):
     predictor = load_predictor(imported / "run", 1)
     nodes = imported / "b_customers.csv"
     graph, ids = tables(nodes, imported / "b_payments.csv", Columns(), predictor.input_spec)
-    assert torch.equal(graph.x, predictor.own.x)
-    assert torch.equal(graph.edge_index, predictor.own.edge_index)
+    assert torch.equal(graph.x, predictor.client_graph.x)
+    assert torch.equal(graph.edge_index, predictor.client_graph.edge_index)
     table = read_table(nodes).drop(columns=["label"])
     table[table.columns[::-1]].to_csv(imported / "unlabelled.csv", index=False)
     bare, _ = tables(imported / "unlabelled.csv", imported / "b_payments.csv", Columns(), predictor.input_spec)
     assert torch.equal(bare.x, graph.x)
     assert (bare.y == -1).all()
-    predictions, expected = predictor.predict(bare, ids), predictor.predict(predictor.own)
+    predictions, expected = predictor.predict(bare, ids), predictor.predict(predictor.client_graph)
     assert torch.equal(predictions.logits, expected.logits)
     assert list(predictions.to_frame().columns) == ["id", "p_ok", "p_fraud", "class"]
     assert list(predictions.ids[:2]) == ["b00000", "b00001"]
@@ -152,7 +152,7 @@ def test_the_command_writes_names_and_obeys_the_threshold(imported, capsys):
 
 def test_the_threshold_is_the_one_that_f1_at_threshold_is_of(imported):
     predictor = load_predictor(imported / "run", 2)
-    graph, predictions = predictor.own, predictor.predict(predictor.own)
+    graph, predictions = predictor.client_graph, predictor.predict(predictor.client_graph)
     items = metrics.Scored(graph.y, {"val": graph.val_mask, "test": graph.test_mask})
     scored = items.score(predictions.logits, ("f1_at_threshold",))["test-f1_at_threshold"][0]
     guess, y = predictions.codes[graph.test_mask.numpy()] == 1, graph.y[graph.test_mask].numpy() == 1
@@ -191,7 +191,7 @@ def test_a_run_whose_client_files_have_moved_says_where_it_looked(imported, tmp_
 
 def test_another_number_of_features_is_named(imported):
     predictor = load_predictor(imported / "run", 0)
-    graph = predictor.own
+    graph = predictor.client_graph
     less = Graph(graph.x[:, 1:], graph.edge_index, graph.y, graph.train_mask, graph.val_mask, graph.test_mask, 2)
     width = graph.num_features
     with pytest.raises(
@@ -203,7 +203,7 @@ def test_another_number_of_features_is_named(imported):
 
 def raw(imported):
     """Bank b's nodes and edges as a user builds a PyG object from its tables: numbers in their units, no schema."""
-    graph = load_predictor(imported / "run", 1).own
+    graph = load_predictor(imported / "run", 1).client_graph
     schema = graph.schema["fitted"]["nodes"]["node"]
     x, names = graph.x.clone(), feature_names(Schema.from_dict(graph.schema["fitted"], "b").nodes["node"])
     for name in ("age", "balance"):
@@ -297,7 +297,7 @@ def changed(graph, **values):
 
 def test_private_parameters_need_a_client(go):
     finished = go("fedper")
-    shared, graph = load_predictor(finished.out), load_predictor(finished.out, 0).own
+    shared, graph = load_predictor(finished.out), load_predictor(finished.out, 0).client_graph
     with pytest.raises(FedGraphError, match=r"has no head\..*, which each client keeps private: pass --client 0..2"):
         shared.predict(graph)
     with pytest.raises(FedGraphError, match=r"each client keeps private: pass client=0 \(0..2\)"):
@@ -352,7 +352,7 @@ def test_a_party_predicts_with_what_its_node_has_kept(method, imported, tmp_path
     assert cli.main(["predict", *overrides, "--edges", str(imported / "c_payments.csv")]) == 0
     table = pd.read_csv(io.StringIO(capsys.readouterr().out))
     best = load_node(tmp_path / "state_2")
-    np.testing.assert_allclose(table["p_fraud"], best.predict(best.own).probabilities[:, 1], rtol=1e-12)
+    np.testing.assert_allclose(table["p_fraud"], best.predict(best.client_graph).probabilities[:, 1], rtol=1e-12)
 
 
 def test_a_run_that_stops_early_keeps_what_was_scored(imported, tmp_path):

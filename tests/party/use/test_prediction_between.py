@@ -43,7 +43,7 @@ def write_parts(folder):
 
 def accuracy_of(predictor) -> float:
     """Accuracy of the predictions of a party's own test nodes."""
-    graph = predictor.own
+    graph = predictor.client_graph
     return float(np.mean(predictor.predict(graph).codes[graph.test_mask] == graph.y[graph.test_mask].numpy()))
 
 
@@ -67,31 +67,31 @@ def test_a_run_without_scores_stores_the_last_results(method, go):
     """No client was scored, so the last parameters and what belongs to them arrive at the end."""
     silent, scored = go(method, "privacy.scores=none"), go(method)
     for client in range(3):
-        graph = load_predictor(silent.out, client).own
+        graph = load_predictor(silent.out, client).client_graph
         logits = load_predictor(silent.out, client, "last").predict(graph).logits
         expected = load_predictor(scored.out, client, "last")
-        assert torch.equal(logits, expected.predict(expected.own).logits)
+        assert torch.equal(logits, expected.predict(expected.client_graph).logits)
 
 
 def test_only_the_graph_of_the_run_is_predicted(go, monkeypatch, capsys):
     finished = go("fedgcn")
     predictor = load_predictor(finished.out, 1)
-    predictor.own.x[3] += 1
+    predictor.client_graph.x[3] += 1
     with pytest.raises(FedGraphError, match="has another graph file than in its run"):
-        predictor.predict(predictor.own)
+        predictor.predict(predictor.client_graph)
     predictor.memory = {}
     with pytest.raises(FedGraphError, match="its run stored no results of them"):
-        predictor.predict(predictor.own)
+        predictor.predict(predictor.client_graph)
     with pytest.raises(FedGraphError, match="cannot be exported: a client of strategy=fedgcn"):
         load_predictor(finished.out, 1).plain()
     capsys.readouterr()
     assert cli.main(["predict", str(finished.out), "--client", "1"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + predictor.own.num_nodes
+    assert len(capsys.readouterr().out.splitlines()) == 1 + predictor.client_graph.num_nodes
 
 
 def test_fedgcn_without_hops_needs_no_one(go):
     predictor = load_predictor(go("fedgcn", "strategy.hops=0").out, 0)
-    other = load_predictor(go("fedgcn", "strategy.hops=0").out, 1).own
+    other = load_predictor(go("fedgcn", "strategy.hops=0").out, 1).client_graph
     assert len(predictor.predict(other).ids) == other.num_nodes
 
 
@@ -115,8 +115,8 @@ def test_new_nodes_are_predicted_after_another_setup(form, go, tmp_path):
     assert summary["rounds"] == 1
     assert "train" not in summary["bytes_by_phase"]
     predictors = [load_predictor(Path(later.out), client) for client in range(3)]
-    assert sum(party.own.num_nodes for party in predictors) > sum(
-        load_predictor(trained.out, k).own.num_nodes for k in range(3)
+    assert sum(party.client_graph.num_nodes for party in predictors) > sum(
+        load_predictor(trained.out, k).client_graph.num_nodes for k in range(3)
     )
     accuracy = [accuracy_of(party) for party in predictors]
     assert np.mean(accuracy) == summary["metrics"]["last"]["test_accuracy"]
@@ -124,7 +124,7 @@ def test_new_nodes_are_predicted_after_another_setup(form, go, tmp_path):
     run_inline(same)
     for client in range(3):
         before, after = load_predictor(trained.out, client), load_predictor(Path(same.out), client)
-        assert torch.equal(before.predict(before.own).logits, after.predict(after.own).logits)
+        assert torch.equal(before.predict(before.client_graph).logits, after.predict(after.client_graph).logits)
 
 
 def test_a_run_is_evaluated_only_where_its_shared_parameters_suffice(go, tmp_path):

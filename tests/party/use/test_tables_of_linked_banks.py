@@ -46,9 +46,9 @@ def test_ends_at_other_banks_are_listed_by_their_ids_in_both_formats(desk, tmp_p
 
 def test_an_id_that_two_accounts_have_is_followed_by_its_bank(desk):
     predictor = load_predictor(desk / "run", 0)
-    names = unpack_words(predictor.own.ids).astype(object)
+    names = unpack_words(predictor.client_graph.ids).astype(object)
     names[0] = "b3"
-    ends = predictor.predict(predictor.own, names).to_frame()
+    ends = predictor.predict(predictor.client_graph, names).to_frame()
     assert {"b3", "b3 (b)"} <= set(ends["target"])
 
 
@@ -103,5 +103,5 @@ def test_accounts_of_another_bank_are_refused_or_reported(desk, tmp_path, capsys
 def test_parquet_of_whole_numbers_stays_whole(desk, tmp_path):
     """Without ids in tables, all ends are numbers."""
     predictor = load_predictor(desk / "run", 0)
-    predictions = predictor.predict(predictor.own, np.arange(EACH))
+    predictions = predictor.predict(predictor.client_graph, np.arange(EACH))
     assert all(type(end) is not float for end in predictions.to_frame()["source"])

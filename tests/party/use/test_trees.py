@@ -41,7 +41,7 @@ def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
     out = tmp_path / "trees"
     assert cli.main(["export", str(finished_run.out), "--out", str(out)]) == 0
     predictor = load_predictor(finished_run.out, 0)
-    x = predictor.own.x.double().numpy().copy()
+    x = predictor.client_graph.x.double().numpy().copy()
     x[::3, 1] = np.nan
     about = json.loads((out / "export.json").read_text())
     expected = raw_scores(predictor.forest, x, about["outputs"])
@@ -51,14 +51,14 @@ def test_lightgbm_and_numpy_give_our_scores(kind, run, tmp_path):
     model = model_of(out)
     assert "fedgraph" not in (out / "model.py").read_text()
     np.testing.assert_allclose(model.raw_scores(model.load(out), x), expected, rtol=0, atol=1e-12)
-    inputs = predictor.own.x.numpy()
-    mine, theirs = model.predict(model.load(out), inputs), predictor.predict(predictor.own)
+    inputs = predictor.client_graph.x.numpy()
+    mine, theirs = model.predict(model.load(out), inputs), predictor.predict(predictor.client_graph)
     values = theirs.values if predictor.task.capabilities.targets else theirs.probabilities
     np.testing.assert_allclose(mine, values, rtol=1e-9, atol=1e-9)
     assert len(about["columns"]) == x.shape[1]
     assert "| column | share of the gain |" in (out / "MODEL_CARD.md").read_text()
     assert cli.main(["export", str(finished_run.out), "--out", str(out)]) == 0, "again over an earlier export"
-    again = load_export(out).predict(predictor.own)
+    again = load_export(out).predict(predictor.client_graph)
     np.testing.assert_allclose(
         getattr(again, "values", None) if predictor.task.capabilities.targets else again.probabilities, values
     )
@@ -80,7 +80,7 @@ def payments(tmp_path_factory):
 def test_columns_of_payments_have_the_names_of_the_recipe(payments):
     predictor = load_predictor(payments.path, 0)
     names = predictor.column_names
-    task = predictor.outputs(predictor.own)[1]
+    task = predictor.outputs(predictor.client_graph)[1]
     assert len(names) == task.columns().shape[1]
     shares = importance(predictor)
     assert sum(shares.values()) == pytest.approx(1)
@@ -99,11 +99,11 @@ def test_accounts_read_the_largest_columns_of_their_payments(tmp_path):
     predictor = load_predictor(ran.path, 0)
     shares = importance(predictor)
     assert any(name.startswith("largest of edges") for name in shares)
-    nodes, edges = predictor.feature_names(predictor.own)
+    nodes, edges = predictor.feature_names(predictor.client_graph)
     assert len(predictor.column_names) == len(nodes) + 2 * len(edges)
     assert cli.main(["export", str(ran.path), "--out", str(tmp_path / "trees")]) == 0
-    probabilities = load_export(tmp_path / "trees").predict(predictor.own).probabilities
-    np.testing.assert_allclose(probabilities, predictor.predict(predictor.own).probabilities, rtol=1e-12)
+    probabilities = load_export(tmp_path / "trees").predict(predictor.client_graph).probabilities
+    np.testing.assert_allclose(probabilities, predictor.predict(predictor.client_graph).probabilities, rtol=1e-12)
     assert not unread_edge_features(ran.config)
     more = {**keys, **sizes, "strategy": "boosting", "strategy.neighbours": True, "progress": False}
     for key in ("init", "evaluate"):  # the means would stand at the places of the largest columns
@@ -114,9 +114,9 @@ def test_accounts_read_the_largest_columns_of_their_payments(tmp_path):
 def test_columns_of_nodes_that_look_ahead_are_not_read(payments):
     """They count all payments of the training time, also those after a training payment."""
     predictor = load_predictor(payments.path, 0)
-    count = predictor.own.own_columns["nodes"]
-    task = predictor.outputs(predictor.own)[1]
-    columns, features = task.columns(), predictor.own.num_features
+    count = predictor.client_graph.own_columns["nodes"]
+    task = predictor.outputs(predictor.client_graph)[1]
+    columns, features = task.columns(), predictor.client_graph.num_features
     assert count > 0
     for end in (columns[:, -features:], columns[:, -2 * features : -features]):
         known = end[~end.isnan().any(1)]
@@ -132,7 +132,7 @@ def test_the_report_has_the_gain_of_columns(payments):
 def test_some_items_are_scored_without_the_others(payments, tmp_path, monkeypatch):
     """Their logits and the threshold are those of all, and trees meet no other rows, also after an export."""
     predictor = load_predictor(payments.path, 0)
-    every, task = predictor.outputs(predictor.own)
+    every, task = predictor.outputs(predictor.client_graph)
     threshold = metrics.threshold(every, task.y, task.masks["val"])
     assert cli.main(["export", str(payments.path), "--client", "0", "--out", str(tmp_path / "trees")]) == 0
     met, whole = [], forest.leaves
@@ -146,7 +146,7 @@ def test_some_items_are_scored_without_the_others(payments, tmp_path, monkeypatc
     assert sum(met) == int(task.masks["val"].sum())
     for model in (predictor, load_export(tmp_path / "trees")):
         met.clear()
-        some, of = model.outputs(predictor.own, lambda task: torch.tensor([5, 3, 3]))
+        some, of = model.outputs(predictor.client_graph, lambda task: torch.tensor([5, 3, 3]))
         assert torch.equal(some, every[[5, 3, 3]])
         assert torch.equal(of.y, task.y)
         assert sum(met) == 3
