@@ -201,7 +201,7 @@ def values(column: Any, spec: dict[str, Any], name: str) -> np.ndarray:
         if (wrong := wrong_rows(column, read)).size:
             raise ValueError(f"column '{name}' has '{column.iloc[wrong[0]]}', expected a {spec['kind']}")
         return read
-    other = sorted(set(map(str, read)) - {"", *spec["categories"]})
+    other = sorted(set(map(str, read)) - {"", *spec.get("categories", ())})
     if other:
         rows = int(np.isin(read, other).sum())
         warnings.warn(f"{rows} rows have values of '{name}' that training did not have: {other[:5]}", stacklevel=2)
@@ -314,7 +314,7 @@ def encode(read: np.ndarray, spec: dict[str, Any]) -> np.ndarray:
     known, gaps = spec["statistics"], absent(read)
     filled = np.where(gaps, known["fill"], read)
     if spec["kind"] == "category":
-        one = filled[:, None] == np.array(spec["categories"], dtype=str)[None, :]
+        one = filled[:, None] == np.array(spec.get("categories", ()), dtype=str)[None, :]
         blocks = [one.astype(np.float64), ~one.any(axis=1)[:, None]]
     elif spec["kind"] == "flag":
         blocks = [filled[:, None]]

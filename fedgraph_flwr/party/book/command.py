@@ -57,12 +57,14 @@ def main(args: argparse.Namespace) -> int:
     if args.action != "show" and not args.words:
         raise FedGraphError(f"book {args.action} needs {_ACTIONS[args.action]}: see fedgraph-flwr book --help")
     from fedgraph_flwr.party.book import actions
+    from fedgraph_flwr.party.book.folder import is_book
     from fedgraph_flwr.store.folder import owned
 
-    fresh = not args.book.exists()
+    missing = args.action == "new" and not args.book.exists()
     with contextlib.ExitStack() as stack:
         if args.action == "new" or (args.action != "show" and args.book.is_dir()):
             stack.enter_context(owned(args.book, LOCK, ", or run this command later"))
+        fresh = missing and not is_book(args.book)  # another process may have made it before this one locked it
         try:
             for line in getattr(actions, args.action)(args):
                 print(sanitize(line, 4000))

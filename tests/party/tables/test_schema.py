@@ -15,6 +15,9 @@ from fedgraph_flwr.data.preprocess import moved
 from fedgraph_flwr.data.schema import Column, Schema, check_fingerprints, fingerprint, fitted_schema
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.partition import store
+from fedgraph_flwr.party.tables.columns import Treatment
+from fedgraph_flwr.party.tables.importing import from_tables
+from fedgraph_flwr.party.tables.roles import Columns
 from fedgraph_flwr.party.tables.statistics import ERROR, _value, merge, party_sums, quantiles, read_sums, sketch
 from fedgraph_flwr.party.use.prediction_input import InputSpec, from_pyg
 from tests.party import banks
@@ -155,6 +158,17 @@ def test_federated_statistics_are_those_of_all_rows_together(tables, tmp_path, c
     assert "node    2  income: number; scale: log" in capsys.readouterr().out
     assert client(tables, "a", "--classes", "ok,fraud", "--scaling", "federated") == 2
     assert "needs --schema FILE" in capsys.readouterr().err
+
+
+def test_a_category_without_values_is_all_other(tmp_path):
+    """`schema merge` writes one if no value has 5 rows at all parties together."""
+    column = Column("category", missing=True, statistics={"fill": ""})
+    schema = Schema(("a", "b"), {"node": {"town": column}}, scaling="federated")
+    (tmp_path / "nodes.csv").write_text("id,label,town\n1,a,Ulm\n2,b,\n")
+    (tmp_path / "edges.csv").write_text("source,target\n1,2\n")
+    treatment = Treatment(schema=schema, where="schema.yaml")
+    graph = from_tables(tmp_path / "nodes.csv", tmp_path / "edges.csv", Columns(label="label"), treatment=treatment)
+    assert graph.x.tolist() == [[1, 0], [1, 1]]
 
 
 def test_what_a_party_tells_holds_no_row_of_its_own(tables, tmp_path):

@@ -1,6 +1,8 @@
 """A book of one bank that is linked with nobody: the score of a day does not depend on how the book was filled."""
 
+import contextlib
 import re
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -300,7 +302,7 @@ def test_a_text_that_is_no_day_is_named_with_its_option():
         day_of("march", "--from")
 
 
-def test_one_command_at_a_time_changes_a_book(tmp_path, capsys):
+def test_one_command_at_a_time_changes_a_book(tmp_path, capsys, monkeypatch):
     """Two `add` at once both ended with 0, and the list had the file of one."""
     (tmp_path / "pay.csv").write_text("source,target,amount,time\na,b,1.5,2026-03-01\nb,a,2,2026-03-02\n")
     (tmp_path / "day.csv").write_text("source,target,amount,time\nb,a,3,2026-03-03\n")
@@ -319,3 +321,14 @@ def test_one_command_at_a_time_changes_a_book(tmp_path, capsys):
     for words in (["add", day], ["new", *files], ["new", "--party-file", str(party), *files, str(tmp_path / "no.csv")]):
         assert main(["book", words[0], str(tmp_path / "none"), *words[1:]]) == 2
         assert not (tmp_path / "none").exists()
+
+    @contextlib.contextmanager
+    def owned_after_another(folder, *words):
+        shutil.copytree(book, folder)
+        with owned(folder, *words):
+            yield
+
+    monkeypatch.setattr("fedgraph_flwr.store.folder.owned", owned_after_another)
+    assert main(["book", "new", str(tmp_path / "late"), "--party-file", str(party), *files]) == 2
+    assert "is a book already" in capsys.readouterr().err
+    assert BookFolder.load(tmp_path / "late").files  # that of the other process
