@@ -59,6 +59,10 @@ def read(
     table, links = (table_of(path, known.get("separator", ""), known.get("encoding", "")) for path in (nodes, edges))
     ids = as_words(table[id_column or known.get("id", "id")])
     place = pd.Index(ids)
+    if (wrong := place.duplicated() | (ids == "")).any():
+        raise ValueError(
+            f"{nodes}, row {wrong.argmax() + 1}: id '{ids[wrong][0]}' is empty or repeated: each node needs its own"
+        )
     named = (source_column or known.get("source", "source"), target_column or known.get("target", "target"))
     ends = np.stack([place.get_indexer(as_words(links[column])) for column in named])
     if (ends < 0).any():
@@ -109,6 +113,9 @@ def table_of(path: Any, separator: str = "", encoding: str = "") -> Any:
     sign = separator or (declared.group(1) if declared else separator_of(lambda: io.StringIO(text, newline="")))
     if wrong := misfit(io.StringIO(text, newline=""), sign):
         raise ValueError(f"{path}, line {wrong[0]}: {wrong[1]} fields, but the header has {wrong[2]}")
+    names = [str(name).strip() for name in read_csv(io.StringIO(text), sign, header=None, nrows=1).iloc[0].dropna()]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{path} has two columns '{twice[0]}': rename or remove one")
     table = read_csv(io.StringIO(text), sign)
     table.columns = [str(name).strip() for name in table.columns]
     return table

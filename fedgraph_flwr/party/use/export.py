@@ -110,7 +110,7 @@ def export(predictor: Predictor | Blended, folder: Path, run: Path | None = None
         preprocessing = {"undirected": spec.undirected, "classes": list(spec.classes), "tables": spec.tables.to_dict()}
         for key, of in (("columns", columns), ("edge_columns", spec.columns(EDGE))):
             preprocessing[key] = {name: column.to_dict() for name, column in of.items()}
-        preprocessing["parallel"] = predictor.predicts_edges
+        preprocessing["parallel"] = predictor.predicts_edges or spec.separate
         preprocessing["step"] = seconds
         files["preprocessing.json"] = json.dumps(preprocessing, indent=1)
         files["preprocess.py"] = Path(preprocess.__file__).read_text()

@@ -100,6 +100,11 @@ class InputSpec:
         """Names of columns and format of the tables; all default without a schema."""
         return self.schema.tables if self.schema else TableLayout()
 
+    @property
+    def separate(self) -> bool:
+        """Whether rows that repeat an edge stay separate, as in training: they are items, or carried times or labels there."""
+        return self.parallel or bool(self.tables.time or self.tables.edge_label)
+
     def columns(self, kind: str) -> dict[str, Column]:
         """Return the columns of a node type that become features; empty if features have no names."""
         columns = dict(self.schema.nodes.get(kind, {})) if self.schema else {}
@@ -212,7 +217,7 @@ def tables(
         classes=spec.schema.classes if spec.schema else spec.classes,
         undirected=spec.undirected,
         treatment=treatment or spec.treatment(),
-        parallel=spec.parallel,
+        parallel=spec.separate,
     )
     return with_node_columns(graph), unpack_words(graph.ids)
 

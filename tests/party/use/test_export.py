@@ -12,9 +12,10 @@ import torch
 
 from fedgraph_flwr import cli
 from fedgraph_flwr.config import group_names
+from fedgraph_flwr.data import preprocess
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.models.gcn import GCN
-from fedgraph_flwr.party.use.export import export, load_export
+from fedgraph_flwr.party.use.export import export, load_export, module_of
 from fedgraph_flwr.party.use.predict import load_predictor
 from tests.party import banks
 
@@ -191,6 +192,45 @@ def test_preprocessing_without_our_package_makes_our_features(bank):
     module.load_state_dict(net.plain.weights)
     chances = module.eval()(*graph).softmax(1)[:, 1].detach()
     np.testing.assert_allclose(chances, run["p_fraud"], rtol=0, atol=1e-6)
+
+
+def test_repeated_edges_count_in_an_export_as_in_training_and_unclear_tables_are_refused(bank, tmp_path, monkeypatch):
+    rows = pd.read_csv(bank / "a_payments.csv")
+    pd.concat([rows, rows[:50]]).to_csv(tmp_path / "twice.csv", index=False)
+    rows.drop(columns="time").to_csv(tmp_path / "untimed.csv", index=False)
+    nodes, text = str(bank / "a_customers.csv"), (bank / "a_customers.csv").read_text()
+    args = ["--nodes", nodes, "--edges", str(tmp_path / "twice.csv"), "--classes", "ok,fraud", "columns.split=part"]
+    args += [
+        "columns.time=time",
+        "--client",
+        "0",
+        "--num-clients",
+        "1",
+        "--out",
+        str(tmp_path / "in/client_0000.safetensors"),
+    ]
+    assert cli.main(["import", *args]) == 0
+    run = str(tmp_path / "run")
+    assert cli.main(["run", f"graph={tmp_path / 'in'}", "rounds=1", f"out={run}", "--quiet", "--no-report"]) == 0
+    assert cli.main(["export", run, "--client", "0", "--out", str(tmp_path / "out")]) == 0
+    monkeypatch.setattr(preprocess, "FOLDER", tmp_path / "out")
+    net = module_of(load_export(tmp_path / "out").plain, "float32")
+    for edges, number in (("twice", len(rows) + 50), ("untimed", len(rows))):  # all rows, as the model was trained
+        x, edge_index, _ = preprocess.read(nodes, tmp_path / f"{edges}.csv")
+        assert edge_index.shape[1] == number
+        chances = net(torch.as_tensor(x), torch.as_tensor(edge_index)).softmax(1)[:, 1].detach()
+        given = ["--nodes", nodes, "--edges", str(tmp_path / f"{edges}.csv"), "--out", str(tmp_path / "p.csv")]
+        assert cli.main(["predict", run, "--client", "0", *given]) == 0
+        np.testing.assert_allclose(chances, pd.read_csv(tmp_path / "p.csv")["p_fraud"], rtol=0, atol=1e-6)
+    odd, first = tmp_path / "odd.csv", text.splitlines()[1].split(",")[0]
+    for old, new, error in (
+        ("balance", "income", "two columns 'income': rename"),
+        (f"{first},", ",", "row 1: id '' is empty or repeated"),
+        (text.splitlines()[2].split(",")[0] + ",", f"{first},", f"row 2: id '{first}' is empty or repeated"),
+    ):
+        odd.write_text(text.replace(old, new, 1))
+        with pytest.raises(ValueError, match=error):
+            preprocess.read(odd, tmp_path / "twice.csv")
 
 
 def test_the_card_tells_what_the_run_knows(bank):
