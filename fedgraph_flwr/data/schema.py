@@ -249,8 +249,9 @@ class Schema:
         for name, (mean, std) in self.targets.items():
             if not isfinite(mean) or not isfinite(std) or std <= 0:
                 raise FedGraphError(f"target '{name}' needs a finite mean and spread > 0, got {mean} and {std}")
-        if len(set(self.classes)) < len(self.classes):
-            raise FedGraphError(f"classes must differ from each other, got {', '.join(self.classes)}")
+        for key, classes in (("classes", self.classes), ("edge_classes", self.edge_classes)):
+            if len(set(classes)) < len(classes):
+                raise FedGraphError(f"{key} must differ from each other, got {', '.join(classes)}")
         for role, kinds in self.roles.items():
             for kind, names in kinds.items():
                 check_names(names, self.nodes.get(kind, {}), f"column of role '{role}'", f"the schema's '{kind}'")

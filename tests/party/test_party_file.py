@@ -123,6 +123,12 @@ def test_words_that_import_took_for_nothing_are_read_or_refused(banks):
         take_words(app._parse(["import", "share=age:exact"]))
 
 
+def test_classes_of_edges_need_a_column_with_a_name(tmp_path, capsys):
+    (party := tmp_path / "party.yaml").write_text(f'{MINIMAL}columns: {{edge_label: ""}}\nedge_classes: [ok, bad]\n')
+    assert main(["import", str(party)]) == 2
+    assert "edge_classes has no effect without labels of edges" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("option", "word"), [("--client 0", "client=2"), ("--edges x.csv", "edges=y.csv"), ("--classes a,b", "classes=b,a")]
 )

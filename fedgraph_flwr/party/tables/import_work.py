@@ -143,7 +143,7 @@ def _check(args: argparse.Namespace) -> None:
         FedGraphError: an option is missing, or has no effect.
     """
     args.split = args.split or "ratio"
-    if args.keys.edge_classes and "edge_label" not in args.keys.columns and not args.schema:
+    if args.keys.edge_classes and not args.keys.columns.get("edge_label") and not args.schema:
         raise FedGraphError("edge_classes has no effect without labels of edges: pass columns.edge_label=NAME")
     if args.until and args.split != "temporal":
         raise FedGraphError(f"--until {args.until} has no effect with --split {args.split}: pass --split temporal")

@@ -313,6 +313,7 @@ def test_yaml_of_people_is_read_and_wrong_one_is_a_sentence(tmp_path):
         ("nodes: {}\nscalling: none", "did you mean 'scaling'"),
         ("nodes: {}\nscaling: wide", "scaling 'wide' is unknown"),
         ("nodes: {}\nclasses: [a, a]", "classes must differ"),
+        ("nodes: {}\nedge_classes: [a, b, a]", "edge_classes must differ from each other, got a, b, a"),
         ("nodes: [", "cannot be read as a schema"),
     ):
         path.write_text(text)

@@ -338,6 +338,9 @@ def test_the_exported_preprocessing_reads_the_same_values():
     node_features = features("node", table, list(table), "t.csv", Treatment(floor=1))
     columns = {name: column.to_dict() for name, column in node_features.fitted.items()}
     np.testing.assert_allclose(preprocess.features(table, columns), node_features.x, rtol=1e-6, atol=1e-6)
+    words = preprocess.as_words(pd.Series(["x" * 300, "x" * 299 + "y", "y" * 256]))
+    assert len({*words.tolist()}) == 3
+    assert max(map(len, words)) == preprocess.MAX_TEXT, "of one long text, all rows would take the memory"
     with pytest.raises(ValueError, match=r"column 'a' has '2317.5', expected a number"):
         preprocess.features(table.assign(a="2317.5"), columns)
     with pytest.warns(UserWarning, match=r"2 rows have values of 'e' that training did not have: \['z'\]"):
