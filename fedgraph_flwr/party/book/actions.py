@@ -45,10 +45,15 @@ def _with_files(book: BookFolder, args: argparse.Namespace) -> Iterator[str]:
         rows = read_rows(more)
         if not args.known:
             _check_order(more, rows, len(book.of(EDGES)))
-    except FedGraphError:
+    except FedGraphError as error:
         for export in new:  # so that the folder holds what the list has
             if not any(Path(word).resolve() == (book.folder / export.file).resolve() for word in args.words):
                 (book.folder / export.file).unlink(missing_ok=True)
+        if old is not None and str(error).startswith(f"{book.folder}: row"):
+            raise FedGraphError(
+                f"{', '.join(map(str, args.words))} cannot be added to {book.folder}, whose files are read as one table: {error}."
+                f" The other files can be read: write values as they do, or set formats in {book.folder / PARTY}"
+            ) from error
         raise
     if old is not None and not args.known and (tables := [e for e in new if e.table == NODES]):
         dated = {export.file: replace(export, known=day_text(rows.last)) for export in tables}

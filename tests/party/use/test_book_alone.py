@@ -259,6 +259,18 @@ def test_a_book_says_which_columns_a_file_lacks(tmp_path, capsys):
     ]
 
 
+def test_a_file_in_another_format_than_the_book_is_named(tmp_path, capsys):
+    """The error named a row of the book and an option that `book` has not."""
+    book, late = own_book(tmp_path / "tables", "book", "first", "d11"), tmp_path / "late.csv"
+    rows_of(("q9", "a1", "a0", 14, 50.0)).assign(at="1773446400").to_csv(late, index=False)
+    assert main(["book", "add", str(book), str(late)]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"error: {late} cannot be added to {book}, whose files are read as one table: {book}: row " in error
+    assert "has '1773446400' in column 'at'" in error
+    assert f"write values as they do, or set formats in {book / 'party.yaml'}" in error
+    assert not (book / "late.csv").exists()
+
+
 def test_a_book_takes_no_typed_tables(tmp_path, capsys, monkeypatch):
     book = own_book(tmp_path / "tables", "book", "first")
     monkeypatch.chdir(tmp_path / "tables")
