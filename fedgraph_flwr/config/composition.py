@@ -46,7 +46,7 @@ from fedgraph_flwr.config.schema import (
     key_field,
     kind_of,
 )
-from fedgraph_flwr.data.plugins import conf_dir, packages
+from fedgraph_flwr.data.plugins import BASELINES, conf_dir, packages
 from fedgraph_flwr.data.root import imported_names, imported_path
 from fedgraph_flwr.errors import FedGraphError, first_line, from_python, sanitize, unknown
 
@@ -115,22 +115,41 @@ def compose(
     given = _named(_in_lower_case(choices(parse_overrides(overrides) | values, {})))
     if base and str(base).startswith("{"):
         chosen = not foreign and _chooses(given)  # sent by a server, whose files are not on this machine
-        return _build(_upon(_from_json(str(base), foreign), "config", given, foreign), chosen=chosen)
+        return _build(_upon(present(_from_json(str(base), foreign)), "config", given, foreign), chosen=chosen)
     file = config_file.read(Path(base)) if base else ConfigFile()
     places = {key: place for key, place in file.places.items() if key not in given}
     requested = given
     given = _named(laid_over(file.overrides, given))
     requested = dict(requested if file.of_fleet else given)
     if file.base:
-        resolved = load(file.base)
+        resolved = present(load(file.base))
         for key in config_file.OWN:
             resolved.pop(key, None)
         chosen = _chooses(given)
         return _fitting(_build(_upon(resolved, str(file.base), given), places, chosen), requested)
     given = laid_over(parse_overrides(defaults), given)
-    layers = [*_layers(given), ("override", _resolved(_nest(given), foreign))]
+    layers = [*_layers(given), ("override", _resolved(nested_keys(given), foreign))]
     cfg = _build(layers, places, not foreign)
     return cfg if foreign else _fitting(cfg, requested)
+
+
+def present(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of an earlier version with classes where they are now, and without keys that became constants.
+
+    A key with another value than the constant stays, and is refused as unknown.
+    """
+    strategy = stored.get("strategy", {})
+    if strategy.get("name") not in group_names("strategy"):
+        return stored
+    body = vars(StrategyConfig()) | group_file("strategy", strategy["name"])
+    moved = {
+        half: body[half]
+        for half in ("server", "client")
+        if strategy.get(half) == body[half].replace(BASELINES, "fedgraph_flwr", 1)
+    }
+    constants = body.get("declares", {}).get("constants", {})
+    params = {key: v for key, v in strategy.get("params", {}).items() if (key, v) not in constants.items()}
+    return {**stored, "strategy": {**strategy, **moved, "params": params}}
 
 
 def _fitting(cfg: RunConfig, given: Mapping[str, Any]) -> RunConfig:
@@ -180,7 +199,7 @@ def _upon(resolved: dict[str, Any], source: str, given: dict[str, Any], foreign:
             layers.append(_chosen(group, selected[group], given))
     if "protocol" in selected:
         raise FedGraphError("protocol= cannot be combined with config=: a resolved config already holds its protocol")
-    return [*layers, ("override", _resolved(_nest(given), foreign))]
+    return [*layers, ("override", _resolved(nested_keys(given), foreign))]
 
 
 def configuration(
@@ -332,7 +351,8 @@ def plain(value: Any, key: str) -> Any:
     raise FedGraphError(f"{key} must be a number, a string, a boolean, or a list of them, got a {kind}")
 
 
-def _nest(dotted: dict[str, Any]) -> dict[str, Any]:
+def nested_keys(dotted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested keys; `config_file.dotted_keys` is the way back."""
     nested: dict[str, Any] = {}
     for key, value in dotted.items():
         *parents, last = key.split(".")

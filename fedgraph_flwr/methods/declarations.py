@@ -9,9 +9,11 @@ declares:
   features: [up/features]                     # groups of arrays that contain node features
   edges: false                                # with task=nodes, it reads no edge
   small: [strategy.per_round=1]               # overrides under which it trains for some rounds on a few dozen nodes
+  constants: {temperature: 0.5}               # keys of earlier versions, and the only value that stored configurations may have
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from fedgraph_flwr.config.composition import group_file, group_names
 from fedgraph_flwr.config.schema import RunConfig, at_least, choice, typed
@@ -60,6 +62,7 @@ class Declaration:
     features: list[str] = field(default_factory=list)
     small: list[str] = field(default_factory=list)
     edges: bool = True
+    constants: dict[str, Any] = field(default_factory=dict)
 
 
 def declaration(name: str) -> Declaration:

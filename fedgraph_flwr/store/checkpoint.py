@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from fedgraph_flwr.config import RunConfig, to_json
+from fedgraph_flwr.config.composition import nested_keys, present
 from fedgraph_flwr.config.config_file import dotted_keys
 from fedgraph_flwr.config.schema import DATA
 from fedgraph_flwr.data.graph import read_tensors
@@ -163,7 +164,7 @@ def check_resumable(cfg: RunConfig, checkpoint: Checkpoint, data: list[str] | No
         FedGraphError: it does not; the message has the keys and both values.
     """
     now = fingerprint(cfg, data)
-    before = checkpoint.fingerprint
+    before = dotted_keys(present(nested_keys(checkpoint.fingerprint)))
     usual = flat_keys(RunConfig())  # for keys that did not exist then
     keys = (now.keys() | before.keys()) - FREE - {"data"}
     if cfg.on_fleet:
