@@ -87,7 +87,16 @@ def steps(edges: Any, time_column: str = "", date_format: str = "") -> np.ndarra
     links = table_of(edges, known.get("separator", ""), known.get("encoding", ""))
     column = links[time_column or known["time"]]
     seconds, form = floats(column), date_format or known.get("time_format", "")
-    if form or np.isnan(seconds).any():
+    numeric = column.dtype.kind != "M" and not np.isnan(seconds).any()
+    if numeric and not form:
+        dates, nearly = whole_dates(np.unique(seconds))
+        if len(dates) > 1 or (nearly and not dates):
+            likely = " or ".join(dates or nearly)
+            raise ValueError(
+                f"{edges}: times such as {column.iloc[0]} may be dates as {likely}: pass date_format, or date_format='seconds'"
+            )
+        form = "".join(dates)
+    if form or not numeric:
         seconds = since_1970(read_dates(column, form), 1)
         if np.isnan(seconds).any():
             row = int(np.isnan(seconds).argmax())
@@ -277,6 +286,30 @@ def from_numbers(column: Any, form: str) -> Any:
         texts = pd.Series(np.where(known, distinct, 0).astype(np.int64).astype(str)).str.zfill(WHOLE[form])
         read = pd.to_datetime(texts.where(known), format=form, errors="coerce")
     return read.dt.tz_localize("UTC").iloc[inverse].set_axis(column.index)
+
+
+def whole_dates(numbers: np.ndarray, times: bool = True) -> tuple[list[str], list[str]]:
+    """Return the formats by which all numbers [N] are dates of 1900 to 2099, and those by which most are.
+
+    Args:
+        numbers: distinct and finite.
+        times: whether they are times. Of other columns, years and days of a spreadsheet are numbers, which keep their order.
+    """
+    import pandas as pd
+
+    def share(form: str, tried: np.ndarray) -> float:
+        years = read_dates(pd.Series(tried), form).dt.year
+        return float(years.between(1900, 2099).mean())
+
+    sample, last = numbers[:: max(1, len(numbers) // 100)], float(numbers[-1]) if len(numbers) else 0.0
+    least = {form: 10 ** (digits - 1 if form.startswith("%Y") else digits - 2) for form, digits in WHOLE.items()}
+    likely = [form for form, digits in WHOLE.items() if least[form] <= last < 10**digits and (times or form != "%Y")]
+    shares = {form: share(form, numbers) for form in likely if share(form, sample) > 0.5}
+    whole = [form for form, part in shares.items() if part == 1]
+    # days of the years 1990 to 2069, within 20 years; the same seconds would be two hours of 1970-01-01
+    if times and len(numbers) and numbers.min() >= 32_874 and last < 62_093 and last - numbers.min() < 7_305:
+        whole.append("spreadsheet")
+    return whole, [form for form, part in shares.items() if 0.5 < part < 1]
 
 
 def since_1970(moments: Any, seconds: int) -> np.ndarray:

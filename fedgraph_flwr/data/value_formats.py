@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedgraph_flwr.data import preprocess
-from fedgraph_flwr.data.preprocess import COUNTS, SAME, WHOLE, floats
+from fedgraph_flwr.data.preprocess import COUNTS, SAME, floats, whole_dates
 from fedgraph_flwr.errors import FedGraphError, unknown
 
 NAMED = {"none": "", "space": " ", "apostrophe": "'"}
@@ -157,29 +157,6 @@ def distinct_numbers(values: Any) -> NDArray[np.float64]:
     import pandas as pd
 
     return np.unique(floats(pd.Series(values).dropna().drop_duplicates()))
-
-
-def whole_dates(numbers: NDArray[np.float64], times: bool = True) -> tuple[list[str], list[str]]:
-    """Return the formats by which all numbers [N] are dates of 1900 to 2099, and those by which most are.
-
-    Args:
-        numbers: distinct and finite.
-        times: whether they are times. Of other columns, years and days of a spreadsheet are numbers, which keep their order.
-    """
-
-    def share(form: str, tried: NDArray[np.float64]) -> float:
-        years = read_dates(tried, form).dt.year
-        return float(years.between(1900, 2099).mean())
-
-    sample, last = numbers[:: max(1, len(numbers) // _FEW)], float(numbers[-1]) if len(numbers) else 0.0
-    least = {form: 10 ** (digits - 1 if form.startswith("%Y") else digits - 2) for form, digits in WHOLE.items()}
-    likely = [form for form, digits in WHOLE.items() if least[form] <= last < 10**digits and (times or form != "%Y")]
-    shares = {form: share(form, numbers) for form in likely if share(form, sample) > 0.5}
-    whole = [form for form, part in shares.items() if part == 1]
-    # days of the years 1990 to 2069, within 20 years; the same seconds would be two hours of 1970-01-01
-    if times and len(numbers) and numbers.min() >= 32_874 and last < 62_093 and last - numbers.min() < 7_305:
-        whole.append(SPREADSHEET)
-    return whole, [form for form, part in shares.items() if 0.5 < part < 1]
 
 
 def whole_date_format(numbers: NDArray[np.float64], name: str, where: str, instead: str, times: bool = True) -> str:

@@ -216,6 +216,24 @@ def test_an_exported_model_reads_them_alike(folder, capsys):
     about = {"tables": {"time": "booked", "time_format": "%d%m%Y"}, "step": 86_400, "undirected": False}
     (folder / "preprocessing.json").write_text(json.dumps(about))
     assert module.steps("e.csv").tolist() == [day // 86_400 for day in seconds(DAYS)]
+    (folder / "preprocessing.json").write_text(
+        json.dumps(about | {"tables": {"time": "booked"}})
+    )  # seconds, or as ISO 8601
+    for times in (
+        DAYS.strftime("%Y%m%d"),
+        seconds(DAYS),
+        DAYS.strftime("%Y-%m-%d"),
+        (DAYS - pd.Timestamp("1899-12-30")).days,
+    ):
+        tables(times)
+        assert module.steps("e.csv").tolist() == [day // 86_400 for day in seconds(DAYS)]
+    pd.read_csv("e.csv").assign(booked=DAYS).to_parquet("e.parquet")
+    assert module.steps("e.parquet").tolist() == [day // 86_400 for day in seconds(DAYS)]
+    for times in (DAYS.strftime("%y%m%d"), [*DAYS.strftime("%Y%m%d")[1:], "20261301"]):
+        tables(times)
+        with pytest.raises(ValueError, match=r"e.csv: times such as \d+ may be dates as %.*: pass date_format"):
+            module.steps("e.csv")
+        assert module.steps("e.csv", date_format="seconds").max() == int(max(times)) // 86_400
     days = module.values(pd.Series(DAYS.strftime("%d%m%Y").astype(int)), {"kind": "date", "format": "%d%m%Y"}, "d")
     assert days.tolist() == [day / 86_400 for day in seconds(DAYS)]
     serial = pd.Series((DAYS - pd.Timestamp("1899-12-30")).days)
