@@ -15,6 +15,7 @@ Examples:
 
 import argparse
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,8 @@ def _all(words: list[str], args: argparse.Namespace) -> None:
     from fedgraph_flwr.party.drill.planting import PLAN, check_folder, plant, read_book
     from fedgraph_flwr.party.drill.report import report
 
+    if find_spec("lightgbm") is None:  # before anything is written
+        raise FedGraphError("drill compares trees of LightGBM: pip install 'fedgraph-flwr[trees]'", "package")
     books = [read_book(Path(word)) for word in words]
     out: Path = args.out
     check_folder(out, books)

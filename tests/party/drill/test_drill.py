@@ -1,6 +1,7 @@
 """A drill plants the patterns of its plan in copies of books, both halves alike, and counts which of them are found."""
 
 import json
+import sys
 from itertools import pairwise
 
 import networkx as nx
@@ -333,6 +334,14 @@ def test_digests_of_other_plans_are_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_a_drill_without_lightgbm_writes_nothing(tmp_path, monkeypatch, capsys):
+    """It planted and linked first, and then named a key that a drill has not."""
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    assert main(["drill", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert "drill compares trees of LightGBM: pip install 'fedgraph-flwr[trees]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_drill_from_books_to_recall(tmp_path, capsys, caplog):
     files = books(tmp_path / "books")
     before, out = content(tmp_path / "books"), tmp_path / "drill"
