@@ -669,7 +669,8 @@ def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray |
     if spec.kind != "category" and (wrong := wrong_rows(column, known)).size:
         kind, row = {"number": "finite numbers", "date": "dates", "flag": "yes or no"}[spec.kind], wrong[0]
         value = sanitize(column.iloc[row], 40)
-        fix = f": pass date_formats.{name}=FORMAT" if spec.kind == "date" else ""
+        where_to = " to `import`, or set it in the party's file (--party-file)"
+        fix = f": pass date_formats.{name}=FORMAT{where_to}" if spec.kind == "date" else ""
         if np.abs(known[row]) > 0:  # read, but infinite or too large
             largest = np.finfo(np.float32).max
             fix = f": correct it, or leave the cell empty if it is unknown (the largest number is {largest:.2g})"
