@@ -11,9 +11,10 @@ import pytest
 from fedgraph_flwr.cli import main
 from fedgraph_flwr.data import preprocess
 from fedgraph_flwr.data.hetero import load_graph
+from fedgraph_flwr.data.schema import Column
 from fedgraph_flwr.data.value_formats import SPREADSHEET, whole_dates
 from fedgraph_flwr.errors import FedGraphError
-from fedgraph_flwr.party.tables.columns import Treatment, features
+from fedgraph_flwr.party.tables.columns import Treatment, features, values
 from fedgraph_flwr.party.tables.edges import edge_times
 from tests.party.two_banks import books, payments
 
@@ -244,3 +245,9 @@ def test_times_of_parquet(folder):
     table = pd.DataFrame({"booked": DAYS.strftime("%Y%m%d").astype(int)})
     assert edge_times(table, "booked", "e", Treatment()).tolist() == seconds(DAYS)
     assert edge_times(pd.DataFrame({"booked": DAYS}), "booked", "e", Treatment()).tolist() == seconds(DAYS)
+
+
+def test_a_date_that_is_none_names_the_ways_of_import_and_of_predict():
+    error = "t.csv: .*'soon' in row 2: pass date_formats.d=FORMAT to `import`, or set it in the party's file"
+    with pytest.raises(FedGraphError, match=error):
+        values(pd.Series(["2026-01-31", "soon"]), Column("date"), "d", "t.csv")
