@@ -138,8 +138,9 @@ def present(stored: dict[str, Any]) -> dict[str, Any]:
 
     A key with another value than the constant stays, and is refused as unknown.
     """
-    strategy = stored.get("strategy", {})
-    if strategy.get("name") not in group_names("strategy"):
+    strategy = stored.get("strategy")
+    params = strategy.get("params", {}) if isinstance(strategy, dict) else None
+    if not (strategy and isinstance(params, dict)) or strategy.get("name") not in group_names("strategy"):
         return stored
     body = vars(StrategyConfig()) | group_file("strategy", strategy["name"])
     moved = {
@@ -148,7 +149,7 @@ def present(stored: dict[str, Any]) -> dict[str, Any]:
         if strategy.get(half) == body[half].replace(BASELINES, "fedgraph_flwr", 1)
     }
     constants = body.get("declares", {}).get("constants", {})
-    params = {key: v for key, v in strategy.get("params", {}).items() if (key, v) not in constants.items()}
+    params = {key: value for key, value in params.items() if (key, value) not in constants.items()}
     return {**stored, "strategy": {**strategy, **moved, "params": params}}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from fedgraph_flwr.config import RunConfig, configuration, group_names
 from fedgraph_flwr.errors import FedGraphError
+from fedgraph_flwr.store.checkpoint import flat_keys
 from fedgraph_flwr.sweeps.rows import COUNTED, Identity, Row, beside, failure, identity, lasting, number, read
 from fedgraph_flwr.sweeps.spec import Cell, Sweep
 
@@ -120,8 +121,8 @@ def _compose(sweep: Sweep, overrides: tuple[str, ...]) -> RunConfig:
         blamed = next((overrides[n] for n in range(len(overrides)) if not _composes(overrides[: n + 1])), "")
         place = sweep.places.get(blamed)
         raise FedGraphError(f"{place}: {blamed}: {error}" if place else str(error)) from error
-    for word in (f"agreement={cfg.agreement}", f"privacy.coordinator={cfg.privacy.coordinator}"):
-        _refuse_agreed(word, "")  # of a file that config= names
+    for key, value in flat_keys(cfg).items():
+        _refuse_agreed(f"{key}={value}", "")  # of a file that config= names
     return cfg
 
 
