@@ -123,7 +123,7 @@ def divide(
 def _unread(stored: ClientGraph, columns: Any, items: bool) -> str:
     """Return why a model does not read rows that name another party's account; "" if it does."""
     if items:
-        linked = stored.cut_out.numel() or stored.cut_in.numel()
+        linked = stored.cut_out.numel() or stored.cut_in.numel() or len(stored.far_name)  # a book may drop cut edges
         return "" if linked else "names another party's account, and this graph is not linked with its records"
     read = stored.far or recipe_of(stored) or columns.seconds
     return "" if read else "names another party's account, of which this graph has no columns (link --share)"

@@ -570,7 +570,7 @@ def _with_cut_edges(
         held = getattr(stored, key)
         cut[key] = torch.cat([held, joined], dim=1)
         owner = getattr(stored, f"{key}_owner")
-        cut[f"{key}_owner"] = torch.cat([owner, owner.new_full((at.numel(),), -1)]) if owner.numel() else owner
+        cut[f"{key}_owner"] = torch.cat([owner, owner.new_full((at.numel(),), -1)])
         for name in ("attr", "time"):
             old = getattr(stored, f"{key}_edge_{name}")
             values = rows_of(added.get(f"edge_{name}", old[:0]), at)

@@ -391,6 +391,18 @@ def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path,
 
 
 @of_hours
+def test_payments_between_banks_are_scored_where_no_stored_edge_counts(banks, desk, tmp_path):
+    """An erased account was active on the first day: columns of all later edges change, and the book's rows take their place."""
+    network = trained(banks[0], "network"), *desk[1:]
+    book, stored = filled(network, tmp_path, first=desk[3]), made.of_bank(banks[1], "a")
+    ends = stored[stored.day == 0][["source", "target"]].to_numpy().ravel()
+    account = next(name for name in ends if name.startswith("a"))
+    assert main(["book", "erase", str(book), account]) == 0
+    scores = of_day(network, tmp_path, book, 0)
+    assert sorted(scores.index) == sorted(desk[3][~desk[3][["source", "target"]].isin([account]).any(axis=1)].ref)
+
+
+@of_hours
 def test_the_pinned_model_scores_and_another_one_in_its_place_is_refused(desk, tmp_path, capsys):
     run = desk[0]
     book = filled(desk, tmp_path, first=desk[3])
