@@ -38,6 +38,12 @@ WHOLE |= {"%Y%m%d%H%M": 12, "%Y%m%d%H%M%S": 14}
 COUNTS = {"seconds": (1, 0), "spreadsheet": (86_400, 25_569)}
 """Formats of times that count: seconds of a unit, and its number of 1970-01-01."""
 
+MAX_SECONDS = 253_402_300_800
+"""The year 10000. Times are less: larger ones are in smaller units than seconds."""
+
+ZONE = r":\d\d(?:[.,]\d+)?\s?(?:Z|[+-]\d\d(?::?\d\d)?)$"
+"""Time zone at the end of a time."""
+
 SAME = str.maketrans({**dict.fromkeys("\u00a0\u2007\u2009\u202f", " "), "\u2019": "'", "−": "-"})
 """Equivalent characters: kinds of spaces, apostrophes and minus signs."""
 
@@ -58,6 +64,8 @@ def read(
     known = spec.get("tables", {})
     table, links = (table_of(path, known.get("separator", ""), known.get("encoding", "")) for path in (nodes, edges))
     ids = as_words(table[id_column or known.get("id", "id")])
+    if not len(ids):
+        raise ValueError(f"{nodes} has no nodes, expected at least 1")
     place = pd.Index(ids)
     if (wrong := place.duplicated() | (ids == "")).any():
         raise ValueError(
@@ -101,6 +109,14 @@ def steps(edges: Any, time_column: str = "", date_format: str = "") -> np.ndarra
         if np.isnan(seconds).any():
             row = int(np.isnan(seconds).argmax())
             raise ValueError(f"{edges}, row {row + 1}: '{column.iloc[row]}' is no time as '{form or 'ISO8601'}'")
+        if 0 < (zones := zoned(column)).sum() < len(zones):
+            raise ValueError(
+                f"{edges}, row {zones.argmin() + 1} has no time zone, and others have one: write all in one way"
+            )
+    if (wrong := ~(np.abs(seconds) < MAX_SECONDS)).any():
+        raise ValueError(
+            f"{edges}, row {wrong.argmax() + 1}: expected seconds below {MAX_SECONDS:,}: divide milliseconds by 1000"
+        )
     step_numbers = np.floor(seconds).astype(np.int64) // spec["step"]
     if not spec["undirected"]:
         return step_numbers
@@ -215,7 +231,9 @@ def values(column: Any, spec: dict[str, Any], name: str) -> np.ndarray:
     read = read_values(column, spec)
     if spec["kind"] != "category":
         if (wrong := wrong_rows(column, read)).size:
-            raise ValueError(f"column '{name}' has '{column.iloc[wrong[0]]}', expected a {spec['kind']}")
+            raise ValueError(
+                f"column '{name}' has '{column.iloc[wrong[0]]}', expected a {spec['kind']} or an empty cell"
+            )
         return read
     other = sorted(set(map(str, read)) - {"", *spec.get("categories", ())})
     if other:
@@ -271,6 +289,13 @@ def read_dates(column: Any, formats: str) -> Any:
     return read
 
 
+def zoned(column: Any) -> np.ndarray:
+    """Return which values of a pandas column of times have a time zone, bool [N]."""
+    if column.dtype.kind == "M" or not len(column):
+        return np.full(len(column), getattr(column.dtype, "tz", None) is not None)
+    return np.asarray(column.astype(str).str.contains(ZONE, regex=True), bool)
+
+
 def from_numbers(column: Any, form: str) -> Any:
     """Parse numbers, or texts of them, to UTC times to the second; NaT where one has not this format."""
     import pandas as pd
@@ -278,7 +303,7 @@ def from_numbers(column: Any, form: str) -> Any:
     distinct, inverse = np.unique(floats(column), return_inverse=True)
     if form in COUNTS:
         unit, start = COUNTS[form]
-        known = np.abs(distinct) < 253_402_300_800 / unit  # the year 10000
+        known = np.abs(distinct) < MAX_SECONDS / unit
         since = np.round((np.where(known, distinct, start) - start) * unit).astype(np.int64)
         read = pd.Series(since.astype("datetime64[s]")).where(known)
     else:

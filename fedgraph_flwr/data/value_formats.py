@@ -139,16 +139,6 @@ def read_dates(column: Any, formats: str) -> Any:
         raise FedGraphError(str(error)) from error
 
 
-_ZONE = r":\d\d(?:[.,]\d+)?\s?(?:Z|[+-]\d\d(?::?\d\d)?)$"
-
-
-def zoned(column: Any) -> NDArray[np.bool_]:
-    """Return which values of a pandas column of times have a time zone, bool [N]."""
-    if column.dtype.kind == "M" or not len(column):
-        return np.full(len(column), getattr(column.dtype, "tz", None) is not None)
-    return np.asarray(column.astype(str).str.contains(_ZONE, regex=True), bool)
-
-
 SECONDS, SPREADSHEET = COUNTS
 
 

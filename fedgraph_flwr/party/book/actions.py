@@ -124,7 +124,7 @@ def _lines(book: BookFolder, rows: BookRows) -> Iterator[str]:
     if late := int((rows.known > rows.days).sum()):
         yield f"late: {late} (known after their day)"
     if book.erased:
-        yield f"erased accounts: {len(book.erased) - 1}, whose rows no file has"
+        yield f"erased accounts: {len(book.erased) - 1}, whose rows do not count (erase again what later files have)"
 
 
 def _lacking(book: BookFolder, columns: Columns) -> Iterator[str]:

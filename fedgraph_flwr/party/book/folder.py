@@ -223,7 +223,7 @@ class BookFolder:
     def with_erased(self, ids: Sequence[str]) -> "BookFolder":
         """Return the book whose list names these accounts as erased, by keyed hashes."""
         keyed = replace(self, erased=self.erased or (secrets.token_hex(16),))
-        return replace(keyed, erased=(*keyed.erased, *(keyed._hash(word) for word in ids)))
+        return replace(keyed, erased=tuple(dict.fromkeys([*keyed.erased, *map(keyed._hash, ids)])))
 
     def clear_cache(self) -> None:
         """Delete what was computed from the files."""

@@ -671,6 +671,7 @@ def values(column: Any, spec: Column, name: str, where: str, plain: np.ndarray |
         value = sanitize(column.iloc[row], 40)
         where_to = " to `import`, or set it in the party's file (--party-file)"
         fix = f": pass date_formats.{name}=FORMAT{where_to}" if spec.kind == "date" else ""
+        fix = ": write it so, or leave the cell empty if it is unknown" if spec.kind == "flag" else fix
         if np.abs(known[row]) > 0:  # read, but infinite or too large
             largest = np.finfo(np.float32).max
             fix = f": correct it, or leave the cell empty if it is unknown (the largest number is {largest:.2g})"

@@ -14,7 +14,7 @@ from fedgraph_flwr.data.cleaning import to_undirected
 from fedgraph_flwr.data.edge_columns import log_counts
 from fedgraph_flwr.data.features import DAY, WHOLE, Book, Ints, cents_of, edge_columns
 from fedgraph_flwr.data.graph import pack_words
-from fedgraph_flwr.data.preprocess import FALSE, TRUE, floats, since_1970
+from fedgraph_flwr.data.preprocess import FALSE, MAX_SECONDS, TRUE, floats, since_1970, zoned
 from fedgraph_flwr.data.pyg import Features
 from fedgraph_flwr.data.schema import EDGE, Column
 from fedgraph_flwr.data.value_formats import (
@@ -24,7 +24,6 @@ from fedgraph_flwr.data.value_formats import (
     distinct_numbers,
     read_dates,
     whole_date_format,
-    zoned,
 )
 from fedgraph_flwr.errors import FedGraphError
 from fedgraph_flwr.party.tables.columns import Treatment, Written, as_words, features
@@ -400,10 +399,6 @@ def _warn_of_ties(time: Tensor, column: str, where: str, treatment: Treatment) -
             f"warning: {where}: {time.numel()} rows have {steps} different times, and columns of own records do not read rows of"
             f" equal time: make the schema with day=whole, or pass a columns.time with hours instead of '{column}'"
         )
-
-
-MAX_SECONDS = 253_402_300_800
-"""Times of edges are less: those of dates. Larger ones are in smaller units than seconds."""
 
 
 def arranged(

@@ -259,7 +259,10 @@ def test_columns_of_another_kind_are_refused(tmp_path, capsys):
     frame.to_csv(tmp_path / "B.csv", index=False)
     args = ["import", "--role=bank", f"--nodes={tmp_path}/B.csv", f"--schema={tmp_path}/s.yaml", "--client=2"]
     assert main([*args, "--num-clients=3", f"--out={tmp_path}/x.safetensors"]) == 2
-    assert "features must be yes or no; column 'flag' has '0.0'" in capsys.readouterr().err
+    assert (
+        "features must be yes or no; column 'flag' has '0.0' in row 1: write it so, or leave the cell empty"
+        in capsys.readouterr().err
+    )
 
 
 def test_files_without_roles_are_refused(files):

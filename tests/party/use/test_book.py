@@ -388,6 +388,11 @@ def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path,
     assert main(["book", "add", str(book), str(tmp_path / "second.csv")]) == 0
     scores = of_day(desk, tmp_path, book, 1)
     assert sorted(scores.index) == sorted(second[~second[["source", "target"]].isin(["a3"]).any(axis=1)].ref)
+    for number in range(2):  # the added file holds rows until it is erased again, which counts no account twice
+        assert main(["book", "show", str(book)]) == 0
+        assert "erased accounts: 1, whose rows do not count (erase again" in capsys.readouterr().out
+        assert ("a3" in (book / "second.csv").read_text().replace("\n", ",").split(",")) is not bool(number)
+        assert number or main(["book", "erase", str(book), "a3"]) == 0
 
 
 @of_hours

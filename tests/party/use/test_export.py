@@ -223,6 +223,9 @@ def test_repeated_edges_count_in_an_export_as_in_training_and_unclear_tables_are
         assert cli.main(["predict", run, "--client", "0", *given]) == 0
         np.testing.assert_allclose(chances, pd.read_csv(tmp_path / "p.csv")["p_fraud"], rtol=0, atol=1e-6)
     odd, first = tmp_path / "odd.csv", text.splitlines()[1].split(",")[0]
+    odd.write_text(text.splitlines()[0])
+    with pytest.raises(ValueError, match="has no nodes, expected at least 1"):
+        preprocess.read(odd, tmp_path / "twice.csv")
     for old, new, error in (
         ("balance", "income", "two columns 'income': rename"),
         (f"{first},", ",", "row 1: id '' is empty or repeated"),

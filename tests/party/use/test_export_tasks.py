@@ -151,6 +151,13 @@ def test_tables_of_payments_become_what_the_client_reads(tmp_path):
     model.loader.exec_module(network)
     days = torch.as_tensor(module.steps(tmp_path / "new.csv"))
     assert days.tolist() == (table["at"][:30] // 86_400).tolist()
+    for texts, error in (
+        (["2026-01-01T10:00:00+02:00", "2026-01-01T10:00:00"], "row 2 has no time zone"),
+        (["86400", "1767225600000"], "row 2: expected seconds below 253,402,300,800: divide milliseconds"),
+    ):
+        pd.DataFrame({"at": texts}).to_csv(tmp_path / "odd.csv", index=False)
+        with pytest.raises(ValueError, match=error):
+            module.steps(tmp_path / "odd.csv")
     with torch.no_grad():
         logits = network.by_step(network.load(), graph.x, graph.edge_index, graph.edge_attr, days)
     np.testing.assert_allclose(logits.softmax(1)[:, 1], expected["p_yes"], rtol=0, atol=1e-6)
