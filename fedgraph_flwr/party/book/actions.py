@@ -13,6 +13,7 @@ from fedgraph_flwr.errors import FedGraphError, sanitize
 from fedgraph_flwr.party.book.erasing import erase as erase_accounts
 from fedgraph_flwr.party.book.folder import EDGES, NODES, PARTY, BookFolder, Pinned, new_book
 from fedgraph_flwr.party.book.rows import BookRows, day_text, gaps, read_rows
+from fedgraph_flwr.party.tables.edges import amounts_of
 from fedgraph_flwr.party.tables.reading import read_columns
 from fedgraph_flwr.party.tables.repeats import reused
 from fedgraph_flwr.party.tables.roles import Columns
@@ -43,6 +44,8 @@ def _with_files(book: BookFolder, args: argparse.Namespace) -> Iterator[str]:
         return
     try:
         rows = read_rows(more)
+        if rows.columns.recipe:  # `predict` reads all amounts
+            amounts_of(rows.edges, rows.columns.amount_column, str(more.folder), more.treatment)
         if not args.known:
             _check_order(more, rows, len(book.of(EDGES)))
     except FedGraphError as error:

@@ -396,6 +396,17 @@ def test_an_erased_account_leaves_all_files_and_cannot_come_back(desk, tmp_path,
 
 
 @of_hours
+def test_a_file_without_an_amount_is_not_added(desk, tmp_path, capsys):
+    """`predict` would refuse the book from then on."""
+    book = filled(desk, tmp_path, first=desk[3])
+    desk[4].assign(amount="").to_csv(tmp_path / "odd.csv", index=False)
+    assert main(["book", "add", str(book), str(tmp_path / "odd.csv")]) == 2
+    assert "odd.csv cannot be added" in (error := capsys.readouterr().err)
+    assert "'' in column 'amount'" in error
+    assert not (book / "odd.csv").exists()
+
+
+@of_hours
 def test_payments_between_banks_are_scored_where_no_stored_edge_counts(banks, desk, tmp_path):
     """An erased account was active on the first day: columns of all later edges change, and the book's rows take their place."""
     network = trained(banks[0], "network"), *desk[1:]
