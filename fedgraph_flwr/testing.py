@@ -5,10 +5,13 @@ class TestMine(MethodContract):
 """
 
 import json
+import os
 import random
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -186,6 +189,20 @@ class MethodContract:
         np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
         for key, array in stacked[0].arrays.items():
             np.testing.assert_allclose(stacked[1].arrays[key], array, rtol=1e-5, atol=1e-7, err_msg=key)
+
+    def test_actors_of_ray_train_like_this_process(self, tmp_path: Path, monkeypatch: Any) -> None:
+        """The same losses and parameters but for rounding. Ray starts in another process, which imports what this one does."""
+        one = self.go(tmp_path, monkeypatch, "rounds=2", "dtype=float64")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        two = Finished(replace(one.cfg, out=str(tmp_path / "ray")), {})
+        words = [f"config={one.out / 'config.yaml'}", "engine=ray", "ray.actors=1", f"out={two.out}", "--no-report"]
+        command = [sys.executable, "-m", "fedgraph_flwr", "run", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        losses = [[r["train"]["train_loss"] for r in outcome.rounds] for outcome in (one, two)]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-7)
+        for key, array in one.arrays.items():
+            np.testing.assert_allclose(two.arrays[key], array, rtol=1e-7, atol=1e-9, err_msg=key)
 
     def test_a_run_goes_on_without_a_client_whose_training_fails(self, tmp_path: Path, monkeypatch: Any) -> None:
         """Client 2 fails in round 2, and takes part in round 3 again."""

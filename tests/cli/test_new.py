@@ -36,7 +36,7 @@ def test_a_new_method_runs_and_its_test_passes(tmp_path, capsys):
     assert "near_mean on demo" in done.stdout
     tested = ran(folder, "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
-    assert "12 passed" in tested.stdout
+    assert "13 passed" in tested.stdout
     yaml = folder / "near_mean" / "conf" / "strategy" / "near_mean.yaml"
     yaml.write_text(yaml.read_text().replace("strategy.eta=1, ", ""))  # it is FedAvg no more
     tested = ran(folder, "pytest", "-q", "-p", "no:cacheprovider", "-k", "limits or nobody_fails")
